@@ -1,0 +1,1 @@
+"""The lab, never installed: nodes behind DNS round-robin, fake engines, traffic, faults. `python -m cluster`."""

@@ -1,0 +1,121 @@
+"""Every error this project raises on purpose, split by whose fault it is.
+
+    RanvierError
+    ├── ConfigError                 the operator's: all problems of a configuration at once
+    ├── RequestError                the client's: refused before any backend was asked
+    │   ├── BadRequest          400
+    │   ├── Unauthorized        401
+    │   ├── NotFound            404
+    │   ├── MethodNotAllowed    405
+    │   ├── RequestTimeout      408
+    │   ├── BodyTooLarge        413
+    │   └── HeaderTooLarge      431
+    ├── Unavailable                 ours: there is nobody to ask just now
+    │   ├── NoBackend           503
+    │   └── NodeBusy            503
+    ├── UpstreamError               the backend's: it was asked and did not answer properly
+    │   ├── ConnectFailed       502
+    │   ├── UpstreamClosed      502
+    │   ├── UpstreamGarbled     502
+    │   └── UpstreamTimeout     504
+    └── ClientGone                  nobody's: there is nobody left to answer
+
+`status` is what the client is told if nothing was relayed yet. None of these changes the state of the core.
+"""
+
+from __future__ import annotations
+
+
+class RanvierError(Exception):
+    """Root of the tree. `code` is the machine-readable word in the error body and in the metrics."""
+
+    status: int = 500
+    code: str = "internal_error"
+    kind: str = "api_error"
+
+
+class ConfigError(RanvierError):
+    """The configuration cannot work. `problems` has one line for each key that is wrong."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class RequestError(RanvierError):
+    kind = "invalid_request_error"
+
+
+class BadRequest(RequestError):
+    status, code = 400, "bad_request"
+
+
+class Unauthorized(RequestError):
+    status, code = 401, "unauthorized"
+
+
+class NotFound(RequestError):
+    status, code = 404, "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    status, code = 405, "method_not_allowed"
+
+
+class RequestTimeout(RequestError):
+    status, code = 408, "request_timeout"
+
+
+class BodyTooLarge(RequestError):
+    status, code = 413, "body_too_large"
+
+
+class HeaderTooLarge(RequestError):
+    status, code = 431, "header_too_large"
+
+
+class Unavailable(RanvierError):
+    """Nobody to ask just now. `retry_after_s` becomes the Retry-After header."""
+
+    status, code, kind = 503, "unavailable", "server_error"
+    retry_after_s: int = 1
+
+
+class NoBackend(Unavailable):
+    code = "no_backend"
+
+
+class NodeBusy(Unavailable):
+    code = "node_busy"
+
+
+class UpstreamError(RanvierError):
+    """A backend did not answer properly. Safe to try another one only while nothing was relayed."""
+
+    status, code, kind = 502, "upstream_error", "server_error"
+
+
+class ConnectFailed(UpstreamError):
+    code = "connect_failed"
+
+
+class UpstreamClosed(UpstreamError):
+    """The backend closed the connection before its answer was complete."""
+
+    code = "upstream_closed"
+
+
+class UpstreamGarbled(UpstreamError):
+    """The backend's answer is not HTTP/1.1."""
+
+    code = "upstream_garbled"
+
+
+class UpstreamTimeout(UpstreamError):
+    status, code = 504, "upstream_timeout"
+
+
+class ClientGone(RanvierError):
+    """The client closed its connection, or stopped reading for too long."""
+
+    status, code = 499, "client_gone"

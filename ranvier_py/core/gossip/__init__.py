@@ -1,0 +1,1 @@
+"""What peers tell each other: membership, routes, backend facts, load."""

@@ -1,0 +1,87 @@
+"""Placement: which backend gets this request. One file per policy, one Protocol, one Decision.
+
+A policy reads a Match (who holds how much of the prompt) and a Pool (who may serve it) and names a backend with the
+reason why. It changes nothing but its own state, awaits nothing, and draws chance from the `rng` it is given. Filters
+(model served, healthy, not draining, circuit closed, not yet tried) have been applied to the Pool before it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple, Protocol
+
+from ranvier_py.core.ids import BackendId, Fingerprint
+
+
+class Candidate(Protocol):
+    """What a policy may know of a backend."""
+
+    @property
+    def id(self) -> BackendId: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def load(self) -> int:
+        """Requests in flight: our own exact count plus what peers report."""
+        ...
+
+
+class Holder(NamedTuple):
+    """A backend believed to hold the first `tokens` tokens of the prompt."""
+
+    backend: BackendId
+    tokens: int
+    trust: int  # core.routes.Trust
+
+
+class Match(NamedTuple):
+    """What the route table knows of one prompt. `holders` has each backend once, deepest first."""
+
+    holders: Sequence[Holder]
+    prompt_tokens: int  # exact or estimated
+    home: Fingerprint  # of the first boundary: names the rendezvous home of a cold prefix; 0 = no prefix known
+
+
+NO_MATCH = Match((), 0, Fingerprint(0))
+
+
+class Choice(NamedTuple):
+    """A policy's answer. `reason` is a word from the policy's own short list; reasons are metrics and a header."""
+
+    backend: BackendId
+    reason: str
+    tokens: int  # predicted depth at the chosen backend
+
+
+class Policy(Protocol):
+    """One placement rule. `depths_wanted` is how many holders a Match must list for it (1 = the deepest is enough)."""
+
+    name: str
+    depths_wanted: int
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        """`candidates` is never empty; holders outside it have been left out of `match` already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for one request, and from what: enough to explain it later.
+
+    `loads` are the candidates' loads at that moment, in the order of `candidates`.
+    """
+
+    backend: BackendId
+    backend_name: str
+    reason: str
+    policy: str
+    matched_tokens: int
+    prompt_tokens: int
+    source: str  # "text", "tokens", "none": which chain found it
+    holders: Sequence[Holder]
+    candidates: Sequence[BackendId]
+    loads: Sequence[int]
