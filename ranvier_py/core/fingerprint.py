@@ -99,7 +99,7 @@ def canonical_message(message: Message) -> bytes:
     if len(message) == 2:
         role, content = message.get("role"), message.get("content")
         if type(role) is str and type(content) is str and content:
-            return b"\x00" + role.encode("utf-8") + b"\x00" + content.encode("utf-8")
+            return b"\x00%d:%b%b" % (len(role), role.encode(), content.encode())
     kept = {key: value for key, value in message.items() if value}
     content = kept.get("content")
     if type(content) is list and len(content) == 1:

@@ -1,0 +1,325 @@
+"""The Router: one object, two drivers. It composes the core and decides nothing itself.
+
+A node drives it with real sockets and a clock, the lab's simulator with a seeded heap. Every method is one synchronous
+call, hence atomic: match, place and learn never see each other half done, and there is no lock.
+
+    prompt   = router.read(path, body)                  JSON -> chain of boundaries
+    found    = router.find(prompt, now)                 chain -> who holds how much, of those who may serve
+    decision = router.place(prompt, found)              the policy's choice, with its reason
+    flight   = router.depart(prompt, decision, now)     in-flight +1, speculative claim
+    router.first_token(flight, now)                     the prefill is proved: learn, for the backend that served
+    router.land(flight, outcome, now)                   in-flight -1, exactly once; a failure withdraws the speculation
+    router.taught(flight, …)                            off the path, later: the same boundaries with tokens, the answer
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from random import Random
+from typing import Any, NamedTuple
+
+from ranvier_py.core.backends import Backend, Outcome, Pool, Registry
+from ranvier_py.core.fingerprint import Segment, TokenHasher
+from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.placement import Decision, Holder, Match, Policy
+from ranvier_py.core.prompt import Boundary, Stop
+from ranvier_py.core.request import Prompt, PromptReader
+from ranvier_py.core.routes import RouteTable, Trust
+from ranvier_py.core.speculation import Handle, Speculation
+from ranvier_py.core.stream import Answer
+
+CHAT_PATH = b"/v1/chat/completions"
+COMPLETION_PATH = b"/v1/completions"
+
+ENOUGH_SHARE = 0.5
+"""A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
+
+LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Found(NamedTuple):
+    """What matching found: who may serve, and who holds what."""
+
+    pool: Pool
+    holders: Sequence[Holder]
+    source: str  # "text", "tokens" or "none"
+
+
+class Flight:
+    """One request at one backend, from departure to landing."""
+
+    __slots__ = ("backend", "decision", "departed_at", "epoch", "first_at", "landed", "prompt", "speculation")
+
+    def __init__(self, prompt: Prompt, decision: Decision, epoch: int, speculation: Handle | None, now: float) -> None:
+        self.prompt = prompt
+        self.decision = decision
+        self.backend = decision.backend
+        self.epoch = epoch
+        self.speculation = speculation
+        self.departed_at = now
+        self.first_at = 0.0  # when the first token came; 0 = not yet, so the prefill is not proved
+        self.landed = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Plain numbers, read at scrape time."""
+
+    decisions: dict[str, int] = field(default_factory=dict)  # by reason
+    outcomes: dict[str, int] = field(default_factory=dict)  # by outcome
+    predicted_tokens: int = 0  # matched at the chosen backend
+    prompt_tokens: int = 0  # of placed prompts, exact or estimated
+    answered_prompt_tokens: int = 0  # as the engines counted, where they said
+    answered_cached_tokens: int = 0
+    matched_by: dict[str, int] = field(default_factory=dict)  # text, tokens, none
+    learned_rows: int = 0
+    answers_learned: int = 0
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+    duration_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+
+
+def increment(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
+
+
+class Router:
+    """Composes reader, route table, registry and policy.
+
+    Args:
+        texts_match: whether equal messages are equal tokens at every turn (`keeps_turns` of the template). If not, only
+            token fingerprints are trusted.
+        recent_max: decisions kept for the control port.
+    """
+
+    def __init__(
+        self,
+        *,
+        reader: PromptReader,
+        hasher: TokenHasher,
+        routes: RouteTable,
+        speculation: Speculation,
+        registry: Registry,
+        policy: Policy,
+        rng: Random,
+        texts_match: bool = True,
+        recent_max: int = 256,
+    ) -> None:
+        self.reader = reader
+        self.hasher = hasher
+        self.routes = routes
+        self.speculation = speculation
+        self.registry = registry
+        self.policy = policy
+        self.texts_match = texts_match
+        self.counters = Counters()
+        self.recent: deque[tuple[float, str, Decision]] = deque(maxlen=recent_max)
+        self._rng = rng
+
+    # --- read -------------------------------------------------------------------------------------------------------
+
+    def read(self, path: bytes, body: bytes) -> Prompt:
+        """The prompt of a request. Raises BadRequest when the body is not JSON."""
+        if path == CHAT_PATH:
+            return self.reader.chat(body)
+        if path == COMPLETION_PATH:
+            return self.reader.completion(body)
+        return self.reader.opaque({}, body)
+
+    # --- match and place --------------------------------------------------------------------------------------------
+
+    def find(self, prompt: Prompt, now: float, tried: Collection[int] = (), *, touch: bool = True) -> Found:
+        """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
+
+        Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
+        """
+        pool = self.registry.pool(prompt.model, now, tried)
+        holders = self._holders(prompt, pool, now, self.policy.depths_wanted, touch=touch)
+        return Found(pool, holders, source_of(prompt, holders))
+
+    def too_little(self, prompt: Prompt, found: Found) -> bool:
+        """Whether the text chain found so little that tokenizing before placement may pay."""
+        if prompt.kind == "opaque" or prompt.end.state is not None or self.policy.depths_wanted == 0:
+            return False
+        if prompt.tokens < self.hasher.block_tokens:
+            return False
+        return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * prompt.tokens
+
+    def place(self, prompt: Prompt, found: Found) -> Decision:
+        """The policy's choice among what was found."""
+        match = Match(found.holders, prompt.tokens, prompt.home)
+        choice = self.policy.choose(match, found.pool.backends, self._rng)
+        return Decision(
+            backend=choice.backend,
+            backend_name=self.registry[choice.backend].name,
+            reason=choice.reason,
+            policy=self.policy.name,
+            matched_tokens=choice.tokens,
+            prompt_tokens=prompt.tokens,
+            source=found.source,
+            holders=found.holders,
+            candidates=found.pool.ids,
+            loads=[backend.load for backend in found.pool.backends],
+        )
+
+    def _holders(self, prompt: Prompt, pool: Pool, now: float, wanted: int, *, touch: bool) -> Sequence[Holder]:
+        """Up to `wanted` eligible backends that hold some of the prompt, deepest first."""
+        if wanted == 0 or prompt.kind == "opaque":
+            return ()
+        found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch)
+        if len(self.speculation) == 0:
+            return found
+        known = found[0].tokens if found and wanted == 1 else 0
+        guessed = self.speculation.match(deeper_than(known, self.stops(prompt.end)), pool.epochs, wanted)
+        return merged(found, guessed, wanted) if guessed else found
+
+    def stops(self, end: Boundary) -> Iterable[Stop]:
+        return end.stops() if self.texts_match else end.token_stops()
+
+    # --- one flight -------------------------------------------------------------------------------------------------
+
+    def depart(self, prompt: Prompt, decision: Decision, now: float, request_id: str = "") -> Flight:
+        """The request leaves for the decided backend. Must be followed by exactly one `land`."""
+        backend = self.registry[decision.backend]
+        self.registry.dispatched(decision.backend, now)
+        handle = None
+        if prompt.kind != "opaque" and decision.matched_tokens < prompt.tokens:
+            handle = self.speculation.add(self._unmatched(prompt, decision), decision.backend)
+        self.recent.append((now, request_id, decision))
+        counters = self.counters
+        increment(counters.decisions, decision.reason)
+        increment(counters.matched_by, decision.source)
+        counters.predicted_tokens += decision.matched_tokens
+        counters.prompt_tokens += decision.prompt_tokens
+        return Flight(prompt, decision, backend.epoch, handle, now)
+
+    def first_token(self, flight: Flight, now: float) -> None:
+        """Output came, so the prefill is done: what the backend served, it holds."""
+        if flight.first_at:
+            return
+        flight.first_at = now
+        self._settle(flight)
+        self.counters.first_token_s.observe(now - flight.departed_at)
+        self._learn(flight, flight.prompt.end, now)
+
+    def land(self, flight: Flight, outcome: Outcome, now: float) -> Sequence[Any]:
+        """The flight is over, however it ended. Returns the transitions of the backend's health, for the log."""
+        assert not flight.landed, "a flight lands once"
+        flight.landed = True
+        self._settle(flight)
+        if outcome is Outcome.SUCCESS:
+            self.first_token(flight, now)
+        increment(self.counters.outcomes, outcome.name.lower())
+        self.counters.duration_s.observe(now - flight.departed_at)
+        return self.registry.finished(flight.backend, outcome, now)
+
+    # --- learning off the path --------------------------------------------------------------------------------------
+
+    def absorb(self, prompt: Prompt, ancestor: Boundary, segments: Sequence[Segment | None]) -> None:
+        """Tokens of the messages after `ancestor`, which is on the prompt's chain: fill them in. None = no clean cut."""
+        boundary = prompt.end
+        for segment in reversed(segments[: boundary.messages - ancestor.messages]):
+            if segment is not None and boundary.state is None:
+                boundary.tokenized(segment)
+            assert boundary.parent is not None
+            boundary = boundary.parent
+
+    def taught(
+        self, flight: Flight, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
+    ) -> None:
+        """What came of a flight's tokens and answer: fill in, extend by the answer, learn what the prefill has proved.
+
+        `segments` are those of the messages after `ancestor`, then of the answer where it could be tokenized.
+        """
+        prompt = flight.prompt
+        self.absorb(prompt, ancestor, segments)
+        end = prompt.end
+        if answer.prompt_tokens is not None:
+            self.counters.answered_prompt_tokens += answer.prompt_tokens
+            self.counters.answered_cached_tokens += answer.cached_tokens or 0
+        if answer.message is not None and prompt.kind == "chat":
+            end = self.reader.extend(end, answer.message)
+            last = segments[-1] if len(segments) > prompt.end.messages - ancestor.messages else None
+            if last is not None and end.state is None:
+                end.tokenized(last)
+            self.reader.memory.keep(end)
+            self.counters.answers_learned += 1
+        if flight.first_at:
+            self._learn(flight, end, now)
+
+    # --- seeing -----------------------------------------------------------------------------------------------------
+
+    def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
+        """What would happen to this prompt, and why. Changes nothing."""
+        found = self.find(prompt, now, touch=False)
+        decision = self.place(prompt, found)
+        everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), touch=False)
+        depth = {holder.backend: holder for holder in everyone}
+        return {
+            "policy": decision.policy,
+            "chosen": decision.backend_name,
+            "reason": decision.reason,
+            "source": decision.source,
+            "prompt_tokens": prompt.tokens,
+            "prompt_tokens_exact": prompt.end.state is not None,
+            "matched_tokens": decision.matched_tokens,
+            "boundaries": prompt.end.messages,
+            "candidates": [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends],
+        }
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _unmatched(self, prompt: Prompt, decision: Decision) -> list[int]:
+        """Fingerprints deeper than what was matched: what this flight is about to make warm."""
+        found: list[int] = []
+        for tokens, token, text in self.stops(prompt.end):
+            if tokens <= decision.matched_tokens:
+                break
+            found.extend(value for value in (token, text) if value)
+        return found
+
+    def _settle(self, flight: Flight) -> None:
+        if flight.speculation is not None:
+            self.speculation.remove(flight.speculation)
+            flight.speculation = None
+
+    def _learn(self, flight: Flight, end: Boundary, now: float) -> None:
+        if flight.prompt.kind == "opaque":
+            return
+        backend = self.registry.get(flight.backend)
+        if backend is None or backend.epoch != flight.epoch:  # removed or restarted meanwhile: what it held is gone
+            return
+        learned = self.routes.learn(self.stops(end), flight.backend, flight.epoch, Trust.LOCAL, now)
+        self.counters.learned_rows += learned
+
+
+def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
+    if not holders:
+        return "none"
+    return "tokens" if prompt.end.token else "text"
+
+
+def deeper_than(tokens: int, stops: Iterable[Stop]) -> Iterable[Stop]:
+    return takewhile(lambda stop: stop[0] > tokens, stops)
+
+
+def merged(found: Sequence[Holder], guessed: Sequence[Holder], wanted: int) -> Sequence[Holder]:
+    """Both lists as one: each backend once at its deepest, deepest first."""
+    best: dict[int, Holder] = {}
+    for holder in (*found, *guessed):
+        known = best.get(holder.backend)
+        if known is None or holder.tokens > known.tokens:
+            best[holder.backend] = holder
+    return sorted(best.values(), key=lambda holder: -holder.tokens)[:wanted]
+
+
+def candidate_view(backend: Backend, holder: Holder | None) -> dict[str, Any]:
+    return {
+        "backend": backend.name,
+        "load": backend.load,
+        "weight": backend.weight,
+        "matched_tokens": holder.tokens if holder else 0,
+        "trust": Trust(holder.trust).name if holder else None,
+    }

@@ -1,0 +1,121 @@
+"""Fingerprints depend on the whole prefix, on the namespace and on the key, and on nothing else."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.fingerprint import Segment, TextHasher, TokenHasher, anchors_between, canonical_message, mix, mix_array
+from ranvier_py.core.ids import Fingerprint
+
+KEY = b"k" * 32
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=400)
+
+
+def hashed(ids: list[int], *, namespace: int = 7, key: bytes = KEY, block: int = 16) -> Segment:
+    hasher = TokenHasher(key, block)
+    return hasher.extend(hasher.start(Fingerprint(namespace)), np.array(ids, dtype=np.uint32), [len(ids)])[0]
+
+
+def every_pair(segments: list[Segment]) -> set[tuple[int, int]]:
+    return {pair for segment in segments for pair in (*segment.anchors, segment.end) if pair[0]}
+
+
+@given(TOKENS, st.lists(st.integers(0, 60), max_size=30), st.sampled_from([1, 4, 16]))
+def test_a_prompt_hashed_turn_by_turn_equals_the_prompt_hashed_at_once(ids: list[int], cuts: list[int], block: int) -> None:
+    hasher = TokenHasher(KEY, block)
+    state = hasher.start(Fingerprint(7))
+    segments, at = [], 0
+    for cut in [*cuts, len(ids)]:
+        stretch = ids[at : at + cut]
+        segments.append(hasher.extend(state, np.array(stretch, dtype=np.uint32), [len(stretch)])[0])
+        state = segments[-1].state
+        at += len(stretch)
+    whole = hashed(ids[:at], block=block)
+    assert state == whole.state
+    assert every_pair([whole]) <= every_pair(segments)
+
+
+@given(TOKENS, st.lists(st.integers(0, 400), max_size=8))
+def test_several_ends_in_one_call_equal_one_call_each(ids: list[int], ends: list[int]) -> None:
+    ends = sorted({min(end, len(ids)) for end in ends} | {len(ids)})
+    hasher = TokenHasher(KEY)
+    start = hasher.start(Fingerprint(7))
+    together = hasher.extend(start, np.array(ids, dtype=np.uint32), ends)
+    for end, segment in zip(ends, together, strict=True):
+        alone = hashed(ids[:end])
+        assert segment.state == alone.state
+        assert segment.end == alone.end
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=16, max_size=64), st.data())
+def test_another_token_anywhere_changes_every_fingerprint_from_its_block_on(ids: list[int], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(ids) // 16 * 16 - 1))
+    other = list(ids)
+    other[at] ^= 1
+    before, after = every_pair([hashed(ids)]), every_pair([hashed(other)])
+    assert all(tokens <= at for tokens, _ in before & after)
+
+
+@given(TOKENS)
+def test_namespaces_and_keys_never_share_a_fingerprint(ids: list[int]) -> None:
+    mine = {value for _, value in every_pair([hashed(ids)])}
+    assert mine.isdisjoint(value for _, value in every_pair([hashed(ids, namespace=8)]))
+    assert mine.isdisjoint(value for _, value in every_pair([hashed(ids, key=b"o" * 32)]))
+
+
+def test_swapped_blocks_and_shifted_tokens_do_not_collide() -> None:
+    first, second = list(range(16)), list(range(16, 32))
+    assert hashed(first + second).end != hashed(second + first).end
+    assert hashed([0, *first[:15]]).end != hashed([*first[:15], 0]).end
+
+
+def test_anchors_stand_where_every_node_expects_them() -> None:
+    assert anchors_between(0, 100) == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96]
+    assert anchors_between(16, 33) == [32]
+    assert anchors_between(32, 32) == []
+    assert [a for low in range(100) for a in anchors_between(low, low + 1)] == anchors_between(0, 100)
+
+
+def test_the_array_mixer_equals_the_plain_one() -> None:
+    values = [0, 1, 2**63, 2**64 - 1, 12345678901234567]
+    assert mix_array(np.array(values, dtype=np.uint64)).tolist() == [mix(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"role": "user", "content": "hi"}, {"content": "hi", "role": "user"}),
+        ({"role": "assistant", "content": "hi"}, {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": []}),
+        ({"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "id": "a"}]},
+        ),
+    ],
+)
+def test_messages_that_render_equally_have_one_canonical_form(one: dict[str, object], other: dict[str, object]) -> None:
+    assert canonical_message(one) == canonical_message(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}),
+        ({"role": "user", "content": "a\x00b"}, {"role": "user\x00a", "content": "b"}),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AB"}}]},
+        ),
+    ],
+)
+def test_messages_that_render_differently_differ(one: dict[str, object], other: dict[str, object]) -> None:
+    hasher = TextHasher(KEY)
+    root = hasher.namespace({"model": "m"})
+    assert hasher.extend(root, canonical_message(one)) != hasher.extend(root, canonical_message(other))
+
+
+def test_tools_count_in_the_order_in_which_a_template_would_print_them() -> None:
+    hasher = TextHasher(KEY)
+    assert hasher.namespace({"tools": [{"a": 1, "b": 2}]}) != hasher.namespace({"tools": [{"b": 2, "a": 1}]})
+    assert hasher.namespace({"model": "m", "cache_salt": "s"}) == hasher.namespace({"cache_salt": "s", "model": "m"})
