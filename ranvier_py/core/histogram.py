@@ -1,0 +1,89 @@
+"""Histograms with fixed buckets: where a number was, not which numbers there were.
+
+A histogram counts observations in buckets set at construction, and keeps their sum. Nothing is sampled or forgotten, so
+two histograms with the same bounds add up to exactly the histogram of both: nodes, rounds and workers can be merged.
+
+Rules: bounds are upper bounds, inclusive, ascending, in `unit`; one more bucket without a bound takes the rest. Memory
+is fixed. A quantile is an estimate whose error is the width of its bucket.
+Cost: about 0.3 us for each observation (one bisection over some 15 bounds).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import inf
+
+LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""One millisecond (our own overhead) to five minutes (a long generation), about 2.3 times apart."""
+
+
+class Histogram:
+    """Counts by bucket. `counts[i]` are observations in (bounds[i-1], bounds[i]]; the last one is above all bounds.
+
+    Raises ValueError for bounds that are not finite or do not ascend.
+    """
+
+    __slots__ = ("bounds", "count", "counts", "sum", "unit")
+
+    def __init__(self, bounds: Sequence[float], unit: str = "seconds") -> None:
+        if not bounds or any(not abs(bound) < inf for bound in bounds):
+            raise ValueError("a histogram needs finite bounds")
+        if any(low >= high for low, high in pairwise(bounds)):
+            raise ValueError("bounds of a histogram must ascend")
+        self.bounds = tuple(bounds)
+        self.unit = unit
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value, in `unit`. NaN has no bucket: the caller's bug, and it would spoil the sum for ever."""
+        assert value == value, "NaN observed"  # noqa: PLR0124  # the cheapest test for NaN
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.count += 1
+        self.sum += value
+
+    def merge(self, other: Histogram) -> None:
+        """Add the other's observations. Raises ValueError, unchanged, when bounds or unit differ."""
+        if self.bounds != other.bounds or self.unit != other.unit:
+            raise ValueError("histograms with different bounds or units do not add up")
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.count += other.count
+        self.sum += other.sum
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(upper bound, observations up to it) for every bucket; the last bound is infinity."""
+        return list(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
+
+    def quantile(self, share: float) -> float:
+        """Estimate of the value below which this share (0 to 1) lies; NaN while empty.
+
+        Straight line inside a bucket; the first one starts at 0 or its bound, and what lies above all bounds counts as
+        the highest bound.
+        """
+        if not 0.0 <= share <= 1.0:
+            raise ValueError("a share is between 0 and 1")
+        if self.count == 0:
+            return float("nan")
+        rank = share * self.count
+        below = 0
+        low = min(0.0, self.bounds[0])
+        for bound, inside in zip(self.bounds, self.counts, strict=False):
+            if inside and below + inside >= rank:
+                return low + (bound - low) * max(0.0, rank - below) / inside
+            below += inside
+            low = bound
+        return self.bounds[-1]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return (self.bounds, self.unit, self.counts, self.sum) == (other.bounds, other.unit, other.counts, other.sum)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        median, tail = self.quantile(0.5), self.quantile(0.99)
+        return f"<Histogram {self.count} observed, p50 {median:.4g} p99 {tail:.4g} {self.unit}>"
