@@ -1,0 +1,175 @@
+"""One backend as the node sees it, and the values that are said of it.
+
+A Backend is read by everybody and written by the Registry alone (core/backends.py). Its two machines are in core/health.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.health import Circuit, Health, Outcome, Vitals
+from ranvier_py.core.ids import BackendId
+
+NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
+START_TOLERANCE_S = (
+    0.5  # an exporter may compute its start time anew each time; no engine starts twice in half a second
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one probe found. `None` stands for «not asked, or not told»: it leaves what is known as it is.
+
+    `refused`: nobody listened on the port, so the process was gone. `started_at`: process_start_time_seconds of the
+    engine's own metrics, in the engine's clock; only ever compared with itself. `cards`: the entries of /v1/models.
+    """
+
+    ok: bool
+    refused: bool = False
+    status: int = 0
+    latency_s: float = 0.0
+    models: tuple[str, ...] | None = None
+    cards: tuple[Mapping[str, Any], ...] = ()
+    started_at: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Something about a backend changed; for the log and the metrics. `what`: health, circuit, epoch or models."""
+
+    backend: BackendId
+    name: str
+    what: str
+    before: str
+    after: str
+    why: str
+
+
+class Backend:
+    """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
+
+    __slots__ = (
+        "cards",
+        "doubted",
+        "draining",
+        "epoch",
+        "id",
+        "inflight",
+        "last_probe",
+        "load",
+        "models",
+        "name",
+        "outcomes",
+        "peer_load",
+        "probes_failed",
+        "probes_ok",
+        "removed",
+        "started_at",
+        "url",
+        "vitals",
+        "weight",
+    )
+
+    def __init__(self, id: BackendId, url: str, name: str, weight: float, epoch: int, vitals: Vitals) -> None:  # noqa: A002
+        self.id = id
+        self.url = url  # normalised: scheme://host:port
+        self.name = name
+        self.weight = weight
+        self.epoch = epoch
+        self.vitals = vitals
+        self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
+        self.cards: tuple[Mapping[str, Any], ...] = ()
+        self.inflight = 0
+        self.peer_load = 0
+        self.load = 0  # always inflight + peer_load; an attribute because placement reads it 64 times per decision
+        self.draining = False
+        self.removed = False
+        self.doubted = False  # refused a connection since the last good probe: it may come back as another process
+        self.started_at: float | None = None
+        self.last_probe: ProbeResult | None = None
+        self.probes_ok = 0
+        self.probes_failed = 0
+        self.outcomes = dict.fromkeys(Outcome, 0)
+
+    def __repr__(self) -> str:
+        state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)
+        return f"<Backend {self.id} {self.name} epoch {self.epoch} load {self.load} {state}>"
+
+    @property
+    def health(self) -> Health:
+        return self.vitals.health
+
+    @property
+    def circuit(self) -> Circuit:
+        return self.vitals.circuit
+
+    def serves(self, model: str) -> bool:
+        return not model or self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatistics:
+    """One backend, frozen, for /metrics and /admin/backends."""
+
+    id: BackendId
+    name: str
+    url: str
+    weight: float
+    epoch: int
+    health: str
+    circuit: str
+    draining: bool
+    inflight: int
+    peer_load: int
+    models: tuple[str, ...] | None
+    outcomes: Mapping[str, int]
+    probes_ok: int
+    probes_failed: int
+    circuit_openings: int
+    probe_latency_s: float | None
+    probe_detail: str
+
+
+def statistics_of(backend: Backend) -> BackendStatistics:
+    probe = backend.last_probe
+    return BackendStatistics(
+        id=backend.id,
+        name=backend.name,
+        url=backend.url,
+        weight=backend.weight,
+        epoch=backend.epoch,
+        health=backend.health.value,
+        circuit=backend.circuit.value,
+        draining=backend.draining,
+        inflight=backend.inflight,
+        peer_load=backend.peer_load,
+        models=backend.models,
+        outcomes={outcome.value: count for outcome, count in backend.outcomes.items()},
+        probes_ok=backend.probes_ok,
+        probes_failed=backend.probes_failed,
+        circuit_openings=backend.vitals.openings,
+        probe_latency_s=probe.latency_s if probe else None,
+        probe_detail=probe.detail if probe else "",
+    )
+
+
+def normal_url(url: str) -> str:
+    """scheme://host:port of an http or https origin. Raises BadRequest on anything else."""
+    try:
+        parts = urlsplit(url.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError as exc:
+        raise BadRequest(f"not a URL: {url!r} ({exc})") from exc
+    if parts.scheme not in ("http", "https") or not host:
+        raise BadRequest(f"backend must be http://host:port or https://host:port, not {url!r}")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+        raise BadRequest(f"backend must be an origin, without path, query or credentials: {url!r}")
+    if port == 0 or not all("!" <= char <= "~" for char in host):
+        raise BadRequest(f"not a host and port: {url!r}")
+    port = port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"

@@ -1,0 +1,236 @@
+"""Is a backend fit to be asked? Health (from probes) and circuit breaker (from requests) as one transition table.
+
+Two small machines run side by side over one stream of events; `TRANSITIONS` holds both. Health answers «does it live»
+and listens to probes alone. The circuit answers «does it serve» and listens to requests first: 5xx answers, failed
+connects, time-outs and answers that broke off count as faults; 429, other 4xx and clients that left do not (they say
+nothing about the backend, or that it is busy and well). Events that need a count («the fifth in a row») are made by
+`Vitals`, so that the table itself stays without numbers.
+
+A half-open circuit admits one trial. Whatever comes first decides: the trial request, or a probe. A probe only proves
+that the process answers, so a circuit it closed is on probation: the next fault opens it again, for longer. The open
+time doubles with each opening and falls back after the first request that was served. An engine known to have
+restarted starts with a clean sheet.
+
+Invariant: every (state, event) pair is in the table (a test walks it). Cost: O(1) for each event.
+Sources: the circuit of Ranvier (5 faults, 30 s) with its two faults mended: 5xx count here, and half-open admits one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ranvier_py.core.errors import ConfigError
+
+
+class Health(Enum):
+    """What the probes say. UNKNOWN (no verdict yet) is as good as HEALTHY for placement."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class Circuit(Enum):
+    """What the requests say. Only CLOSED and HALF_OPEN let a request through."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"  # the open time is over and the trial is free
+    TRIAL = "trial"  # the trial is under way: nobody else
+
+
+class Outcome(Enum):
+    """How a dispatched request ended."""
+
+    SUCCESS = "success"  # any complete answer below 500 except 429: the engine did its work
+    SERVER_ERROR = "server_error"  # a complete 5xx
+    CONNECT_ERROR = "connect_error"
+    TIMEOUT = "timeout"  # no first byte, or a stall, past its deadline
+    BROKEN = "broken"  # closed or garbled in mid-answer
+    OVERLOADED = "overloaded"  # 429: neutral
+    CANCELLED = "cancelled"  # the client went away: neutral
+
+
+class Event(Enum):
+    """What a backend's machines react to. `…_ENOUGH` is the one that makes the streak as long as its limit."""
+
+    PROBE_OK = "probe_ok"
+    PROBE_OK_ENOUGH = "probe_ok_enough"
+    PROBE_FAILED = "probe_failed"
+    PROBE_FAILED_ENOUGH = "probe_failed_enough"
+    DISPATCHED = "dispatched"
+    SERVED = "served"
+    FAULT = "fault"
+    FAULT_ENOUGH = "fault_enough"
+    NEUTRAL = "neutral"
+    WAITED = "waited"  # the open time, or the lease of a trial, is over
+    RESTARTED = "restarted"
+
+
+class Action(Enum):
+    """What happens to the counters on the way."""
+
+    NONE = "none"
+    FORGIVE = "forgive"  # no faults, first open time again
+    PROBATION = "probation"  # the next fault opens
+    START_OPEN = "start_open"  # begin the (grown) open time
+    START_LEASE = "start_lease"  # a trial nobody hears of any more frees its place after one open time
+
+
+State = Health | Circuit
+
+STAY: Mapping[tuple[State, Event], tuple[State, Action]] = {
+    (state, event): (state, Action.NONE) for kind in (Health, Circuit) for state in kind for event in Event
+}
+CHANGES: Mapping[tuple[State, Event], tuple[State, Action]] = {
+    (Health.UNKNOWN, Event.PROBE_OK): (Health.HEALTHY, Action.NONE),
+    (Health.UNKNOWN, Event.PROBE_OK_ENOUGH): (Health.HEALTHY, Action.NONE),
+    (Health.UNKNOWN, Event.PROBE_FAILED_ENOUGH): (Health.UNHEALTHY, Action.NONE),
+    (Health.HEALTHY, Event.PROBE_FAILED_ENOUGH): (Health.UNHEALTHY, Action.NONE),
+    (Health.UNHEALTHY, Event.PROBE_OK_ENOUGH): (Health.HEALTHY, Action.NONE),
+    (Circuit.CLOSED, Event.SERVED): (Circuit.CLOSED, Action.FORGIVE),
+    (Circuit.CLOSED, Event.FAULT_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.CLOSED, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
+    (Circuit.OPEN, Event.WAITED): (Circuit.HALF_OPEN, Action.NONE),
+    (Circuit.OPEN, Event.SERVED): (Circuit.HALF_OPEN, Action.NONE),  # an older request, or one sent as a last resort
+    (Circuit.OPEN, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
+    (Circuit.HALF_OPEN, Event.DISPATCHED): (Circuit.TRIAL, Action.START_LEASE),
+    (Circuit.HALF_OPEN, Event.SERVED): (Circuit.CLOSED, Action.FORGIVE),
+    (Circuit.HALF_OPEN, Event.FAULT): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.HALF_OPEN, Event.FAULT_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.HALF_OPEN, Event.PROBE_OK): (Circuit.CLOSED, Action.PROBATION),
+    (Circuit.HALF_OPEN, Event.PROBE_OK_ENOUGH): (Circuit.CLOSED, Action.PROBATION),
+    (Circuit.HALF_OPEN, Event.PROBE_FAILED): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.HALF_OPEN, Event.PROBE_FAILED_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.HALF_OPEN, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
+    (Circuit.TRIAL, Event.SERVED): (Circuit.CLOSED, Action.FORGIVE),
+    (Circuit.TRIAL, Event.FAULT): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.TRIAL, Event.FAULT_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.TRIAL, Event.NEUTRAL): (Circuit.HALF_OPEN, Action.NONE),
+    (Circuit.TRIAL, Event.WAITED): (Circuit.HALF_OPEN, Action.NONE),
+    (Circuit.TRIAL, Event.PROBE_OK): (Circuit.CLOSED, Action.PROBATION),
+    (Circuit.TRIAL, Event.PROBE_OK_ENOUGH): (Circuit.CLOSED, Action.PROBATION),
+    (Circuit.TRIAL, Event.PROBE_FAILED): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.TRIAL, Event.PROBE_FAILED_ENOUGH): (Circuit.OPEN, Action.START_OPEN),
+    (Circuit.TRIAL, Event.RESTARTED): (Circuit.CLOSED, Action.FORGIVE),
+}
+TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = {**STAY, **CHANGES}
+"""The whole machine: what is not a change stays."""
+
+FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
+NEVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLimits:
+    """Thresholds of health and circuit, and the size of the registry."""
+
+    backends_max: int = 4096  # BackendId is 12 bits in the route table
+    probe_failures_to_unhealthy: int = 3  # Ranvier's and SMG's documented value
+    probe_successes_to_healthy: int = 2  # the same
+    circuit_faults_to_open: int = 5  # Ranvier's
+    circuit_open_s: float = 30.0  # Ranvier's
+    circuit_open_max_s: float = 240.0  # three doublings: a repaired engine is tried again within four minutes
+
+    def __post_init__(self) -> None:
+        counts = {
+            "probe_failures_to_unhealthy": self.probe_failures_to_unhealthy,
+            "probe_successes_to_healthy": self.probe_successes_to_healthy,
+            "circuit_faults_to_open": self.circuit_faults_to_open,
+        }
+        problems = [f"{key}: must be at least 1, not {value}" for key, value in counts.items() if value < 1]
+        if not 1 <= self.backends_max <= 4096:
+            problems.append(f"backends_max: must be 1 to 4096, not {self.backends_max}")
+        if not 0 < self.circuit_open_s <= self.circuit_open_max_s < NEVER_S:
+            problems.append("circuit_open_s: must be above 0 and at most circuit_open_max_s")
+        if problems:
+            raise ConfigError(problems)
+
+
+class Vitals:
+    """Both machines of one backend with their counters. `now` is in seconds of any steady clock."""
+
+    __slots__ = ("circuit", "faults", "health", "limits", "openings", "openings_in_a_row", "streak", "wake_at")
+
+    def __init__(self, limits: BackendLimits) -> None:
+        self.limits = limits
+        self.health = Health.UNKNOWN
+        self.circuit = Circuit.CLOSED
+        self.streak = 0  # of probes: above 0 successes in a row, below 0 failures in a row
+        self.faults = 0  # of requests, in a row
+        self.openings = 0  # ever
+        self.openings_in_a_row = 0  # since a request was last served
+        self.wake_at = NEVER_S  # when WAITED is due, seconds
+
+    def __repr__(self) -> str:
+        return f"<Vitals {self.health.value}, {self.circuit.value}, streak {self.streak}, {self.faults} faults>"
+
+    @property
+    def admits(self) -> bool:
+        """A request may be sent."""
+        return self.health is not Health.UNHEALTHY and self.circuit in (Circuit.CLOSED, Circuit.HALF_OPEN)
+
+    @property
+    def quiet(self) -> bool:
+        """A served request would change nothing."""
+        return self.faults == 0 and self.circuit is Circuit.CLOSED and self.openings_in_a_row == 0
+
+    def probe(self, ok: bool, now: float) -> None:
+        if ok:
+            self.streak = max(self.streak, 0) + 1
+            enough = self.streak >= self.limits.probe_successes_to_healthy
+            self.feed(Event.PROBE_OK_ENOUGH if enough else Event.PROBE_OK, now)
+        else:
+            self.streak = min(self.streak, 0) - 1
+            enough = -self.streak >= self.limits.probe_failures_to_unhealthy
+            self.feed(Event.PROBE_FAILED_ENOUGH if enough else Event.PROBE_FAILED, now)
+
+    def dispatch(self, now: float) -> None:
+        self.feed(Event.DISPATCHED, now)
+
+    def end(self, outcome: Outcome, now: float) -> None:
+        if outcome in FAULTS:
+            self.faults += 1
+            enough = self.faults >= self.limits.circuit_faults_to_open
+            self.feed(Event.FAULT_ENOUGH if enough else Event.FAULT, now)
+        else:
+            self.feed(Event.SERVED if outcome is Outcome.SUCCESS else Event.NEUTRAL, now)
+
+    def tick(self, now: float) -> None:
+        if now >= self.wake_at:
+            self.feed(Event.WAITED, now)
+
+    def restart(self, now: float) -> None:
+        self.feed(Event.RESTARTED, now)
+
+    def feed(self, event: Event, now: float) -> None:
+        """One step of both machines."""
+        health, _ = TRANSITIONS[self.health, event]
+        circuit, action = TRANSITIONS[self.circuit, event]
+        assert isinstance(health, Health)
+        assert isinstance(circuit, Circuit)
+        self.health = health
+        if circuit is not self.circuit:
+            self.circuit = circuit
+            self.wake_at = NEVER_S
+        self.act(action, now)
+
+    def act(self, action: Action, now: float) -> None:
+        if action is Action.FORGIVE:
+            self.faults = self.openings_in_a_row = 0
+        elif action is Action.PROBATION:
+            self.faults = self.limits.circuit_faults_to_open - 1
+        elif action is Action.START_OPEN:
+            self.openings += 1
+            self.openings_in_a_row += 1
+            self.wake_at = now + self.open_s
+        elif action is Action.START_LEASE:
+            self.wake_at = now + self.open_s
+
+    @property
+    def open_s(self) -> float:
+        """The open time now due: doubled with each opening in a row, bounded."""
+        doublings = min(max(self.openings_in_a_row - 1, 0), 32)  # 32: keeps the power a sane number
+        return min(self.limits.circuit_open_s * 2.0**doublings, self.limits.circuit_open_max_s)
