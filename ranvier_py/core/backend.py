@@ -1,6 +1,6 @@
 """One backend as the node sees it, and the values that are said of it.
 
-A Backend is read by everybody and written by the Registry alone (core/backends.py). Its two machines are in core/health.py.
+A Backend is read by everybody and written by the Registry alone (core/backends.py); its machines are in core/health.py.
 """
 
 from __future__ import annotations

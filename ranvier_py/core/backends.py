@@ -8,7 +8,7 @@ the model. A new backend is eligible at once. A backend whose model list is not 
 nobody lists goes to those, and is unknown (404) once every list is known.
 
 When every backend that serves the model is kept out by its circuit alone, the pool *fails open* to all of those that
-their probes do not call dead (`last_resort`). Faults everywhere at once point at the request (a prompt that every engine
+their probes do not call dead (`last_resort`). Faults everywhere at once point at the request (a prompt that each engine
 answers with 500) or at something common, not at each engine; our own 503 would be certain, theirs is only likely; and
 the engine's own words help the user more. All of them are offered, not the one that failed longest ago, lest everybody
 herds onto it. Unhealthy backends are not offered: nobody listens there, and a quick 503 with Retry-After beats a wait.
