@@ -1,0 +1,440 @@
+"""The engine's model: its cache against a brute-force one, its clock against arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cluster.block_cache import BlockCache, BlockRemoved, BlocksStored, CacheCleared, Job, chain_keys
+from cluster.engine_model import (
+    EngineEvent,
+    EngineEventKind,
+    EngineLimits,
+    EngineModel,
+    PromptTooLongError,
+    QueueFullError,
+)
+
+BLOCK = 4
+
+
+def job(prompt: Sequence[int], answer: int = 1, block_size: int = BLOCK, salt: bytes = b"") -> Job:
+    return Job.of(prompt, [900 + i for i in range(answer)], block_size, salt)
+
+
+def numbers(count: int, first: int = 0) -> list[int]:
+    return list(range(first, first + count))
+
+
+def serve(cache: BlockCache, work: Job) -> int:
+    """One request from begin to end with nothing beside it. Returns its hit in blocks."""
+    lease = cache.lease(work)
+    assert lease is not None
+    hits = lease.hits
+    cache.grow(lease, work.prompt_tokens)
+    cache.grow(lease, work.tokens_computed)
+    cache.release(lease)
+    cache.check()
+    return hits
+
+
+def run(model: EngineModel, until: float | None = None) -> list[EngineEvent]:
+    events: list[EngineEvent] = []
+    while (at := model.next_event_at()) is not None and (until is None or at <= until):
+        events.extend(model.advance(at))
+    return events
+
+
+def times(events: list[EngineEvent], request_id: str, kind: EngineEventKind) -> list[float]:
+    return [event.at for event in events if event.request_id == request_id and event.kind is kind]
+
+
+LIMITS = EngineLimits(
+    cache_tokens=400, block_size=BLOCK, prefill_tokens_per_s=100.0, decode_s=0.5, running_max=2, step_tokens_max=50
+)
+
+
+# ---- the cache
+
+
+def test_the_block_with_the_last_prompt_token_is_always_computed_again() -> None:
+    cache = BlockCache(100, BLOCK)
+    for prompt_tokens, hit_blocks in ((8, 1), (9, 2), (11, 2), (12, 2), (13, 3), (4, 0), (5, 1), (1, 0)):
+        serve(cache, job(numbers(16)))
+        assert cache.hit_blocks(job(numbers(prompt_tokens))) == hit_blocks
+
+
+def test_a_salt_and_another_parent_keep_equal_tokens_apart() -> None:
+    ids = np.arange(8, dtype=np.uint32)
+    plain, salted, twice = chain_keys(ids, 4), chain_keys(ids, 4, b"tenant"), chain_keys(np.tile(ids[:4], 2), 4)
+    assert not set(plain) & set(salted)
+    assert twice[0] == plain[0]
+    assert twice[1] != twice[0]
+    assert chain_keys(ids[:7], 4) == plain[:1]  # a partial block has no name
+
+
+def test_answer_tokens_are_found_by_the_next_turn_but_for_the_one_never_fed_back() -> None:
+    cache = BlockCache(100, BLOCK)
+    first = job(numbers(6), answer=7)  # 13 tokens, 12 of them computed: three whole blocks
+    serve(cache, first)
+    assert cache.hit_blocks(job([*first.ids.tolist(), 1, 2, 3])) == 3
+    second = job(numbers(6), answer=6)  # 12 tokens, 11 computed
+    other = BlockCache(100, BLOCK)
+    serve(other, second)
+    assert other.hit_blocks(job([*second.ids.tolist(), 1, 2, 3])) == 2
+
+
+def test_deep_blocks_of_the_oldest_request_are_evicted_first() -> None:
+    cache = BlockCache(6, BLOCK, events_max=100)
+    old, young = job(numbers(12)), job(numbers(12, 100))
+    serve(cache, old)
+    serve(cache, young)
+    cache.drain_events()
+    serve(cache, job(numbers(8, 200)))
+    removed = [event.key for event in cache.drain_events() if isinstance(event, BlockRemoved)]
+    assert removed == [old.keys[2], old.keys[1]]
+    assert cache.hit_blocks(job(numbers(12))) == 1
+
+
+def test_a_block_in_use_is_not_evicted_and_a_request_without_room_gets_nothing() -> None:
+    cache = BlockCache(6, BLOCK)
+    held = cache.lease(job(numbers(16)))
+    assert held is not None
+    before = cache.free_blocks
+    assert cache.lease(job(numbers(12, 100))) is None
+    assert cache.free_blocks == before
+    cache.grow(held, 16)
+    serve(cache, job(numbers(8, 100)))
+    assert cache.hit_blocks(job(numbers(17))) == 4
+    cache.release(held)
+    cache.check()
+
+
+def test_events_name_parents_and_tokens_and_a_block_computed_twice_is_stored_and_removed_twice() -> None:
+    cache = BlockCache(4, BLOCK, events_max=100)
+    work = job(numbers(8))
+    serve(cache, work)
+    serve(cache, work)  # computes its last block again
+    stored = [event for event in cache.drain_events() if isinstance(event, BlocksStored)]
+    assert [(event.keys, event.parent) for event in stored] == [(work.keys, 0), (work.keys[1:], work.keys[0])]
+    assert stored[1].ids.tolist() == [4, 5, 6, 7]
+    serve(cache, job(numbers(16, 100)))
+    removed = [event.key for event in cache.drain_events() if isinstance(event, BlockRemoved)]
+    assert sorted(removed) == sorted([work.keys[0], work.keys[1], work.keys[1]])
+
+
+def test_events_nobody_fetches_are_bounded_and_counted() -> None:
+    cache = BlockCache(100, BLOCK, events_max=3)
+    for i in range(5):
+        serve(cache, job(numbers(8, 10 * i)))
+    assert len(cache.drain_events()) == 3
+    assert cache.events_lost == 2
+
+
+def test_a_cleared_cache_finds_nothing_and_keeps_the_blocks_of_running_requests() -> None:
+    cache = BlockCache(10, BLOCK, events_max=10)
+    lease = cache.lease(job(numbers(12)))
+    assert lease is not None
+    cache.grow(lease, 8)
+    cache.clear()
+    cache.check()
+    assert isinstance(cache.drain_events()[-1], CacheCleared)
+    assert cache.hit_blocks(job(numbers(12))) == 0
+    cache.grow(lease, 12)
+    cache.release(lease)
+    cache.check()
+    assert cache.free_blocks == 10
+
+
+def test_a_job_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Job.of([], [1])
+    with pytest.raises(ValueError, match="at least one"):
+        Job.of([1], [])
+
+
+class NaiveCache:
+    """vLLM's queue written down without any cleverness: a list of blocks, the next victim first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.queue: list[tuple[int, int]] = [(-1 - i, 0) for i in range(capacity)]  # (block, key)
+
+    def serve(self, work: Job, block_size: int) -> int:
+        keys = work.keys[: (work.prompt_tokens - 1) // block_size]
+        hits: list[tuple[int, int]] = []
+        for key in keys:
+            copies = [entry for entry in self.queue if entry[1] == key]
+            if not copies:
+                break
+            # of several copies the one stored first is used
+            hits.append(min(copies, key=lambda entry: self.stored_at[entry[0]]))
+        for entry in hits:
+            self.queue.remove(entry)
+        fresh = [self.queue.pop(0)[0] for _ in range(-(-work.tokens_computed // block_size) - len(hits))]
+        blocks = [*hits, *((block, 0) for block in fresh)]
+        for depth in range(len(hits), work.tokens_computed // block_size):
+            blocks[depth] = (blocks[depth][0], work.keys[depth])
+            self.clock += 1
+            self.stored_at[blocks[depth][0]] = self.clock
+        self.queue.extend(reversed(blocks))
+        return len(hits)
+
+    clock = 0
+
+    @property
+    def stored_at(self) -> dict[int, int]:
+        return self.__dict__.setdefault("stamps", {})
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+@given(st.integers(5, 9), st.lists(st.tuples(PROMPTS, st.integers(1, 6)), min_size=1, max_size=25))
+@settings(max_examples=150, deadline=None)
+def test_hits_of_sequential_requests_equal_a_brute_force_cache(
+    capacity: int, served: list[tuple[list[int], int]]
+) -> None:
+    cache, naive = BlockCache(capacity, BLOCK), NaiveCache(capacity)
+    for prompt, answer in served:
+        work = Job.of(prompt, [i % 2 for i in range(answer)], BLOCK)
+        assert serve(cache, work) == naive.serve(work, BLOCK)
+
+
+class CacheUnderConcurrency(RuleBasedStateMachine):
+    """Requests that overlap: blocks are conserved, and what was evicted is not found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = BlockCache(8, BLOCK, events_max=10_000)
+        self.leases: list[tuple[object, int]] = []
+        self.copies: dict[int, int] = {}
+
+    @rule(prompt=PROMPTS, answer=st.integers(1, 6))
+    def begin(self, prompt: list[int], answer: int) -> None:
+        work = job(prompt, answer)
+        predicted = self.cache.hit_blocks(work)
+        lease = self.cache.lease(work)
+        if lease is not None:
+            assert lease.hits == predicted
+            assert all(self.copies.get(key) for key in work.keys[:predicted]), "hit on a block that was evicted"
+            self.leases.append((lease, lease.hits * BLOCK))
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 100), tokens=st.integers(1, 9))
+    def compute(self, which: int, tokens: int) -> None:
+        index = which % len(self.leases)
+        lease, computed = self.leases[index]
+        computed = min(computed + tokens, lease.job.tokens_computed)
+        self.cache.grow(lease, computed)
+        self.leases[index] = (lease, computed)
+
+    @precondition(lambda self: self.leases)
+    @rule(which=st.integers(0, 100))
+    def end(self, which: int) -> None:
+        lease, _ = self.leases.pop(which % len(self.leases))
+        self.cache.release(lease)
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+
+    @invariant()
+    def blocks_are_conserved_and_events_tell_what_can_be_found(self) -> None:
+        self.cache.check()
+        for event in self.cache.drain_events():
+            if isinstance(event, BlocksStored):
+                for key in event.keys:
+                    self.copies[key] = self.copies.get(key, 0) + 1
+            elif isinstance(event, BlockRemoved):
+                self.copies[event.key] -= 1
+            else:
+                self.copies.clear()
+        assert sum(1 for count in self.copies.values() if count) == self.cache.found_blocks
+
+
+TestCacheUnderConcurrency = CacheUnderConcurrency.TestCase
+TestCacheUnderConcurrency.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+# ---- the clock
+
+
+def test_first_token_comes_after_the_prefill_and_the_others_one_step_apart() -> None:
+    model = EngineModel(LIMITS)
+    model.submit("a", job(numbers(30), answer=3), now=1.0)
+    events = run(model)
+    assert [(event.kind.value, event.tokens) for event in events] == [
+        ("started", 0), ("token", 1), ("token", 2), ("token", 3), ("finished", 3),
+    ]  # fmt: skip
+    assert [event.at for event in events] == pytest.approx([1.0, 1.3, 1.8, 2.3, 2.3])
+
+
+def test_a_cached_prefix_shortens_the_prefill() -> None:
+    model = EngineModel(LIMITS)
+    model.submit("a", job(numbers(40)), now=0.0)
+    run(model)
+    model.submit("b", job([*numbers(40), 7, 8]), now=10.0)
+    events = run(model)
+    assert times(events, "b", EngineEventKind.TOKEN) == pytest.approx([10.02])
+    assert events[-1].cached_tokens == 40
+    assert model.statistics().cached_tokens == 40
+    assert model.statistics().prompt_tokens == 82
+
+
+def test_a_long_prefill_goes_in_chunks_beside_the_decoding_of_others() -> None:
+    model = EngineModel(LIMITS)
+    model.submit("a", job(numbers(10), answer=3), now=0.0)
+    assert [event.kind.value for event in model.advance(0.1)] == ["started", "token"]
+    model.submit("b", job(numbers(120, 500)), now=0.1)
+    events = run(model)
+    # the step under way goes on to 0.6; then 49 tokens of b with one of a, the budget of 50: 0.99 s
+    assert times(events, "a", EngineEventKind.TOKEN) == pytest.approx([0.6, 1.59])
+    assert times(events, "b", EngineEventKind.TOKEN) == pytest.approx([1.59 + 0.5 + 0.21])
+
+
+def test_decode_steps_grow_with_the_batch_when_told_so() -> None:
+    model = EngineModel(EngineLimits(cache_tokens=400, block_size=BLOCK, decode_s=1.0, decode_s_per_running=0.25,
+                                     prefill_tokens_per_s=float("inf")))  # fmt: skip
+    model.submit("a", job(numbers(4), answer=2), now=0.0)
+    model.submit("b", job(numbers(4, 50), answer=2), now=0.0)
+    events = run(model)
+    assert times(events, "a", EngineEventKind.FINISHED) == [1.25]  # alone in the first step, b joins its second
+    assert times(events, "b", EngineEventKind.FINISHED) == [2.5]
+
+
+def test_requests_beyond_the_limit_wait_in_order() -> None:
+    model = EngineModel(LIMITS)
+    for name in "abcd":
+        model.submit(name, job(numbers(10, ord(name) * 100), answer=2), now=0.0)
+    assert model.statistics().running == 1  # the first step began before b came
+    assert model.statistics().waiting == 3
+    started = [event.request_id for event in run(model) if event.kind is EngineEventKind.STARTED]
+    assert started == ["a", "b", "c", "d"]
+    assert model.statistics().finished == 4
+
+
+def test_a_request_that_lacks_blocks_waits_until_others_end_and_is_not_overtaken() -> None:
+    model = EngineModel(EngineLimits(cache_tokens=80, block_size=BLOCK, running_max=8))
+    model.submit("big", job(numbers(60), answer=10), now=0.0)
+    model.submit("big too", job(numbers(60, 100)), now=0.0)
+    model.submit("small", job(numbers(4, 300)), now=0.0)
+    events = run(model)
+    big_ended = times(events, "big", EngineEventKind.FINISHED)[0]
+    assert times(events, "big too", EngineEventKind.STARTED) == [big_ended]
+    assert times(events, "small", EngineEventKind.STARTED)[0] >= big_ended
+
+
+def test_a_prompt_that_can_never_fit_and_a_full_queue_are_refused_without_a_trace() -> None:
+    model = EngineModel(EngineLimits(cache_tokens=80, block_size=BLOCK, running_max=1, waiting_max=1))
+    with pytest.raises(PromptTooLongError):
+        model.submit("a", job(numbers(81)), now=0.0)
+    model.submit("b", job(numbers(10), answer=50), now=0.0)
+    model.submit("c", job(numbers(10)), now=0.0)
+    with pytest.raises(QueueFullError):
+        model.submit("d", job(numbers(10)), now=0.0)
+    with pytest.raises(ValueError, match="in work already"):
+        model.submit("b", job(numbers(10)), now=0.0)
+    assert [event.request_id for event in run(model) if event.kind is EngineEventKind.FINISHED] == ["b", "c"]
+
+
+def test_cancel_frees_blocks_and_the_place_at_once_and_keeps_what_was_computed() -> None:
+    model = EngineModel(LIMITS)
+    for name in "abc":
+        model.submit(name, job(numbers(40, ord(name) * 100), answer=9), now=0.0)
+    model.advance(1.0)
+    assert model.cancel("c", now=1.0)  # waits
+    assert model.cancel("a", now=1.0)  # decodes
+    assert not model.cancel("a", now=1.0)
+    statistics = model.statistics()
+    assert (statistics.running, statistics.waiting, statistics.cancelled) == (1, 0, 2)
+    assert model.cache.hit_blocks(job([*numbers(40, 9700), 1])) == 10
+    events = run(model)
+    assert {event.request_id for event in events} == {"b"}
+    assert model.statistics().used_blocks == 0
+
+
+def test_a_restart_aborts_everything_and_forgets_the_cache() -> None:
+    model = EngineModel(EngineLimits(cache_tokens=400, block_size=BLOCK, running_max=1, cache_events_max=10))
+    model.submit("a", job(numbers(40), answer=9), now=0.0)
+    model.submit("b", job(numbers(40, 100)), now=0.0)
+    model.advance(0.005)
+    model.restart(now=0.005)
+    events = model.advance(0.005)
+    assert [(event.request_id, event.kind) for event in events] == [
+        ("a", EngineEventKind.ABORTED),
+        ("b", EngineEventKind.ABORTED),
+    ]
+    statistics = model.statistics()
+    assert (statistics.running, statistics.waiting, statistics.used_blocks, statistics.found_blocks) == (0, 0, 0, 0)
+    assert (statistics.boots, statistics.prompt_tokens) == (2, 0)
+    assert model.cache.drain_events() == [CacheCleared()]
+    assert model.next_event_at() is None
+
+
+def test_an_engine_without_delays_answers_at_once() -> None:
+    model = EngineModel(EngineLimits(prefill_tokens_per_s=float("inf"), decode_s=0.0))
+    model.submit("a", job(numbers(5000), answer=7, block_size=16), now=3.0)
+    assert model.advance(3.0)[-1].kind is EngineEventKind.FINISHED
+
+
+def test_clearing_the_cache_lets_requests_in_work_go_on() -> None:
+    model = EngineModel(LIMITS)
+    model.submit("a", job(numbers(40), answer=3), now=0.0)
+    model.advance(0.5)
+    model.clear_cache(now=0.5)
+    assert run(model)[-1].kind is EngineEventKind.FINISHED
+    assert model.cache.hit_blocks(job(numbers(40))) == 0
+
+
+def test_limits_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"cache_tokens": 3}, {"running_max": 0}, {"prefill_tokens_per_s": 0.0}, {"decode_s": -1.0}):
+        with pytest.raises(ValueError, match="positive"):
+            EngineLimits(**wrong)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "submit", "cancel", "advance", "clear", "restart"]),
+        st.lists(st.integers(0, 1), min_size=1, max_size=40),
+        st.integers(1, 12),
+        st.sampled_from([0.0, 0.01, 0.3, 2.0]),
+    ),
+    max_size=40,
+)
+
+
+@given(ACTIONS)
+@settings(max_examples=150, deadline=None)
+def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_request_ends_once(actions: list) -> None:
+    model = EngineModel(EngineLimits(cache_tokens=64, block_size=BLOCK, prefill_tokens_per_s=100.0, decode_s=0.1,
+                                     running_max=3, step_tokens_max=16, waiting_max=5))  # fmt: skip
+    now, names, cancelled, events = 0.0, [], [], []
+    for number, (what, prompt, answer, wait) in enumerate(actions):
+        now += wait
+        if what == "submit":
+            try:
+                model.submit(f"r{number}", job(prompt, answer), now)
+                names.append(f"r{number}")
+            except QueueFullError:
+                assert model.statistics().waiting == 5
+        elif what == "cancel" and names:
+            name = names[number % len(names)]
+            if model.cancel(name, now):
+                cancelled.append(name)
+        elif what == "clear":
+            model.clear_cache(now)
+        elif what == "restart":
+            model.restart(now)
+        else:
+            events.extend(model.advance(now))
+        model.cache.check()
+    events.extend(run(model))
+    assert [event.at for event in events] == sorted(event.at for event in events)
+    assert model.statistics().used_blocks == model.statistics().running == model.statistics().waiting == 0
+    ends = [event.request_id for event in events if event.kind in (EngineEventKind.FINISHED, EngineEventKind.ABORTED)]
+    assert sorted(ends + cancelled) == sorted(names)
