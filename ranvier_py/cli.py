@@ -1,0 +1,286 @@
+"""The command line: `ranvier serve | config | explain | status | version`.
+
+Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain` and
+`status` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+
+from ranvier_py import __version__
+from ranvier_py.config import FILE_VARIABLE, SECRETS, Config, did_you_mean, flag_of, load, read_secret_file, variable_of
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.edge.logs import set_up_logs
+from ranvier_py.edge.workers import Supervisor
+from ranvier_py.reference import is_list, key_help, reference, toml_value
+from ranvier_py.status import NodeStatus, status_page
+
+EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
+EXIT_CODES = """exit codes:
+  0  done, or stopped by a signal after draining
+  1  failed while running, or the node refused what was asked
+  2  the command line or the configuration is wrong; every problem is listed
+  3  an address can't be listened on
+  4  the control port can't be reached"""
+
+KILL_MARGIN_S = 10.0
+"""Workers have this long after the drain deadline to close down before they are killed."""
+
+ADMIN_TIMEOUT_S = 10.0
+DEFAULT_CONTROL = "http://127.0.0.1:9180"
+BIND_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+
+
+class CommandError(Exception):
+    """What a command ends with: a message for stderr and an exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. `argv` without the program's name; sys.argv when None. Returns the exit code."""
+    parser = make_parser()
+    options, extra = parser.parse_known_args(argv)
+    try:
+        if extra:
+            raise ConfigError(list(unknown_arguments(extra)))
+        return int(options.run(options))
+    except ConfigError as error:
+        print(
+            "\n".join(["ranvier: the configuration has problems:", *(f"  {line}" for line in error.problems)]),
+            file=sys.stderr,
+        )
+        return EXIT_CONFIG
+    except CommandError as error:
+        print(f"ranvier: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return EXIT_OK
+    except BrokenPipeError:  # `ranvier status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+# --- the parser -----------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> argparse.ArgumentParser:
+    style: Any = partial(
+        argparse.ArgumentParser,
+        allow_abbrev=False,  # --control-key must not mean --control-key-file
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXIT_CODES,
+    )
+    parser: argparse.ArgumentParser = style(prog="ranvier", description="A cache-aware router for LLM engines.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=style)
+    serve = commands.add_parser("serve", help="run a node, or several on one port")
+    add_config_flags(serve)
+    serve.set_defaults(run=serve_command)
+    config = commands.add_parser("config", help="print every key with its help and default")
+    config.add_argument("--check", action="store_true", help="load the configuration instead, and list what is wrong")
+    add_config_flags(config)
+    config.set_defaults(run=config_command)
+    explain = commands.add_parser("explain", help="where would this request go, and why (body on stdin)")
+    explain.add_argument(
+        "file", nargs="?", type=argparse.FileType("rb"), default=None, help="the body, instead of stdin"
+    )
+    add_control_flags(explain)
+    explain.set_defaults(run=explain_command)
+    status = commands.add_parser("status", help="backends, health, load, routes and requests of a node")
+    status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
+    status.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="time between two pages (2)")
+    add_control_flags(status)
+    status.set_defaults(run=status_command)
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=version_command)
+    return parser
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """--config, and one flag for each key that is no secret. What is not given is not set."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file; ${FILE_VARIABLE} names one too")
+    groups: dict[str, Any] = {}
+    for name, info in Config.model_fields.items():
+        section, text = key_help(name, info)
+        if name in SECRETS:
+            continue
+        group = groups.setdefault(section, None) or parser.add_argument_group(section)
+        groups[section] = group
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+        if info.annotation is bool:
+            group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **options)
+        elif is_list(info):
+            group.add_argument(flag_of(name), action="append", metavar="X", **options)
+        else:
+            group.add_argument(flag_of(name), metavar="X", **options)
+
+
+def add_control_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--control", default=DEFAULT_CONTROL, metavar="URL", help=f"control port ({DEFAULT_CONTROL})")
+    parser.add_argument(
+        "--control-key-file", type=Path, metavar="FILE", help=f"its key; ${variable_of('control_key')} holds one too"
+    )
+
+
+def unknown_arguments(extra: Sequence[str]) -> Iterator[str]:
+    """A problem for each flag that is none, and for values that belong to no flag."""
+    flags = [flag_of(name) for name in Config.model_fields if name not in SECRETS]
+    after_unknown_flag = False
+    for argument in extra:
+        name = argument.partition("=")[0]
+        if name.startswith("-"):
+            if name in map(flag_of, SECRETS):
+                yield f"{name}: a secret has no flag; use {name}-file or ${variable_of(name[2:].replace('-', '_'))}"
+            else:
+                yield f"{name}: no such flag{did_you_mean(name, flags)}"
+        elif not after_unknown_flag:
+            yield f"{name}: an argument that belongs to no flag"
+        after_unknown_flag = name.startswith("-")
+
+
+def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
+    given = vars(options)
+    return load({name: given[name] for name in Config.model_fields if name in given}, options.config)
+
+
+# --- serve ----------------------------------------------------------------------------------------------------------
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    config, _ = load_from(options)
+    set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
+    if config.workers == 1:
+        return run_node(config)
+    supervisor = Supervisor(
+        config.workers,
+        lambda index: run_node(config.for_worker(index)),
+        stop_timeout_s=config.drain_timeout_s + KILL_MARGIN_S,
+        fatal=(EXIT_CONFIG, EXIT_ADDRESS),
+    )
+    return supervisor.run()
+
+
+def run_node(config: Config) -> int:
+    """One node in this process, until it is told to stop. Returns the exit code."""
+    from ranvier_py import node  # noqa: PLC0415  # tokenizers and arrays start threads: never before the fork
+
+    try:
+        trio.run(node.run, config)
+    except (Exception, BaseExceptionGroup) as error:
+        known = [describe(leaf) for leaf in leaves(error)]
+        if any(code == EXIT_FAILED for _, code in known):
+            raise
+        print("\n".join(f"ranvier: {message}" for message, _ in known), file=sys.stderr)
+        return max(code for _, code in known)
+    return EXIT_OK
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors that a group holds, however nested; or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def describe(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", EXIT_OK
+    if isinstance(error, ConfigError):
+        return str(error), EXIT_CONFIG
+    if isinstance(error, OSError) and error.errno in BIND_ERRORS:
+        return f"can't listen: {error}", EXIT_ADDRESS
+    return str(error), EXIT_FAILED
+
+
+# --- the other commands ---------------------------------------------------------------------------------------------
+
+
+def config_command(options: argparse.Namespace) -> int:
+    if not options.check:
+        print(reference(), end="")
+        return EXIT_OK
+    config, origins = load_from(options)
+    values = config.masked()
+    for name, origin in origins.items():
+        print(f"{name} = {toml_value(values[name])}  # from {origin}")
+    print(f"good: {len(origins)} keys are set, {len(values) - len(origins)} have their defaults")
+    return EXIT_OK
+
+
+def version_command(_: argparse.Namespace) -> int:
+    print(__version__)
+    return EXIT_OK
+
+
+def explain_command(options: argparse.Namespace) -> int:
+    try:
+        body = options.file.read_bytes() if options.file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise CommandError(str(error), EXIT_FAILED) from error
+    with control_client(options) as client:
+        print(asked(client, "POST", "/explain", content=body).text)
+    return EXIT_OK
+
+
+def status_command(options: argparse.Namespace) -> int:
+    with control_client(options) as client:
+        while True:
+            page = status_page(node_status(client))
+            print(f"\x1b[H\x1b[2J{page}" if options.watch and sys.stdout.isatty() else page, flush=True)
+            if not options.watch:
+                return EXIT_OK
+            time.sleep(max(0.1, options.interval_s))
+
+
+def node_status(client: httpx.Client) -> NodeStatus:
+    ready = asked(client, "GET", "/readyz", also=503)
+    return NodeStatus(
+        address=str(client.base_url),
+        ready=ready.status_code == httpx.codes.OK,
+        reason=ready.json().get("reason", ""),
+        backends=asked(client, "GET", "/admin/backends").json()["backends"],
+        routes=asked(client, "GET", "/admin/routes").json(),
+    )
+
+
+def control_client(options: argparse.Namespace) -> httpx.Client:
+    key = os.environ.get(variable_of("control_key"), "")
+    if options.control_key_file is not None:
+        key = read_secret_file(options.control_key_file)
+    url = options.control if "://" in options.control else f"http://{options.control}"
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False)
+
+
+def asked(client: httpx.Client, method: str, path: str, *, content: bytes = b"", also: int = 200) -> httpx.Response:
+    """The node's answer. Raises CommandError with the node's own words when it refuses, or when there is no node."""
+    try:
+        response = client.request(method, path, content=content)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise CommandError(f"{client.base_url} can't be reached: {error}", EXIT_UNREACHABLE) from error
+    if response.status_code not in (httpx.codes.OK, also):
+        raise CommandError(f"{response.status_code}: {refusal(response)}", EXIT_FAILED)
+    return response
+
+
+def refusal(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]

@@ -1,0 +1,387 @@
+"""The configuration: one model, from which the TOML file, the environment, the flags and the reference follow.
+
+A key is written once, as a field below. `listen` is `--listen` on the command line, `RANVIER_LISTEN` in the environment
+and `listen` in the file; the first of these that has it wins, then the default. Keys are flat and carry their unit.
+
+Rules: `load` reports every problem at once, each with the key and where it came from, and never shows a secret. Unknown
+keys are errors, not silence. Secrets have no flag, because a command line is public on its machine: they come from the
+environment, the file, or a file of their own. Nothing is read but the configuration's own file and the secrets' files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ranvier_py.config_values import (
+    Address,
+    Backends,
+    BackendSpec,
+    Count,
+    CountOrNone,
+    OptionalPath,
+    Seconds,
+    Secret,
+    Statuses,
+)
+from ranvier_py.core.addresses import host_port, is_loopback
+from ranvier_py.core.errors import ConfigError
+
+ENV_PREFIX = "RANVIER_"
+FILE_VARIABLE = "RANVIER_CONFIG"
+SECRETS = ("control_key", "backend_api_key", "cluster_secret")
+"""Each of these has a twin `<key>_file` that names a file holding it."""
+
+SECRET_FILE_BYTES_MAX = 4096
+"""A key file is one line; whatever is longer is another file by mistake."""
+
+KUBERNETES_LINK = re.compile(
+    r"RANVIER(_\w+)?_(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=\w+://|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=).*", re.DOTALL
+)
+"""Kubernetes sets these in every pod beside a Service whose name begins with «ranvier»; nobody meant them for us."""
+
+
+def key(default: Any, section: str, help_text: str) -> Any:
+    """A field with what the reference says about it."""
+    if isinstance(default, list):
+        return Field(
+            default_factory=lambda: list(default), description=help_text, json_schema_extra={"section": section}
+        )
+    return Field(default=default, description=help_text, json_schema_extra={"section": section})
+
+
+class Config(BaseSettings):
+    """Everything an operator may set. Frozen; `load` builds it. The constructor reads neither environment nor file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, case_sensitive=False
+    )
+
+    listen: Address = key("0.0.0.0:8080", "Ports", "Address of the public port, HOST:PORT. Port 0 takes any free one.")
+    control: Address = key(
+        "127.0.0.1:9180",
+        "Ports",
+        "Address of the control port (health, metrics, admin). An address that others can reach needs a control key. "
+        "With several workers, worker i has this port + i.",
+    )
+    control_key: Secret = key(None, "Ports", "Bearer key of the control port.")
+    control_key_file: OptionalPath = key(None, "Ports", "File that holds the control key.")
+    metrics_public: bool = key(False, "Ports", "Serve /metrics without the control key.")
+    tls_certificate_file: OptionalPath = key(None, "Ports", "PEM certificate chain of the public port; turns TLS on.")
+    tls_key_file: OptionalPath = key(None, "Ports", "PEM private key that belongs to the certificate.")
+    workers: Annotated[int, Field(ge=1, le=256)] = key(
+        1, "Ports", "Nodes that share the public port, each a process of its own (SO_REUSEPORT)."
+    )
+
+    backend: Backends = key(
+        [],
+        "Backends",
+        "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
+        "More can be added over the control port.",
+    )
+    backend_api_key: Secret = key(
+        None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."
+    )
+    backend_api_key_file: OptionalPath = key(None, "Backends", "File that holds the backends' API key.")
+    probe_interval_s: Seconds = key(5.0, "Backends", "Time between two health probes of one backend.")
+    probe_timeout_s: Seconds = key(3.0, "Backends", "A probe that takes longer has failed.")
+    probe_failures: Count = key(3, "Backends", "Failed probes in a row that make a backend unhealthy.")
+    probe_successes: Count = key(2, "Backends", "Good probes in a row that make it healthy again.")
+    circuit_failures: Count = key(
+        5, "Backends", "Failed requests in a row (5xx, no connection; not 429) that open the circuit of a backend."
+    )
+    circuit_open_s: Seconds = key(30.0, "Backends", "Time an open circuit waits before it lets one request try.")
+
+    tokenizer: Annotated[str, Field(min_length=1)] = key(
+        "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
+    )
+    chat_template: OptionalPath = key(
+        None, "Tokens", "File with the chat template, where the tokenizer's own is not used."
+    )
+    block_size_tokens: Annotated[int, Field(ge=1, le=1024)] = key(
+        16, "Tokens", "Unit of cache reuse. Best equal to the engines' block size."
+    )
+    tokenize_deadline_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = key(
+        0.15, "Tokens", "Longest wait for tokens before placing by load. 0 never waits."
+    )
+    learn_queue_max: Count = key(1024, "Tokens", "Prompts waiting to be tokenized for learning; more are not learned.")
+
+    policy: Literal["affinity", "round_robin", "random", "least_loaded", "power_of_two"] = key(
+        "affinity", "Routing", "Placement: affinity, round_robin, random, least_loaded or power_of_two."
+    )
+    load_factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = key(
+        2.0, "Routing", "affinity leaves the best holder when its load is above this times the median."
+    )
+    load_floor: CountOrNone = key(
+        2, "Routing", "... and above the median by this many requests, so that idle ones stay."
+    )
+    route_capacity: Annotated[int, Field(ge=16)] = key(1_000_000, "Routing", "Most routes kept; about 250 bytes each.")
+    route_ttl_s: Seconds = key(3600.0, "Routing", "A route is forgotten this long after it was last served.")
+    prompt_memory_entries: Annotated[int, Field(ge=16)] = key(
+        65_536, "Routing", "Conversations whose boundaries are remembered, so that only their new text is read."
+    )
+    cluster_secret: Secret = key(
+        None,
+        "Routing",
+        "Keys the fingerprints; 16 to 64 bytes, the same on all nodes. A random one for each process when not set.",
+    )
+    cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
+    recent_decisions: Count = key(256, "Routing", "Decisions kept for /admin/decisions.")
+
+    header_timeout_s: Seconds = key(10.0, "Limits", "A request's header must be complete by then.")
+    body_timeout_s: Seconds = key(60.0, "Limits", "... and its body by then.")
+    idle_timeout_s: Seconds = key(75.0, "Limits", "A connection without a request is closed after this.")
+    connect_timeout_s: Seconds = key(5.0, "Limits", "Longest wait for a connection to a backend.")
+    first_byte_timeout_s: Seconds = key(600.0, "Limits", "Longest wait for a backend to begin its answer.")
+    stall_timeout_s: Seconds = key(120.0, "Limits", "Longest silence within an answer.")
+    send_timeout_s: Seconds = key(30.0, "Limits", "A client that takes no byte for this long is cut off.")
+    header_bytes_max: Annotated[int, Field(ge=1024)] = key(65_536, "Limits", "Largest request header: 431 above.")
+    body_bytes_max: Annotated[int, Field(ge=1024)] = key(64 * 1024 * 1024, "Limits", "Largest request body: 413 above.")
+    connections_max: Count = key(10_000, "Limits", "Client connections at once; 503 above.")
+    in_flight_max: Count = key(4096, "Limits", "Requests at once; 503 above.")
+    drain_timeout_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = key(
+        30.0, "Limits", "Time that answers have to finish after SIGTERM."
+    )
+
+    worker_retries_max: CountOrNone = key(1, "Retries", "Further tries at the same backend, before the first byte.")
+    total_retries_max: CountOrNone = key(3, "Retries", "Further tries altogether.")
+    retry_statuses: Statuses = key([429, 500, 502, 503, 504], "Retries", "Answers that are worth another try.")
+
+    log_level: Literal["debug", "info", "warning", "error"] = key("info", "Logs", "debug, info, warning or error.")
+    log_format: Literal["text", "json"] = key("text", "Logs", "text or json: one line for each event.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # the parent calls with these names
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is passed in: `load` asks the other sources itself, to know where each value came from."""
+        return (init_settings,)
+
+    def for_worker(self, index: int) -> Self:
+        """The configuration of worker `index`: its own control port. `workers` stays, it means a shared public port."""
+        host, port = host_port(self.control)
+        shown = f"[{host}]" if ":" in host else host
+        return self.model_copy(update={"control": f"{shown}:{port + index if port else 0}"})
+
+    def masked(self) -> dict[str, Any]:
+        """Every key with its value as JSON has it; secrets that are set are "***"."""
+        values = self.model_dump(mode="json")
+        return {name: "***" if name in SECRETS and value is not None else value for name, value in values.items()}
+
+    def secret_values(self) -> list[str]:
+        """The secrets themselves, for the log's filter and for nothing else."""
+        secrets = (getattr(self, name) for name in SECRETS)
+        return [secret.get_secret_value() for secret in secrets if secret is not None]
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Values by key, and how the operator calls a key there."""
+
+    values: Mapping[str, Any]
+    label: str  # with {key}, {flag} or {variable}
+
+    def name_of(self, key_name: str) -> str:
+        return self.label.format(key=key_name, flag=flag_of(key_name), variable=variable_of(key_name))
+
+
+@dataclass(slots=True)
+class Loading:
+    """What a load has found so far."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, key_name: str, message: str) -> None:
+        origin = self.origins.get(key_name.partition("[")[0].partition(".")[0])
+        self.problems.append(f"{key_name}: {message}" + (f" (from {origin})" if origin else ""))
+
+
+def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tuple[Config, dict[str, str]]:
+    """The configuration, and where each key that was set came from.
+
+    `flags` are values of the command line by key. `file` is the TOML file; without it $RANVIER_CONFIG may name one.
+    Raises ConfigError with every problem found.
+    """
+    found = Loading()
+    if file is None and os.environ.get(FILE_VARIABLE):
+        file = Path(os.environ[FILE_VARIABLE])
+    found.problems.extend(unknown_variables())
+    for source in (
+        Source(flags or {}, "{flag}"),
+        Source(EnvSettingsSource(Config, env_ignore_empty=True)(), "{variable}"),
+        Source(read_toml(file, found.problems), f"{file}"),
+    ):
+        for name, value in source.values.items():
+            if name not in found.values:
+                found.values[name] = value
+                found.origins[name] = source.name_of(name)
+    config = validated(found)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return config, found.origins
+
+
+def read_toml(file: Path | None, problems: list[str]) -> Mapping[str, Any]:
+    if file is None:
+        return {}
+    try:
+        with file.open("rb"):
+            return TomlConfigSettingsSource(Config, file)()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not TOML: {error}")
+    except OSError as error:
+        problems.append(f"{file}: can't be read: {error.strerror}")
+    return {}
+
+
+def unknown_variables() -> Iterator[str]:
+    """Variables with our prefix that name no key."""
+    known = {variable_of(name) for name in Config.model_fields} | {FILE_VARIABLE}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_LINK.fullmatch(f"{name}={value}"):
+            yield f"{name}: no such key{did_you_mean(name, known)} (from the environment)"
+
+
+def validated(found: Loading) -> Config:
+    """A Config of what is good among the values; what is bad becomes problems."""
+    bad: set[str] = set()
+    try:
+        config = Config(**found.values)
+    except ValidationError as error:
+        for item in error.errors():
+            bad.add(str(item["loc"][0]))
+            found.add(place(item["loc"]), reworded(item))
+        config = Config(**{name: value for name, value in found.values.items() if name not in bad})
+    config = with_secret_files(config, found, bad)
+    for involved, message in contradictions(config):
+        if not bad.intersection(involved):
+            found.add(involved[0], message)
+    return config
+
+
+def with_secret_files(config: Config, found: Loading, bad: set[str]) -> Config:
+    """The same with the secrets read from their files."""
+    read: dict[str, SecretStr] = {}
+    for name in SECRETS:
+        path: Path | None = getattr(config, f"{name}_file")
+        if path is None:
+            continue
+        try:
+            if getattr(config, name) is not None:
+                raise ConfigError([f"{name} is set as well; set one of them"])
+            read[name] = SecretStr(read_secret_file(path))
+        except ConfigError as error:
+            found.add(f"{name}_file", str(error))
+            bad.add(name)
+    return config.model_copy(update=read)
+
+
+def read_secret_file(path: Path) -> str:
+    """The one line of a secret's file. Raises ConfigError; the message does not show it."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(SECRET_FILE_BYTES_MAX + 1)
+        text = content.decode().strip()
+    except OSError as error:
+        raise ConfigError([f"{path} can't be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path} is not text"]) from error
+    if not text or len(content) > SECRET_FILE_BYTES_MAX or "\n" in text:
+        raise ConfigError([f"{path} must hold one line of text, the secret"])
+    return text
+
+
+def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(keys involved, what is wrong) for keys that are good alone but not together."""
+    host, port = host_port(config.control)
+    if not is_loopback(host) and config.control_key is None:
+        yield ("control", "control_key"), f"{host} is reachable from elsewhere: set control_key or control_key_file"
+    if (config.tls_certificate_file is None) != (config.tls_key_file is None):
+        yield ("tls_certificate_file", "tls_key_file"), "set tls_certificate_file and tls_key_file together"
+    if config.workers > 1 and host_port(config.listen)[1] == 0:
+        yield ("listen", "workers"), "several workers can't share port 0"
+    if port and port + config.workers - 1 > 65535:
+        yield ("control", "workers"), "the last worker's control port is above 65535"
+    if port and host_port(config.listen) == (host, port):
+        yield ("control", "listen"), "listen and control are the same address"
+    if config.total_retries_max < config.worker_retries_max:
+        yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
+    secret = config.cluster_secret
+    if secret is not None and not 16 <= len(secret.get_secret_value().encode()) <= 64:
+        yield ("cluster_secret",), "must be 16 to 64 bytes long"
+    yield from twice(config)
+
+
+def twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Backends that are listed twice, or share a name."""
+    for what, values in (("URL", [item.url for item in config.backend]), ("name", [b.label for b in config.backend])):
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                yield (f"backend[{index}]", "backend"), f"{value} has the {what} of an earlier backend"
+                return
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def backend_spec(url: str, weight: float = 1.0, name: str = "") -> BackendSpec:
+    """A checked BackendSpec. Raises ConfigError with every problem."""
+    try:
+        return BackendSpec(url=url, weight=weight, name=name)
+    except ValidationError as error:
+        raise ConfigError([f"{place(item['loc'])}: {reworded(item)}" for item in error.errors()]) from error
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def place(location: Iterable[int | str]) -> str:
+    """("backend", 1, "weight") -> backend[1].weight"""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def reworded(item: Mapping[str, Any]) -> str:
+    """Pydantic's message in our words."""
+    if item["type"] == "extra_forbidden":
+        names = Config.model_fields if len(item["loc"]) == 1 else BackendSpec.model_fields
+        return "no such key" + did_you_mean(str(item["loc"][-1]), names)
+    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return message.replace("Input should be", "must be")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else ""

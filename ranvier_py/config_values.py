@@ -1,0 +1,76 @@
+"""The types that values of the configuration have: how each is written, and what is refused.
+
+Texts come from flags and the environment, typed values from the file; both end as the same value. Messages never repeat
+what was written, which may be a secret.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_settings import NoDecode
+
+from ranvier_py.core.addresses import backend_url, host_port
+
+
+def address(text: str) -> str:
+    host_port(text)
+    return text
+
+
+def empty_is_none(value: object) -> object:
+    return None if value == "" else value
+
+
+def split_text(value: object) -> object:
+    """Lists in the environment are separated by blanks."""
+    return value.split() if isinstance(value, str) else value
+
+
+def split_numbers(value: object) -> object:
+    """As `split_text`, and commas separate too. Flags may repeat."""
+    if isinstance(value, list):
+        return [piece for item in value for piece in str(item).replace(",", " ").split()]
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+def backend_fields(value: object) -> object:
+    """ "URL,weight=2,name=a" -> its fields."""
+    if not isinstance(value, str):
+        return value
+    url, *options = value.split(",")
+    fields: dict[str, str] = {"url": url}
+    for option in options:
+        name, equals, content = option.partition("=")
+        if not equals or name in fields:
+            raise ValueError("must be URL or URL,weight=2,name=a")
+        fields[name] = content
+    return fields
+
+
+class BackendSpec(BaseModel):
+    """One backend as configured or as added over the control port. `name` is its URL without scheme unless given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: Annotated[str, AfterValidator(backend_url)]
+    weight: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
+    name: str = Field(default="", max_length=200, pattern=r"^[\x21-\x7e]*$")
+
+    @property
+    def label(self) -> str:
+        return self.name or self.url.partition("://")[2]
+
+
+Address = Annotated[str, AfterValidator(address)]
+OptionalPath = Annotated[Path | None, BeforeValidator(empty_is_none)]
+Secret = Annotated[SecretStr | None, BeforeValidator(empty_is_none)]
+Backends = Annotated[
+    list[Annotated[BackendSpec, BeforeValidator(backend_fields)]], NoDecode, BeforeValidator(split_text)
+]
+Statuses = Annotated[list[Annotated[int, Field(ge=400, le=599)]], NoDecode, BeforeValidator(split_numbers)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]

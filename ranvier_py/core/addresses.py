@@ -1,0 +1,43 @@
+"""Addresses as an operator writes them: text -> checked parts.
+
+Nothing is resolved: a name stays a name. Messages of errors never repeat the text, which may carry a password.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """("127.0.0.1", 9180) of "127.0.0.1:9180"; "[::1]:9180" for IPv6. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or (":" in host and not bracketed) or not (port.isascii() and port.isdigit()):
+        raise ValueError("must be HOST:PORT, like 127.0.0.1:8080 or [::1]:8080")
+    if int(port) > 65535:
+        raise ValueError("the port must be 0 to 65535")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address. A name other than localhost may point anywhere."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def backend_url(text: str) -> str:
+    """The URL of a backend without a trailing slash. Raises ValueError; the message never repeats the URL."""
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL like http://10.0.0.1:8000")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not carry a user or password; use backend_api_key")
+    if parts.query or parts.fragment or parts.path.rstrip("/"):
+        raise ValueError("must end after the port: no path, query or fragment")
+    if re.search(r"[\s\x00-\x1f]", text.strip()) or parts.port == 0:
+        raise ValueError("has a port or character that no URL has")
+    return f"{parts.scheme}://{parts.netloc.lower()}"

@@ -1,0 +1,29 @@
+"""One request in one line: all that is ever logged about it.
+
+There is no field for headers or bodies, and so no way to log one. `path` comes without its query, which may hold a key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """What became of one request. Times are in seconds since its last byte came in; 0 where that never happened."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int  # as sent to the client; 0 = nothing was sent
+    outcome: str  # "success", or the code of the error
+    backend: str = ""  # name of the one that answered
+    policy: str = ""
+    reason: str = ""  # of the decision
+    source: str = ""  # which chain found it: text, tokens, none
+    matched_tokens: int = 0
+    prompt_tokens: int = 0
+    tries: int = 0
+    first_byte_s: float = 0.0
+    total_s: float = 0.0
+    sent_bytes: int = 0

@@ -1,0 +1,194 @@
+"""Worker processes: one node each, on one public port.
+
+The parent serves nothing. It forks the workers before any thread or event loop exists, passes SIGTERM and SIGINT on,
+and restarts a worker that dies on its own. The kernel spreads new connections over the workers that listen
+(SO_REUSEPORT), so a dead one takes only its own connections with it.
+
+Rules: the wait before a restart doubles from 1 s to 30 s, and starts over once a worker has lived for a minute. A
+worker that ends with one of the `fatal` codes can't be helped by a restart: the others are stopped and that code is
+returned. After a signal nothing is restarted; who has not ended `stop_timeout_s` later is killed.
+Workers have a process group of their own, so that Ctrl-C reaches them once, through the parent, and on Linux they are
+told to stop should the parent vanish.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Self
+
+log = logging.getLogger(__name__)
+
+RESTART_DELAY_S = 1.0
+RESTART_DELAY_S_MAX = 30.0
+STABLE_S = 60.0
+"""A worker that lived this long was fine; its next death is a new story."""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One slot. `pid` is 0 while it waits for its restart at `restart_at`, in seconds of the monotonic clock."""
+
+    index: int
+    pid: int = 0
+    started_at: float = 0.0
+    restart_at: float = 0.0
+    deaths: int = 0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Keeps `count` workers alive until a signal. `start(index)` runs in the child and returns its exit code."""
+
+    count: int
+    start: Callable[[int], int]
+    stop_timeout_s: float
+    fatal: Collection[int] = ()
+    restart_delay_s: float = RESTART_DELAY_S
+    restarts: int = 0
+    workers: list[Worker] = field(default_factory=list)
+    stopping_until: float | None = None
+    exit_code: int = 0
+
+    def run(self) -> int:
+        """Returns the exit code: 0 when all workers ended well after a signal."""
+        with Signals() as signals:
+            self.workers = [Worker(index) for index in range(self.count)]
+            while True:
+                self._start_due(signals)
+                for number in signals.wait(self._pause_s()):
+                    if number in STOP_SIGNALS:
+                        self._stop(number)
+                self._reap()
+                if self.stopping_until is not None and not any(worker.pid for worker in self.workers):
+                    return self.exit_code
+
+    def _start_due(self, signals: Signals) -> None:
+        now = time.monotonic()
+        if self.stopping_until is not None:
+            if now >= self.stopping_until:
+                self._tell_all(signal.SIGKILL)
+            return
+        for worker in self.workers:
+            if worker.pid == 0 and now >= worker.restart_at:
+                worker.pid = signals.fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
+                worker.started_at = now
+                log.info("worker %d started, process %d", worker.index, worker.pid)
+
+    def _pause_s(self) -> float | None:
+        """Until the next thing to do without a signal; None = nothing."""
+        due = [worker.restart_at for worker in self.workers if worker.pid == 0]
+        if self.stopping_until is not None:
+            due = [self.stopping_until]
+        return max(0.05, min(due) - time.monotonic()) if due else None
+
+    def _stop(self, number: int) -> None:
+        if self.stopping_until is None:
+            self.stopping_until = time.monotonic() + self.stop_timeout_s
+        self._tell_all(number)
+
+    def _tell_all(self, number: int) -> None:
+        for worker in self.workers:
+            if worker.pid:
+                os.kill(worker.pid, number)
+
+    def _reap(self) -> None:
+        for worker in self.workers:
+            if worker.pid:
+                pid, status = os.waitpid(worker.pid, os.WNOHANG)
+                if pid:
+                    self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, worker: Worker, code: int) -> None:
+        pid, worker.pid = worker.pid, 0
+        if self.stopping_until is not None:
+            told = code in (0, *(-number for number in STOP_SIGNALS))  # negative: before it could handle the signal
+            self.exit_code = self.exit_code or (0 if told else abs(code))
+            return
+        if code in self.fatal:
+            log.error("worker %d ended with code %d: stopping all", worker.index, code)
+            self.exit_code = code
+            self._stop(signal.SIGTERM)
+            return
+        now = time.monotonic()
+        worker.deaths = 1 if now - worker.started_at >= STABLE_S else worker.deaths + 1
+        delay_s = min(self.restart_delay_s * 2 ** (worker.deaths - 1), RESTART_DELAY_S_MAX)
+        worker.restart_at = now + delay_s
+        self.restarts += 1
+        log.error("worker %d (process %d) ended with code %d; next in %.1f s", worker.index, pid, code, delay_s)
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGCHLD as numbers to wait for, and forks that do not inherit that."""
+
+    watched = (*STOP_SIGNALS, signal.SIGCHLD)
+
+    def __enter__(self) -> Self:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._before = {number: signal.signal(number, lambda *_: None) for number in self.watched}
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self, seconds: float | None) -> bytes:
+        """The numbers of the signals that came, one byte each; empty after so many seconds without any."""
+        select.select([self._read], [], [], seconds)
+        try:
+            return os.read(self._read, 4096)
+        except BlockingIOError:
+            return b""
+
+    def fork(self, body: Callable[[], int]) -> int:
+        """Run `body` in a child with default signal handling. Returns the child's pid; never returns in the child."""
+        parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.watched)  # a signal before the child is ready must not be lost
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(parent, body)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.watched)
+        return pid
+
+    def _become_worker(self, parent: int, body: Callable[[], int]) -> None:
+        code = 1
+        try:
+            self.__exit__()
+            os.setpgid(0, 0)
+            end_with_parent(parent)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.watched)
+            code = body()
+        except KeyboardInterrupt:
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel send SIGTERM when the parent dies. Linux only; elsewhere the workers would outlive it."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before we asked
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,74 @@
+"""The status page: what a node's control port answers, as text for one terminal screen.
+
+Pure: JSON values in, lines out. Tables take their columns from the rows, so a new fact about a backend shows by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FIRST_COLUMNS = ("name", "url", "health", "state", "circuit", "draining", "load", "in_flight", "weight")
+CELL_CHARACTERS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """What was asked of one node."""
+
+    address: str
+    ready: bool
+    reason: str
+    backends: Sequence[Mapping[str, Any]]
+    routes: Mapping[str, Any]
+
+
+def status_page(status: NodeStatus) -> str:
+    """One page: readiness, backends, routes and counters."""
+    ready = "ready" if status.ready else "not ready"
+    lines = [f"{status.address}  {ready}" + (f": {status.reason}" if status.reason else ""), "", "Backends"]
+    lines += table(status.backends) or ["  none; add one with POST /admin/backends"]
+    lines += ["", "Routes and requests", *pairs(status.routes)]
+    return "\n".join(lines) + "\n"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows under a header, aligned; numbers to the right."""
+    known = dict.fromkeys(column for row in rows for column in row)
+    columns = [column for column in FIRST_COLUMNS if column in known]
+    columns += [column for column in known if column not in columns]
+    cells = [[word(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    right = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    return ["  " + aligned(line, widths, right) for line in ([columns, *cells] if rows else [])]
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    line = (
+        cell.rjust(width) if is_right else cell.ljust(width)
+        for cell, width, is_right in zip(cells, widths, right, strict=True)
+    )
+    return "  ".join(line).rstrip()
+
+
+def pairs(facts: Mapping[str, Any]) -> list[str]:
+    """One line for each fact; a mapping of facts becomes one line of name=value."""
+    width = max(map(len, facts), default=0)
+    return [f"  {name.ljust(width)}  {word(value)}" for name, value in facts.items()]
+
+
+def word(value: Any) -> str:
+    """A JSON value as one short word, without control characters."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={word(inner)}" for name, inner in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ",".join(word(item) for item in value) or "-"
+    text = "".join(character if character.isprintable() else "?" for character in str(value))
+    return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
