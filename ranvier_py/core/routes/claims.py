@@ -1,0 +1,154 @@
+"""Claims: which backend holds the prefix of a row, since when, and who says so.
+
+Most rows have one claim, in the columns. A row shared by several backends keeps the others in a small dict.
+
+Invariant (monotone): what holds a prefix holds every shorter one. If a row has a live claim, its parent has one of the
+same backend and epoch with at least that trust and evidence. So a climb that raises a claim may stop at the first row
+that has it already.
+Epochs of one backend only grow: a claim of an older epoch than the known one is void at birth and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ranvier_py.core.routes.leaves import LeafQueue
+from ranvier_py.core.routes.rows import NO_BACKEND, SHARED, Rows
+
+
+class Claim(NamedTuple):
+    epoch: int
+    trust: int
+    evidence: int  # whole second
+
+
+class Claims:
+    """The claims of all rows: `counts[trust]` of them. `now` is the latest time its owner has seen, in seconds."""
+
+    def __init__(self, rows: Rows, leaves: LeafQueue, ttl_s: float) -> None:
+        self._rows = rows
+        self._leaves = leaves
+        self._ttl_s = ttl_s
+        self._others: dict[int, dict[int, Claim]] = {}
+        self.now = 0.0
+        self.counts = [0, 0, 0, 0]
+
+    @property
+    def horizon(self) -> float:
+        """Claims whose evidence is not after this have expired."""
+        return self.now - self._ttl_s
+
+    def raise_from(self, row: int, backend: int, claim: Claim) -> None:
+        """Give a live claim to a row and its ancestors. Trust and evidence of a claim only rise while it lives."""
+        rows = self._rows
+        parents, backends, epochs, trusts, evidences = rows.parent, rows.backend, rows.epoch, rows.trust, rows.evidence
+        epoch, trust, evidence = claim
+        horizon = self.now - self._ttl_s
+        while row > 0:
+            if backends[row] != backend or epochs[row] != epoch or trusts[row] < trust or evidences[row] <= horizon:
+                if not self._merge(row, backend, claim):
+                    return
+            elif evidences[row] >= evidence:
+                return
+            else:
+                evidences[row] = evidence
+            row = parents[row]
+
+    def of(self, row: int) -> Iterator[tuple[int, Claim]]:
+        """All claims of a row. The current one may be dropped meanwhile, if the caller holds a list."""
+        rows = self._rows
+        if rows.backend[row] == NO_BACKEND:
+            return
+        yield rows.backend[row], Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        if rows.flags[row] & SHARED:
+            yield from self._others[row].items()
+
+    def get(self, row: int, backend: int) -> Claim | None:
+        rows = self._rows
+        if rows.backend[row] == backend:
+            return Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        if rows.flags[row] & SHARED:
+            return self._others[row].get(backend)
+        return None
+
+    def others(self, row: int) -> dict[int, Claim]:
+        """The claims of a SHARED row that are not in the columns."""
+        return self._others[row]
+
+    def drop(self, row: int, backend: int) -> None:
+        """Forget one claim, which must be there."""
+        rows = self._rows
+        claim = self.get(row, backend)
+        assert claim is not None
+        self.counts[claim.trust] -= 1
+        others = self._others.get(row)
+        if rows.backend[row] == backend:
+            if others is None:
+                rows.backend[row] = NO_BACKEND
+            else:
+                self._write(row, *others.popitem())
+        elif others is not None:
+            del others[backend]
+        if others is not None and not others:
+            del self._others[row]
+            rows.flags[row] &= ~SHARED
+        self._rank(row)
+
+    def drop_all(self, row: int) -> None:
+        """Forget all claims of a row that is about to be released."""
+        rows = self._rows
+        if rows.backend[row] != NO_BACKEND:
+            self.counts[rows.trust[row]] -= 1
+            rows.backend[row] = NO_BACKEND
+            if rows.flags[row] & SHARED:
+                for claim in self._others.pop(row).values():
+                    self.counts[claim.trust] -= 1
+                rows.flags[row] &= ~SHARED
+        rows.best[row] = 0
+
+    def _merge(self, row: int, backend: int, claim: Claim) -> bool:
+        """Raise the claim at one row. False: it, or something better, was there already, hence at all ancestors too."""
+        old = self.get(row, backend)
+        if old is None:
+            self._add(row, backend, claim)
+            return True
+        if old.epoch > claim.epoch:
+            return False
+        if old.epoch == claim.epoch and old.evidence > self.now - self._ttl_s:
+            claim = Claim(claim.epoch, max(old.trust, claim.trust), max(old.evidence, claim.evidence))
+        if claim == old:
+            return False
+        self.counts[old.trust] -= 1
+        self.counts[claim.trust] += 1
+        if self._rows.backend[row] == backend:
+            self._write(row, backend, claim)
+        else:
+            self._others[row][backend] = claim
+        if claim.trust != old.trust:
+            self._rank(row)
+        return True
+
+    def _add(self, row: int, backend: int, claim: Claim) -> None:
+        rows = self._rows
+        self.counts[claim.trust] += 1
+        if rows.backend[row] == NO_BACKEND:
+            self._write(row, backend, claim)
+        else:
+            self._others.setdefault(row, {})[backend] = claim
+            rows.flags[row] |= SHARED
+        rows.best[row] = max(rows.best[row], claim.trust)
+
+    def _write(self, row: int, backend: int, claim: Claim) -> None:
+        rows = self._rows
+        rows.backend[row] = backend
+        rows.epoch[row], rows.trust[row], rows.evidence[row] = claim
+
+    def _rank(self, row: int) -> None:
+        """Find the row's best trust anew; a leaf that lost trust moves to its lower lane."""
+        rows = self._rows
+        best = rows.best[row] = max((claim.trust for _, claim in self.of(row)), default=0)
+        if best < rows.lane[row]:
+            self._leaves.remove(row)
+            if best:
+                self._leaves.push(row)

@@ -1,0 +1,317 @@
+"""The route table: which backend is believed to hold which prefix.
+
+A radix tree of prefixes, found by fingerprint. A prompt comes as its stops, deepest first; `match` returns the backends
+with the deepest live claims, `learn` stores a claim for each stop. A claim lives while its boot epoch is the backend's
+current one and its last evidence is younger than the TTL; being looked up is no evidence.
+
+Rules: at most `capacity` rows; a new row beyond that evicts the leaf that comes first in `leaves.LeafQueue`. A use of a
+row is a use of its ancestors: they are not touched, they inherit the time when a child goes. So an idle chat loses its
+deep rows first, and a system prompt that others use survives. Every call is synchronous, hence atomic.
+Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/test_routes_properties.py holds them.
+Cost: `benchmarks/decision.py` measures it (results/decision.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
+from itertools import islice
+
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.placement import Holder
+from ranvier_py.core.prompt import Stop
+from ranvier_py.core.routes.claims import Claim, Claims
+from ranvier_py.core.routes.leaves import LeafQueue
+from ranvier_py.core.routes.rows import SHARED, WHOLE, Rows
+from ranvier_py.core.routes.tree import Tree
+from ranvier_py.core.routes.values import BACKENDS_MAX, ClaimView, RouteStatistics, RouteView, Trust, TrustCounts
+
+WITHDRAW_CLAIMS_MAX = 2000
+"""Claims one call of `withdraw` removes, about 2 ms; what is left below goes with the next sweeps."""
+
+CHILDREN_COUNTED_MAX = 10_000
+"""The admin page does not count further: about 1 ms."""
+
+TOKENS_MAX = 2**32 - 1
+FINGERPRINT_MAX = 2**64 - 1
+"""What the columns hold."""
+
+
+class RouteTable:
+    """Prefix -> backends, learned from traffic, bounded in rows and in time.
+
+    Args:
+        capacity: rows, one for each known prefix.
+        ttl_s: life of a claim after its last evidence; to the second, and never longer.
+
+    `now` is monotonic seconds, not negative, given by the caller. Epochs of one backend are not negative and only grow.
+    """
+
+    def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = 3600.0) -> None:
+        if capacity < 1 or ttl_s <= 0:
+            raise ValueError("capacity and ttl_s must be positive")
+        self._capacity = capacity
+        self._rows = Rows()
+        self._leaves = LeafQueue(self._rows)
+        self._claims = Claims(self._rows, self._leaves, ttl_s)
+        self._tree = Tree(self._rows, self._leaves, self._claims, capacity)
+        self._cursor = 1
+        self._withdrawing: list[tuple[int, int]] = []
+        self._matched = self._missed = 0
+        self._expired = self._voided = self._withdrawn = 0
+
+    def __len__(self) -> int:
+        """Rows."""
+        return self._rows.count
+
+    def __repr__(self) -> str:
+        return f"<RouteTable {self._rows.count}/{self._capacity} rows, {sum(self._claims.counts)} claims>"
+
+    def match(
+        self, stops: Iterable[Stop], epochs: Sequence[int], now: float, *, wanted: int = 1, touch: bool = True
+    ) -> list[Holder]:
+        """The first `wanted` backends that hold a prefix of the prompt: each at its deepest depth, deepest first.
+
+        Backends at one depth come by trust, then by freshness of evidence, then by id.
+
+        Args:
+            stops: the prompt, deepest first; read no further than needed.
+            epochs: by backend id, its current boot epoch, or -1 while it is not eligible. Ids beyond the end are not.
+            touch: whether this counts as a use of what it finds (False: a dry run).
+        """
+        rows, claims = self._rows, self._claims
+        claims.now = max(claims.now, now)
+        get, backends, flags, known, horizon = rows.index.get, rows.backend, rows.flags, len(epochs), claims.horizon
+        found: list[Holder] = []
+        for _, token, text in stops:
+            row = get(token) if token else None
+            twin = get(text) if text else None
+            if row is None:
+                row = twin
+                if row is None:
+                    continue
+            backend = backends[row]
+            if flags[row] & SHARED or (twin is not None and twin != row):
+                if not self._add_best((row,) if twin is None or twin == row else (row, twin), epochs, wanted, found):
+                    continue
+            elif (
+                0 <= backend < known
+                and epochs[backend] == rows.epoch[row]
+                and rows.evidence[row] > horizon
+                and not (found and is_among(backend, found))
+            ):
+                found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
+            else:
+                continue
+            if touch and rows.used[row] < now:
+                rows.used[row] = int(now)
+            if len(found) >= wanted:
+                break
+        if touch:
+            self._matched += bool(found)
+            self._missed += not found
+        return found
+
+    def learn(self, stops: Iterable[Stop], backend: BackendId, epoch: int, trust: Trust, now: float) -> int:
+        """Store evidence that the backend holds each stop of a prompt. Returns the number of new rows.
+
+        Reading ends at the first stop whose row is found by all fingerprints it brings and whose ancestors are known to
+        be complete (a LOCAL chain went through it). From there the claim climbs the tree, up to the first row that has
+        it already with evidence of this second. So a continuing chat costs its new stops, and once a second 0.1 us for
+        each older one. A stop that brings the token fingerprint of a text-only row attaches it, with the exact depth.
+
+        Args:
+            stops: deepest first, down to the first of the prompt; or single ones, as peers send them.
+            now: when it was seen; may lie in the past. Evidence older than the TTL is ignored.
+
+        Raises ValueError for ids, epochs, depths or fingerprints out of range; nothing is changed then.
+        """
+        check_backend(backend)
+        if epoch < 0:
+            raise ValueError(f"an epoch is not negative: {epoch}")
+        claims, tree = self._claims, self._tree
+        claims.now = max(claims.now, now)
+        second = int(now)
+        unread = self._read(stops)
+        if not unread or second <= claims.horizon:
+            return 0
+        created, refused = tree.created, tree.refused
+        path, linked = tree.store(unread, second)
+        claim = Claim(epoch, trust, second)
+        for row in path[:1] if linked else path:
+            claims.raise_from(row, backend, claim)
+        if linked and trust == Trust.LOCAL and refused == tree.refused:
+            tree.mark_whole(path)
+        tree.settle()
+        return tree.created - created
+
+    def withdraw(self, stop_or_fp: Stop | int, backend: BackendId) -> bool:
+        """Forget that a backend holds a prefix, and every longer prefix below it. False: no such claim.
+
+        The longer ones go too: an engine that lacks the beginning cannot use the rest, and with the shorter claim gone
+        the monotone rule would be broken. Children without the claim have nothing below them that has it, so the cost
+        is one step for each claim removed: each was paid for when it was learned. One call removes at most
+        WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and until then what is left is a hint that costs a cache miss.
+        """
+        check_backend(backend)
+        _, token, text = stop_or_fp if isinstance(stop_or_fp, tuple) else (0, stop_or_fp, 0)
+        row = self._rows.index.get(token or text) or self._rows.index.get(text)
+        if row is None or self._claims.get(row, backend) is None:
+            return False
+        self._withdraw_at(row, backend)
+        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
+        return True
+
+    def sweep(self, now: float, epochs: Sequence[int], limit: int = 2000) -> int:
+        """Remove expired claims, and void ones (not of the backend's current epoch), from the next `limit` rows.
+
+        A backend that is only not eligible now (-1) keeps its claims. Returns the number of claims removed.
+        Costs about 0.2 us for a row that stays. Call it often enough to come round within the TTL.
+        """
+        rows, claims = self._rows, self._claims
+        claims.now = max(claims.now, now)
+        removed = self._withdraw_more(limit)
+        end = len(rows.parent)
+        for _ in range(min(limit, end - 1)):
+            row = self._cursor
+            self._cursor = row + 1 if row + 1 < end else 1
+            if rows.parent[row] >= 0:
+                removed += self._sweep_row(row, epochs, claims.horizon)
+        return removed
+
+    def statistics(self) -> RouteStatistics:
+        tree, rows = self._tree, self._rows
+        return RouteStatistics(
+            rows=rows.count,
+            fingerprints=len(rows.index),
+            claims=TrustCounts(*self._claims.counts[1:]),
+            capacity=self._capacity,
+            created=tree.created,
+            matched=self._matched,
+            missed=self._missed,
+            attached=tree.attached,
+            merged=tree.merged,
+            unlinked=tree.unlinked,
+            evicted=TrustCounts(*tree.evicted[1:]),
+            refused=tree.refused,
+            expired=self._expired,
+            voided=self._voided,
+            withdrawn=self._withdrawn,
+        )
+
+    def subtree(self, fingerprint: int, *, limit: int = 200) -> list[RouteView]:
+        """The tree under a fingerprint (itself included) or the whole (0): parents before children, `limit` rows.
+
+        Empty when the fingerprint is not known. Ages are counted from the latest `now` the table has seen.
+        """
+        rows = self._rows
+        if fingerprint == 0:
+            walks = [rows.children(0)]
+        elif (row := rows.index.get(fingerprint)) is not None:
+            walks = [iter((row,))]
+        else:
+            return []
+        views: list[RouteView] = []
+        while walks and len(views) < limit:
+            row = next(walks[-1], 0)
+            if row:
+                views.append(self._view(row, len(walks) - 1))
+                walks.append(rows.children(row))
+            else:
+                walks.pop()
+        return views
+
+    def _read(self, stops: Iterable[Stop]) -> list[Stop]:
+        """The stops up to the first one that ends the walk, that one included. A stop of no tokens is no prefix."""
+        get, flags = self._rows.index.get, self._rows.flags
+        taken: list[Stop] = []
+        texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
+        for stop in stops:
+            tokens, token, text = stop
+            if tokens <= 0 or not (token or text):
+                continue
+            if not (tokens <= TOKENS_MAX and 0 <= token <= FINGERPRINT_MAX and 0 <= text <= FINGERPRINT_MAX):
+                raise ValueError(f"not a stop: {stop}")
+            taken.append(stop)
+            row = get(token or text)
+            if row is not None and flags[row] & WHOLE and (get(text) == row if text else not texts):
+                break
+            texts = texts or text != 0
+        return taken
+
+    def _add_best(self, among: Sequence[int], epochs: Sequence[int], wanted: int, found: list[Holder]) -> bool:
+        """Add the best holders of the rows that stand for one stop, until `wanted` are found. False: it has none."""
+        horizon = self._claims.horizon
+        best: dict[int, tuple[int, int, int, int]] = {}
+        for row in among:
+            for backend, (epoch, trust, evidence) in self._claims.of(row):
+                if backend < len(epochs) and epochs[backend] == epoch and evidence > horizon:
+                    rank = (-trust, -evidence, backend, self._rows.tokens[row])
+                    if not is_among(backend, found) and (backend not in best or rank < best[backend]):
+                        best[backend] = rank
+        for trust, _, backend, tokens in nsmallest(wanted - len(found), best.values()):
+            found.append(Holder(BackendId(backend), tokens, -trust))
+        return bool(best)
+
+    def _withdraw_at(self, row: int, backend: int) -> None:
+        rows, claims = self._rows, self._claims
+        claims.drop(row, backend)
+        self._withdrawn += 1
+        for child in rows.children(row):
+            if claims.get(child, backend) is not None:
+                self._withdrawing.append((child, backend))
+        self._tree.tidy(row)
+
+    def _withdraw_more(self, limit: int) -> int:
+        """Go on with withdrawals. What was learned or evicted meanwhile shows by the claim or by the parent's."""
+        rows, claims, pending = self._rows, self._claims, self._withdrawing
+        done = 0
+        while pending and done < limit:
+            row, backend = pending.pop()
+            done += 1
+            parent = rows.parent[row]
+            if parent > 0 and claims.get(parent, backend) is None and claims.get(row, backend) is not None:
+                self._withdraw_at(row, backend)
+        return done
+
+    def _sweep_row(self, row: int, epochs: Sequence[int], horizon: float) -> int:
+        claims = self._claims
+        removed = 0
+        for backend, claim in list(claims.of(row)):
+            expired = claim.evidence <= horizon
+            if not expired and (backend >= len(epochs) or epochs[backend] in (-1, claim.epoch)):
+                continue
+            claims.drop(row, backend)
+            self._expired += expired
+            self._voided += not expired
+            removed += 1
+        if removed:
+            self._tree.tidy(row)
+        return removed
+
+    def _view(self, row: int, level: int) -> RouteView:
+        rows, now = self._rows, self._claims.now
+        holders = sorted(self._claims.of(row), key=lambda item: (-item[1].trust, -item[1].evidence, item[0]))
+        return RouteView(
+            level=level,
+            tokens=rows.tokens[row],
+            exact=rows.token[row] != 0,
+            token_fingerprint=Fingerprint(rows.token[row]),
+            text_fingerprints=tuple(Fingerprint(text) for text in rows.texts(row)),
+            parent=Fingerprint(rows.name(rows.parent[row])),
+            children=sum(1 for _ in islice(rows.children(row), CHILDREN_COUNTED_MAX)),
+            holders=tuple(
+                ClaimView(BackendId(backend), Trust(claim.trust), claim.epoch, max(0.0, now - claim.evidence))
+                for backend, claim in holders
+            ),
+            idle_s=max(0.0, now - max(rows.used[row], *(claim.evidence for _, claim in holders), 0)),
+        )
+
+
+def is_among(backend: int, holders: Sequence[Holder]) -> bool:
+    return any(holder.backend == backend for holder in holders)
+
+
+def check_backend(backend: int) -> None:
+    if not 0 <= backend < BACKENDS_MAX:
+        raise ValueError(f"a backend id is 0 … {BACKENDS_MAX - 1}: {backend}")

@@ -1,0 +1,219 @@
+"""Which row stands for which stop, and where it hangs: the part of the route table that changes its shape.
+
+One path (the stops of one prompt, deepest first) is stored in three steps: find or create the row of each stop; hang
+each row under the next one; raise the claim from the deepest row. Meanwhile the rows of the path are pinned: they are
+neither evicted nor queued.
+
+Rules: a stop with both fingerprints has one row; a text-only row joins the token row of the same stop. A row that is
+new between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the
+stops themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
+counted: the tree decides who is evicted first, not what matches, so a missing link costs nothing but order.
+Invariant: only leaves are removed, so no row loses its ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice, pairwise
+
+from ranvier_py.core.prompt import Stop
+from ranvier_py.core.routes.claims import Claims
+from ranvier_py.core.routes.leaves import LeafQueue
+from ranvier_py.core.routes.rows import WHOLE, Rows
+
+MERGE_CHILDREN_MAX = 64
+"""A text-only row with more children than this is not merged: each has to be hung elsewhere, at about 1 us."""
+
+
+class Tree:
+    """Rows in their places, at most `capacity` of them."""
+
+    def __init__(self, rows: Rows, leaves: LeafQueue, claims: Claims, capacity: int) -> None:
+        self._rows = rows
+        self._leaves = leaves
+        self._claims = claims
+        self._capacity = capacity
+        self._pinned: dict[int, None] = {}
+        self._moved: list[int] = []  # rows that got another parent, which may lack their claims
+        self.created = 0
+        self.attached = 0
+        self.merged = 0
+        self.unlinked = 0
+        self.refused = 0
+        self.evicted = [0, 0, 0, 0]  # by best trust
+
+    def store(self, stops: Sequence[Stop], second: int) -> tuple[list[int], bool]:
+        """The rows of a path, deepest first, created where missing and pinned until `settle`.
+
+        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 1 us.
+        """
+        path: list[int] = []
+        pinned = self._pinned
+        if self._rows.count + len(stops) > self._capacity:
+            self._pin_known(stops)
+        used = self._rows.used
+        for tokens, token, text in stops:
+            row = self._row(tokens, token, text, second)
+            if not row:
+                self.refused += 1
+            elif not path or row != path[-1]:
+                pinned[row] = None
+                used[row] = max(used[row], second)
+                path.append(row)
+        return path, self._link(path)
+
+    def settle(self) -> None:
+        """Unpin the path: its leaves queue for eviction."""
+        rows, pinned = self._rows, self._pinned
+        self._pinned = {}
+        for row in pinned:
+            if not rows.child[row] and not rows.lane[row] and rows.parent[row] >= 0:
+                self.tidy(row)
+
+    def tidy(self, row: int) -> None:
+        """Queue a row that became a leaf; remove it if it has no claims either, and then look at its parent."""
+        rows = self._rows
+        while row > 0 and not rows.child[row] and row not in self._pinned:
+            if rows.best[row]:
+                if not rows.lane[row]:
+                    self._leaves.push(row)
+                return
+            self._leaves.remove(row)
+            row = rows.release(row)
+
+    def evict(self) -> bool:
+        """Remove the leaf that is first in order. False: there is none but those of the path at hand."""
+        rows = self._rows
+        while row := self._leaves.pop():
+            if row in self._pinned:
+                continue  # `settle` queues it again
+            self.evicted[rows.best[row]] += 1
+            self._claims.drop_all(row)
+            self.tidy(rows.release(row))
+            return True
+        return False
+
+    def _pin_known(self, stops: Sequence[Stop]) -> None:
+        """Pin what the path has already before anything is evicted for the rest of it."""
+        get = self._rows.index.get
+        for _, token, text in stops:
+            for row in (get(token), get(text)):
+                if row:
+                    self._pinned[row] = None
+
+    def _row(self, tokens: int, token: int, text: int, second: int) -> int:
+        """The row of one stop; 0 when it is unknown and there is no room."""
+        rows = self._rows
+        by_token = rows.index.get(token, 0) if token else 0
+        by_text = rows.index.get(text, 0) if text else 0
+        if by_token:
+            if text and not by_text:
+                rows.add_text(by_token, text)
+            elif by_text and by_text != by_token and not rows.token[by_text]:
+                self._absorb(by_text, by_token)
+            return by_token
+        if by_text and not token:
+            return by_text
+        if by_text and not rows.token[by_text]:
+            rows.token[by_text], rows.tokens[by_text] = token, tokens
+            rows.index[token] = by_text
+            self.attached += 1
+            return by_text
+        return self._create(tokens, token, 0 if by_text else text, second)
+
+    def _create(self, tokens: int, token: int, text: int, second: int) -> int:
+        if self._rows.count >= self._capacity and not self.evict():
+            return 0
+        self.created += 1
+        return self._rows.create(tokens, token, text, second)
+
+    def _absorb(self, source: int, target: int) -> None:
+        """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""
+        rows, claims = self._rows, self._claims
+        if (
+            rows.parent[source] < 0
+            or sum(1 for _ in islice(rows.children(source), MERGE_CHILDREN_MAX + 1)) > MERGE_CHILDREN_MAX
+        ):
+            return
+        if rows.is_above(source, target):
+            if rows.parent[target] != source:
+                return
+            self._hang(target, rows.parent[source])
+        for child in list(rows.children(source)):
+            self._hang(child, target)
+        for backend, claim in claims.of(source):
+            if claim.evidence > claims.horizon:
+                claims.raise_from(target, backend, claim)
+        rows.used[target] = max(rows.used[target], rows.used[source])
+        rows.take_texts(source, target)
+        claims.drop_all(source)
+        self._leaves.remove(source)
+        self._pinned.pop(source, None)
+        self._moved.append(target)
+        self.tidy(rows.release(source))
+        self.merged += 1
+
+    def _link(self, path: Sequence[int]) -> bool:
+        """Hang each row of the path under the next one."""
+        rows = self._rows
+        linked = True
+        for lower, upper in pairwise(path):
+            parent = rows.parent[lower]
+            if parent == upper:
+                continue
+            if parent < 0 and not rows.child[lower]:
+                rows.place(lower, upper)
+            elif not self._lift(lower, upper):
+                linked = False
+                self.unlinked += 1
+        for row in path:
+            if rows.parent[row] < 0:
+                rows.place(row, 0)
+        if self._moved:
+            self._hand_up(path)
+        return linked
+
+    def _lift(self, row: int, upper: int) -> bool:
+        """Make `upper` an ancestor of `row`, as near to it as certain order allows. False: left as they were."""
+        rows, parents = self._rows, self._rows.parent
+        below, above = row, parents[row]
+        while above > 0 and above not in self._pinned and self._is_deeper(above, upper):
+            below, above = above, parents[above]
+        if above == upper or rows.is_above(upper, row):
+            return True
+        if above > 0 and above not in self._pinned and not self._is_deeper(upper, above):
+            return False
+        if rows.is_above(below, upper):
+            return False
+        if above > 0 and parents[upper] <= 0:
+            self._hang(upper, above)
+        self._hang(below, upper)
+        return True
+
+    def _is_deeper(self, row: int, other: int) -> bool:
+        """Whether it is certain that one row is the longer prefix of one prompt."""
+        rows = self._rows
+        return bool(rows.token[row] and rows.token[other]) and rows.tokens[row] > rows.tokens[other]
+
+    def _hang(self, row: int, parent: int) -> None:
+        """Move a row, with all below it, under another parent; -1 leaves it unplaced."""
+        old = self._rows.detach(row) if self._rows.parent[row] >= 0 else 0
+        if parent >= 0:
+            self._rows.place(row, parent)
+        self._moved.append(row)
+        self.tidy(old)
+
+    def _hand_up(self, path: Sequence[int]) -> None:
+        """Restore the monotone rule: what was moved gives its live claims to its new ancestors."""
+        rows, claims = self._rows, self._claims
+        for row in (*path, *self._moved):
+            for backend, claim in list(claims.of(row)):
+                if claim.evidence > claims.horizon:
+                    claims.raise_from(rows.parent[row], backend, claim)
+        self._moved.clear()
+
+    def mark_whole(self, path: Sequence[int]) -> None:
+        """The path reaches the top without a gap: a walk that meets one of its rows need not read on."""
+        flags = self._rows.flags
+        for row in path:
+            flags[row] |= WHOLE
