@@ -1,0 +1,123 @@
+"""What a load run will say, decided before anything is sent: conversations, turns, pauses, arrivals, branches.
+
+Pure: every draw comes from the one `Random` that is passed in, in the order of the conversations, so a seed gives
+the same plan whatever the machine and the target do. Plans are lazy: an endless one costs nothing until it is asked.
+
+A *turn* is one request: the messages the client adds, and then the answer. The answer that goes into the next turn
+is the engine's real one, unless the turn carries a recorded one (a tool call that the following tool message refers
+to). A *branch* does not begin with a system message of its own but with the history of an earlier conversation, its
+parent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+Message = dict[str, Any]
+"""One chat message as JSON: role, content, and whatever else the trace says."""
+
+PARENTS_MAX = 32
+"""A branch picks its parent among this many of the latest conversations: those whose prefix is likely still warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request. `think_s` passes before it is sent; `recorded` replaces the real answer in the history."""
+
+    messages: tuple[Message, ...]
+    recorded: Message | None = None
+    think_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The client's side of one chat.
+
+    `start_s` counts from the start of the run; None means «when a user is free». A branch begins with everything its
+    `parent` had said and heard after `parent_turns` of the parent's own turns.
+    """
+
+    name: str
+    turns: tuple[Turn, ...]
+    start_s: float | None = None
+    parent: str | None = None
+    parent_turns: int = 0
+
+
+def split_turns(messages: Iterable[Message], *, keep_recorded: bool = False) -> tuple[Turn, ...]:
+    """Cut a recorded chat into requests: each is what stands before an assistant message, or at the end.
+
+    An assistant message that opens the chat is history, not an answer. A recorded answer is kept where it calls tools,
+    since the tool message after it refers to its ids; `keep_recorded` keeps all of them.
+    """
+    turns: list[Turn] = []
+    added: list[Message] = []
+    asked = False
+    for message in messages:
+        if message["role"] != "assistant" or not (asked or turns):
+            asked = asked or message["role"] in ("user", "tool")
+            added.append(message)
+            continue
+        keep = keep_recorded or bool(message.get("tool_calls"))
+        turns.append(Turn(tuple(added), message if keep else None))
+        added = []
+    if any(message["role"] in ("user", "tool") for message in added):
+        turns.append(Turn(tuple(added)))
+    return tuple(turns)
+
+
+def cut(conversations: Iterable[Conversation], turns_max: int) -> Iterator[Conversation]:
+    """No conversation longer than `turns_max` requests."""
+    for conversation in conversations:
+        yield replace(conversation, turns=conversation.turns[:turns_max])
+
+
+def with_branches(conversations: Iterable[Conversation], share: float, rng: Random) -> Iterator[Conversation]:
+    """Let this share of conversations go on from the history of an earlier one instead of from their own beginning."""
+    parents: deque[Conversation] = deque(maxlen=PARENTS_MAX)
+    for conversation in conversations:
+        chosen = conversation
+        candidates = [parent for parent in parents if len(parent.turns) > 1] if rng.random() < share else []
+        if candidates and len(conversation.turns) > 1:
+            parent = rng.choice(candidates)
+            kept = rng.randint(1, min(len(parent.turns), len(conversation.turns)) - 1)
+            chosen = replace(conversation, turns=conversation.turns[kept:], parent=parent.name, parent_turns=kept)
+        parents.append(chosen)
+        yield chosen
+
+
+def with_think(conversations: Iterable[Conversation], mean_s: float, rng: Random) -> Iterator[Conversation]:
+    """Exponential pauses before every turn but the first."""
+    for conversation in conversations:
+        if mean_s <= 0:
+            yield conversation
+            continue
+        first, *rest = conversation.turns or (Turn(()),)
+        later = tuple(replace(turn, think_s=rng.expovariate(1 / mean_s)) for turn in rest)
+        yield replace(conversation, turns=(first, *later)) if conversation.turns else conversation
+
+
+def with_poisson_arrivals(
+    conversations: Iterable[Conversation], rate_per_s: float, rng: Random
+) -> Iterator[Conversation]:
+    """Arrivals at `rate_per_s` conversations per second with exponential gaps: an open loop."""
+    now_s = 0.0
+    for conversation in conversations:
+        now_s += rng.expovariate(rate_per_s)
+        yield replace(conversation, start_s=now_s)
+
+
+def with_trace_arrivals(conversations: Iterable[Conversation], speed: float) -> list[Conversation]:
+    """Arrivals as recorded, the first at 0 s, `speed` times as fast. Every conversation must have a start."""
+    known = sorted(conversations, key=lambda conversation: conversation.start_s or 0.0)
+    first_s = (known[0].start_s or 0.0) if known else 0.0
+    return [replace(one, start_s=((one.start_s or 0.0) - first_s) / speed) for one in known]
+
+
+def user_starts(users: int, think_s: float, rng: Random) -> list[float]:
+    """When each user of a closed loop begins: spread over one pause, so that they do not march in step."""
+    return [rng.uniform(0.0, think_s) for _ in range(users)]
