@@ -29,95 +29,107 @@ SPLIT = (
 )
 """The pre-tokenizer of Qwen2 and its successors: words with their leading blank, single digits, runs of signs."""
 
-FUNCTION_WORDS = """
-the a an and or but if then else when while because so as than that this these those there here it its he she they we you
-i me my your our their his her him them us who whom whose which what where why how not no yes of in on at to from by with
-without within into onto over under above below between among through across after before since until during about against
-for toward upon off out up down again once only also very much many more most less least few some any each every all both
-either neither other another such same own just still yet already always never often sometimes usually is are was were be
-been being am do does did done doing have has had having can could will would shall should may might must let please thanks
-""".split()
 
-VERBS = """
-accept add adjust agree allow answer apply arrive ask assign balance block book break bring build buy call cancel carry catch
-change charge check choose claim clean clear close collect compare complete compute confirm connect consider contain continue
-convert copy correct cost count cover create cut decide delay delete deliver depend describe design detect develop differ
-discuss divide draw drive drop earn edit enable end enter evict examine exchange expect explain extend fail fetch fill filter
-find finish fix follow forget form forward gain gather generate give grant group grow guess handle happen hash hear help hold
-improve include increase inform insert inspect install join jump keep know last launch lead learn leave limit link list listen
-load lock look lose maintain make manage mark match mean measure meet merge miss move name need note notice obtain offer open
-order own pack parse pass pause pay permit pick place plan play point prefer prepare present prevent print process produce
-prompt propose protect prove provide pull push put queue raise reach read receive record recover reduce refer refresh refund
-refuse relate release rely remain remember remove render repair repeat replace reply report request require reserve reset
-resolve respond restart restore result retry return review route run save schedule search see seem select send separate serve
-set share ship show sign sit skip solve sort speak split stand start state stay stop store stream submit suggest supply support
-switch take talk teach tell test think throw trace track train transfer translate travel trust try turn understand update use
-vary verify view visit wait walk want warn watch wish work write
-""".split()
+def words(text: str) -> list[str]:
+    return text.split()
 
-NOUNS = """
-access account action address agent airline airport amount answer area array article attempt attention author backend bag balance
-bank batch behaviour block board body book boundary branch bridge budget buffer bug builder business byte cache calendar card
-case cause centre chain chance change channel chapter character chat child choice city claim class client clock cloud cluster
-code collection colour column command comment company computer condition connection content context control conversation copy
-core corner cost counter country course credit customer data date day deadline decision default degree delay delivery depth
-design detail device difference digest direction discount disk distance document door driver edge effect effort element email
-end engine entry epoch error event evidence example exception expert express fact failure family fare feature fee field file
-flight flow folder food force form frame friend function future garden gate gateway goal gossip government group guest half hand
-hash head header health heart help history holder home hotel hour house idea identity image index industry information input
-instance insurance interest interface issue item job journey key kind language latency law layer leaf length letter level
-library life light limit line link list load local lock log loss luggage machine manager map margin market market master match
-measure meeting member memory message meter method middle minute mirror mode model moment money month morning mountain name
-nature network night node noise note number object office opinion option order origin output owner package packet page paper
-parent part partner passenger path payment peer people percent period person phone picture piece place plan player point policy
-port position power prefix present pressure price problem process product profile program project prompt protocol proof purpose
-quality query question queue range rate reader reason receipt record reference region relation reply report request reservation
-resource response rest result return reward risk river road role room root round route router row rule sample scale schedule
-school science score screen seat second secret section seed segment sense sequence series server service session set shape
-share shop side sign signal size source space speed stage standard state station statistic step storage store story stream
-street string structure student subject success suffix summary supply support surface switch symbol system table tail target
-task teacher team term test text theory thing thread threshold ticket time title token tool top topic total trace traffic train
-traveller tree trip trust truth type unit update use user value variable version view visit voice volume warning water way
-weather week weight window winner wire wood word worker world writer year zone
-""".split()
 
-DESCRIBERS = """
-able active actual additional available average bad basic best better big black blue bright broken busy central certain cheap
-clean clear cold common complete complex constant correct current daily dark dead deep different direct dirty double dry early
-easy empty entire equal exact expected extra fair false fast final fine first fixed flat free fresh friendly full general global
-good great green happy hard healthy heavy helpful hidden high honest hot huge idle important independent initial internal kind
-known large last late left likely limited linear little local logical long loose low main major maximum mean median minimum minor
-missing modern narrow natural near necessary new next nice normal obvious old open optional ordinary original outer parallel past
-perfect physical plain pleasant poor popular possible present previous primary private proper public pure quick quiet random rapid
-rare raw ready real recent red regular related reliable remote rich right rough round safe scarce second secure separate serious
-shallow sharp short significant silent similar simple single slow small smart smooth soft solid special specific stable stale
-standard steady still strange strict strong sudden sufficient sure temporary thin tight tiny total true typical unique unknown
+FUNCTION_WORDS = words("""
+the a an and or but if then else when while because so as than that this these those there here it its he she they we
+you i me my your our their his her him them us who whom whose which what where why how not no yes of in on at to from
+by with without within into onto over under above below between among through across after before since until during
+about against for toward upon off out up down again once only also very much many more most less least few some any
+each every all both either neither other another such same own just still yet already always never often sometimes
+usually is are was were be been being am do does did done doing have has had having can could will would shall should
+may might must let please thanks
+""")
+
+VERBS = words("""
+accept add adjust agree allow answer apply arrive ask assign balance block book break bring build buy call cancel
+carry catch change charge check choose claim clean clear close collect compare complete compute confirm connect
+consider contain continue convert copy correct cost count cover create cut decide delay delete deliver depend describe
+design detect develop differ discuss divide draw drive drop earn edit enable end enter evict examine exchange expect
+explain extend fail fetch fill filter find finish fix follow forget form forward gain gather generate give grant group
+grow guess handle happen hash hear help hold improve include increase inform insert inspect install join jump keep
+know last launch lead learn leave limit link list listen load lock look lose maintain make manage mark match mean
+measure meet merge miss move name need note notice obtain offer open order own pack parse pass pause pay permit pick
+place plan play point prefer prepare present prevent print process produce prompt propose protect prove provide pull
+push put queue raise reach read receive record recover reduce refer refresh refund refuse relate release rely remain
+remember remove render repair repeat replace reply report request require reserve reset resolve respond restart
+restore result retry return review route run save schedule search see seem select send separate serve set share ship
+show sign sit skip solve sort speak split stand start state stay stop store stream submit suggest supply support
+switch take talk teach tell test think throw trace track train transfer translate travel trust try turn understand
+update use vary verify view visit wait walk want warn watch wish work write
+""")
+
+NOUNS = words("""
+access account action address agent airline airport amount answer area array article attempt attention author backend
+bag balance bank batch behaviour block board body book boundary branch bridge budget buffer bug builder business byte
+cache calendar card case cause centre chain chance change channel chapter character chat child choice city claim class
+client clock cloud cluster code collection colour column command comment company computer condition connection content
+context control conversation copy core corner cost counter country course credit customer data date day deadline
+decision default degree delay delivery depth design detail device difference digest direction discount disk distance
+document door driver edge effect effort element email end engine entry epoch error event evidence example exception
+expert express fact failure family fare feature fee field file flight flow folder food force form frame friend
+function future garden gate gateway goal gossip government group guest half hand hash head header health heart help
+history holder home hotel hour house idea identity image index industry information input instance insurance interest
+interface issue item job journey key kind language latency law layer leaf length letter level library life light limit
+line link list load local lock log loss luggage machine manager map margin market market master match measure meeting
+member memory message meter method middle minute mirror mode model moment money month morning mountain name nature
+network night node noise note number object office opinion option order origin output owner package packet page paper
+parent part partner passenger path payment peer people percent period person phone picture piece place plan player
+point policy port position power prefix present pressure price problem process product profile program project prompt
+protocol proof purpose quality query question queue range rate reader reason receipt record reference region relation
+reply report request reservation resource response rest result return reward risk river road role room root round
+route router row rule sample scale schedule school science score screen seat second secret section seed segment sense
+sequence series server service session set shape share shop side sign signal size source space speed stage standard
+state station statistic step storage store story stream street string structure student subject success suffix summary
+supply support surface switch symbol system table tail target task teacher team term test text theory thing thread
+threshold ticket time title token tool top topic total trace traffic train traveller tree trip trust truth type unit
+update use user value variable version view visit voice volume warning water way weather week weight window winner
+wire wood word worker world writer year zone
+""")
+
+DESCRIBERS = words("""
+able active actual additional available average bad basic best better big black blue bright broken busy central
+certain cheap clean clear cold common complete complex constant correct current daily dark dead deep different direct
+dirty double dry early easy empty entire equal exact expected extra fair false fast final fine first fixed flat free
+fresh friendly full general global good great green happy hard healthy heavy helpful hidden high honest hot huge idle
+important independent initial internal kind known large last late left likely limited linear little local logical long
+loose low main major maximum mean median minimum minor missing modern narrow natural near necessary new next nice
+normal obvious old open optional ordinary original outer parallel past perfect physical plain pleasant poor popular
+possible present previous primary private proper public pure quick quiet random rapid rare raw ready real recent red
+regular related reliable remote rich right rough round safe scarce second secure separate serious shallow sharp short
+significant silent similar simple single slow small smart smooth soft solid special specific stable stale standard
+steady still strange strict strong sudden sufficient sure temporary thin tight tiny total true typical unique unknown
 upper useful usual valid various vast virtual visible warm weak white whole wide wild wrong young
-""".split()
+""")
 
-NAMES = """
-Alice Amara Anders Anna Aoki Ben Bruno Carla Chen Clara Daniel David Elena Emma Farid Fatima George Grace Hana Hugo Ines Ivan Jack
-James Jonas Julia Kai Kofi Lena Liam Lucia Maria Marta Maya Mei Mohamed Nadia Noah Nora Olga Omar Paul Pedro Priya Rosa Sam Sara
-Sofia Tariq Tom Uma Victor Wei Yuki Zoe Amsterdam Athens Berlin Boston Cairo Chicago Delhi Denver Dublin Geneva Hamburg Lagos Lima
-Lisbon London Madrid Miami Milan Nairobi Oslo Paris Porto Prague Rome Seoul Seattle Sydney Tokyo Toronto Vienna Warsaw Zurich
-January February March April June July August September October November December Monday Tuesday Wednesday Thursday Friday Saturday
-Sunday English French German Spanish Python Linux
-""".split()
+NAMES = words("""
+Alice Amara Anders Anna Aoki Ben Bruno Carla Chen Clara Daniel David Elena Emma Farid Fatima George Grace Hana Hugo
+Ines Ivan Jack James Jonas Julia Kai Kofi Lena Liam Lucia Maria Marta Maya Mei Mohamed Nadia Noah Nora Olga Omar Paul
+Pedro Priya Rosa Sam Sara Sofia Tariq Tom Uma Victor Wei Yuki Zoe Amsterdam Athens Berlin Boston Cairo Chicago Delhi
+Denver Dublin Geneva Hamburg Lagos Lima Lisbon London Madrid Miami Milan Nairobi Oslo Paris Porto Prague Rome Seoul
+Seattle Sydney Tokyo Toronto Vienna Warsaw Zurich January February March April June July August September October
+November December Monday Tuesday Wednesday Thursday Friday Saturday Sunday English French German Spanish Python Linux
+""")
 
-KEYWORDS = "def class return if elif else for while in not and or import from as with try except raise None True False self".split()
+KEYWORDS = words("""
+def class return if elif else for while in not and or import from as with try except raise None True False self
+""")
 OTHER_SCRIPTS = (
     "¿Dónde está la habitación? El vuelo llegará mañana por la tarde.",
     "Où est la gare ? Le train arrive bientôt, merci beaucoup.",
     "Wo ist der nächste Bahnhof? Das Gepäck kommt später, danke schön.",
     "Привет, как дела? Спасибо за помощь.",
-    "你好，请问今天的天气怎么样？谢谢你的帮助。",
+    "你好，请问今天的天气怎么样？谢谢你的帮助。",  # noqa: RUF001 - a sample of the script
     "こんにちは、予約を変更したいです。ありがとうございます。",
-    "naïve café — “quoted” … ‘single’ – 20 € ≤ 30 £ → ✓ 😀 👍",
+    "naïve café — “quoted” … ‘single’ – 20 € ≤ 30 £ → ✓ 😀 👍",  # noqa: RUF001 - typographic signs on purpose
 )
 
 
 class Grammar:
-    """Endless text from the word lists. Everything is drawn from one seeded generator, so the text is always the same."""
+    """Endless text from the word lists. All is drawn from one seeded generator: the text is always the same."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng

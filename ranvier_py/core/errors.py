@@ -5,6 +5,7 @@
     ├── RequestError                the client's: refused before any backend was asked
     │   ├── BadRequest          400
     │   ├── Unauthorized        401
+    │   ├── Forbidden           403
     │   ├── NotFound            404
     │   ├── MethodNotAllowed    405
     │   ├── RequestTimeout      408
@@ -18,6 +19,7 @@
     │   ├── UpstreamClosed      502
     │   ├── UpstreamGarbled     502
     │   └── UpstreamTimeout     504
+    ├── TemplateRefused             nobody's: this chat can't be rendered here; it is routed by load alone
     └── ClientGone                  nobody's: there is nobody left to answer
 
 `status` is what the client is told if nothing was relayed yet. None of these changes the state of the core.
@@ -52,6 +54,10 @@ class BadRequest(RequestError):
 
 class Unauthorized(RequestError):
     status, code = 401, "unauthorized"
+
+
+class Forbidden(RequestError):
+    status, code = 403, "forbidden"
 
 
 class NotFound(RequestError):
@@ -113,6 +119,12 @@ class UpstreamGarbled(UpstreamError):
 
 class UpstreamTimeout(UpstreamError):
     status, code = 504, "upstream_timeout"
+
+
+class TemplateRefused(RanvierError):
+    """The chat template does not render these messages, or there is none. The schema is the engine's, so never a 4xx."""
+
+    status, code = 422, "template_refused"
 
 
 class ClientGone(RanvierError):
