@@ -58,7 +58,10 @@ class Choice(NamedTuple):
 
 
 class Policy(Protocol):
-    """One placement rule. `depths_wanted` is how many holders a Match must list for it (1 = the deepest is enough)."""
+    """One placement rule.
+
+    `depths_wanted` is how many holders a Match must list for it: 1 = the deepest is enough, 0 = it reads none.
+    """
 
     name: str
     depths_wanted: int

@@ -14,7 +14,7 @@ a second holder by being diverted.
 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
 Reasons: only, affinity, diverted, cold, cold_diverted, no_prefix. Cost: a hit on a holder with load <= floor reads
-nothing else; else O(candidates): about 5 µs for 64 on a hit, 10 µs on a cold prefix.
+nothing else; for 64 candidates a hit takes about 7 µs, a cold prefix 13 µs, a diversion 20 µs.
 """
 
 from __future__ import annotations

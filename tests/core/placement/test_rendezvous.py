@@ -92,7 +92,7 @@ def score_by_hand(key: int, one: Engine) -> float:
 def test_the_home_is_the_best_by_the_formula_worked_by_hand(weights: tuple[float, ...]) -> None:
     candidates = engines(*weights)
     for key, home in zip(KEYS[:500], homes(candidates), strict=False):
-        assert home == max(candidates, key=lambda one: score_by_hand(key, one)).name  # noqa: B023
+        assert home == max(candidates, key=lambda one: score_by_hand(key, one)).name
 
 
 def test_the_kept_tables_are_bounded_and_change_no_answer() -> None:
