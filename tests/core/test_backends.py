@@ -246,6 +246,23 @@ def test_an_adapter_that_was_unloaded_is_no_longer_served() -> None:
     assert registry.pool("adapter", 0).why is Empty.UNKNOWN_MODEL
 
 
+def test_the_same_list_again_in_another_order_changes_nothing() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), serving("a", "b"), 0)
+    pool = registry.pool("a", 0)
+    assert registry.probed(BackendId(0), serving("b", "a"), 1) == []
+    assert registry.pool("a", 1) is pool
+    assert len(pool) == 1
+
+
+def test_a_retry_may_reach_for_a_backend_behind_an_open_circuit_when_all_others_have_failed_it() -> None:
+    registry = cluster(2)
+    fail(registry, registry[BackendId(1)])
+    pool = registry.pool("", 0, exclude=[BackendId(0)])
+    assert names(pool) == "e1"
+    assert pool.last_resort
+
+
 def test_three_failed_probes_take_a_backend_out_of_the_pool() -> None:
     registry = cluster(2)
     changes = [change for _ in range(3) for change in registry.probed(BackendId(0), TIMED_OUT, 0)]

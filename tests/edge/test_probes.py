@@ -235,7 +235,7 @@ async def test_a_model_list_or_metrics_page_that_hangs_does_not_make_the_engine_
 
 async def test_an_endless_page_is_read_up_to_its_bound() -> None:
     engine = healthy("m")
-    engine.pages["/v1/models"] = page(200, b" " * (MODELS_BYTES_MAX + 1000))
+    engine.pages["/v1/models"] = page(200, b" " * (4 * MODELS_BYTES_MAX))
     async with serving(engine), probing(RARE) as (prober, reports):
         prober.watch(A, engine.url)
         result = await reports.next()
