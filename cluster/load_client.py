@@ -24,7 +24,7 @@ READ_BYTES = 65_536
 """One read: enough for a whole answer or a burst of chunks."""
 
 
-class ExchangeFailed(Exception):  # noqa: N818  # named like the errors of ranvier_py.core
+class ExchangeFailed(Exception):
     """The request got no complete answer. The connection is closed; whether the server did the work is not known."""
 
     def __init__(self, failure: Failure) -> None:
@@ -172,3 +172,14 @@ def request_bytes(path: str, host: str, port: int, body: bytes, api_key: str = "
         f"user-agent: ranvier-lab\r\naccept: */*\r\n{authorization}content-length: {len(body)}\r\n\r\n"
     )
     return head.encode("latin-1") + body
+
+
+async def fetch(
+    host: str, port: int, path: str, *, method: str = "GET", body: bytes = b"", api_key: str = ""
+) -> tuple[int, bytes]:
+    """One request on a connection of its own: status and body. Raises ExchangeFailed."""
+    got = bytearray()
+    async with Connection(host, port) as connection:
+        request = request_bytes(path, host, port, body, api_key, method=method)
+        reader = await connection.exchange(request, lambda data, _: got.extend(data))
+    return reader.status, bytes(got)

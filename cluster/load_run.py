@@ -8,7 +8,7 @@ is in flight may finish; a cancelled run counts what was in flight as cancelled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import orjson
 import trio
 
 from cluster.load_answer import Answer, Failure
-from cluster.load_client import Connection, ExchangeFailed, ResponseReader, request_bytes
+from cluster.load_client import Connection, ExchangeFailed, ResponseReader, fetch, request_bytes
 from cluster.load_stats import Ledger, Sample
 from cluster.load_workload import PARENTS_MAX, Conversation, Turn
 
@@ -223,16 +223,12 @@ def sample(reader: ResponseReader, answer: Answer, node: str, began_s: float, en
 
 async def first_model(target: Target) -> str:
     """The first model the target lists. Raises ExchangeFailed."""
-    got = bytearray()
-    request = request_bytes("/v1/models", target.host, target.port, b"", target.api_key, method="GET")
-    collect: Callable[[bytes, int], None] = lambda data, _: got.extend(data)  # noqa: E731
-    async with Connection(target.host, target.port) as connection:
-        with trio.move_on_after(target.timeout_s) as patience:
-            reader = await connection.exchange(request, collect)
+    with trio.move_on_after(target.timeout_s) as patience:
+        status, body = await fetch(target.host, target.port, "/v1/models", api_key=target.api_key)
     if patience.cancelled_caught:
         raise ExchangeFailed(Failure("GET /v1/models: no answer", f"within {target.timeout_s:g} s"))
     try:
-        return str(orjson.loads(got)["data"][0]["id"])
+        return str(orjson.loads(body)["data"][0]["id"])
     except (orjson.JSONDecodeError, LookupError, TypeError) as error:
-        detail = bytes(got[:80]).decode("utf-8", "replace")
-        raise ExchangeFailed(Failure(f"GET /v1/models: HTTP {reader.status} names no model", detail)) from error
+        detail = body[:80].decode("utf-8", "replace")
+        raise ExchangeFailed(Failure(f"GET /v1/models: HTTP {status} names no model", detail)) from error

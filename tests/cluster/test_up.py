@@ -1,0 +1,316 @@
+"""`up` with stub children: real processes, real signals, a stub in place of engines and nodes."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from rich.console import Console
+
+from cluster import up
+from cluster.load_answer import Failure
+from cluster.load_stats import Sample
+from cluster.names import Address
+from cluster.up_children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
+from cluster.up_plan import EnginePlace, Settings, node_command, plan
+from cluster.up_view import Column, client_help, live_table, plain_line, summary
+
+DEADLINE_S = 60
+
+STUB = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+host, port, name, die_at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+asked = 0
+
+class Stub(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def do_GET(self): self.reply(b"{}")
+    def reply(self, body, kind="application/json"):
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("x-engine", "engine-1")
+        self.end_headers()
+        self.wfile.write(body)
+    def do_POST(self):
+        global asked
+        self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/admin/clear":
+            print("cleared", flush=True)
+            return self.reply(b"{}")
+        asked += 1
+        if asked == die_at:
+            print("out of memory", flush=True)
+            import os; os._exit(9)
+        cached = 90 if name.startswith("affinity") else 40
+        usage = {"prompt_tokens": 100, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}}
+        chunks = [{"choices": [{"delta": {"content": "hi"}}]}, {"choices": [], "usage": usage}]
+        body = "".join(f"data: {json.dumps(chunk)}\\n\\n" for chunk in chunks) + "data: [DONE]\\n\\n"
+        self.reply(body.encode(), "text/event-stream")
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+print("listening", flush=True)
+Server((host, port), Stub).serve_forever()
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Path:
+    path = tmp_path / "stub.py"
+    path.write_text(STUB)
+    return path
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    path = tmp_path / "logs"
+    path.mkdir()
+    return path
+
+
+def stub_command(path: Path, host: str, port: int, name: str, die_at: int = 0) -> Command:
+    return Command(name, (sys.executable, str(path), host, str(port), name, str(die_at)), host, port, "/readyz")
+
+
+def stub_engine(path: Path, _settings: Settings, place: EnginePlace) -> Command:
+    return stub_command(path, "127.0.0.1", place.port, place.name)
+
+
+def stub_node(path: Path, die_at: int, name: str, _policy: str, address: Address, *_: object) -> Command:
+    return stub_command(path, address.ip, address.port, name, die_at)
+
+
+def make_stage(stub: Path, logs: Path, *, once: bool = True, die_at: int = 0) -> up.Stage:
+    settings = Settings(nodes=2, engines=1, users=8, turns=1, think_s=0)
+    console = Console(file=io.StringIO(), width=160)
+    stage = up.Stage(settings, plan(settings, Random()), logs, console, once)
+    stage.engine_command = partial(stub_engine, stub)
+    stage.node_command = partial(stub_node, stub, die_at)
+    return stage
+
+
+def printed(stage: up.Stage) -> str:
+    assert isinstance(stage.console.file, io.StringIO)
+    return stage.console.file.getvalue()
+
+
+async def test_the_same_chats_run_under_both_policies_and_then_it_ends(stub: Path, logs: Path) -> None:
+    """Exit code 0, caches cleared before each policy, both figures in the last sentence, and no child left."""
+    stage = make_stage(stub, logs)
+    with trio.fail_after(DEADLINE_S):
+        code = await up.run(stage)
+    assert code == up.OK, printed(stage)
+    assert [column.ledger.ok for column in stage.columns] == [88, 88]
+    assert (logs / "engine-1.log").read_text().count("cleared") == 2
+    assert "prefill saved: 40.0% (round_robin) vs 90.0% (affinity)" in printed(stage)
+    assert len(stage.children) == 5
+    assert all(child.process.poll() is not None for child in stage.children)
+
+
+async def test_both_nodes_of_a_policy_get_chats(stub: Path, logs: Path) -> None:
+    """DNS round-robin, with a client per conversation."""
+    stage = make_stage(stub, logs)
+    with trio.fail_after(DEADLINE_S):
+        await up.run(stage)
+    assert [share.requests for share in stage.columns[1].outcome(0.0).nodes] == [44, 44]
+
+
+async def test_a_child_that_dies_is_reported_with_its_last_words(stub: Path, logs: Path) -> None:
+    stage = make_stage(stub, logs, die_at=5)
+    with trio.fail_after(DEADLINE_S):
+        code = await up.run(stage)
+    assert code == up.FAILED
+    assert "ended with exit code 9" in printed(stage)
+    assert "out of memory" in printed(stage)
+    assert all(child.process.poll() is not None for child in stage.children)
+
+
+async def test_it_stays_up_until_a_signal_and_says_where(stub: Path, logs: Path) -> None:
+    """Ctrl-C after the replay is the ordinary end: exit code 0."""
+    stage = make_stage(stub, logs, once=False)
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await up.run(stage))
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await stage.replayed.wait()
+            node = stage.children[-1].command
+            status, _ = await up.fetch(node.ready_host, node.ready_port, "/readyz")
+            assert status == 200
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [up.OK]
+    assert f"http://{stage.lab.nodes['affinity'][0].ip}:" in printed(stage)
+    assert all(child.process.poll() is not None for child in stage.children)
+
+
+async def test_an_interrupted_replay_is_not_a_success(stub: Path, logs: Path) -> None:
+    stage = make_stage(stub, logs)
+
+    def interrupt(*rest: Any) -> Command:
+        os.kill(os.getpid(), signal.SIGINT)
+        return stub_node(stub, 0, *rest)
+
+    stage.node_command = interrupt
+    with trio.fail_after(DEADLINE_S):
+        code = await up.run(stage)
+    assert code == up.INTERRUPTED
+    assert stage.children
+    assert all(child.process.poll() is not None for child in stage.children)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only the Linux kernel can promise this")
+async def test_no_child_outlives_a_parent_that_is_killed_outright(stub: Path, logs: Path, tmp_path: Path) -> None:
+    """Not even SIGKILL of the lab leaves engines behind."""
+    driver = tmp_path / "driver.py"
+    command = stub_command(stub, "127.0.0.1", plan(Settings(), Random()).engines[0].port, "engine-1")
+    driver.write_text(
+        f"import sys, time; sys.path.insert(0, {str(up.Path(up.__file__).parent.parent)!r})\n"
+        "from pathlib import Path\n"
+        "from cluster.up_children import Command, start\n"
+        f"child = start({command!r}, Path({str(logs)!r}))\n"
+        "print(child.process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with trio.fail_after(DEADLINE_S):
+        parent = await trio.lowlevel.open_process([sys.executable, str(driver)], stdout=-1)
+        assert parent.stdout is not None
+        pid = int(await parent.stdout.receive_some())
+        fd = os.pidfd_open(pid)
+        try:
+            parent.kill()
+            await trio.lowlevel.wait_readable(fd)  # the process has ended
+        finally:
+            os.close(fd)
+            await parent.wait()
+
+
+async def test_a_child_that_never_gets_ready_is_named(logs: Path) -> None:
+    command = Command("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), "127.0.0.1", 1, "/readyz")
+    child = start(command, logs)
+    with pytest.raises(ChildNotReady, match=r"sleeper was not ready after 0\.2 s \(connect: connection refused\)"):
+        await wait_ready(child, 0.2)
+    await stop([child])
+
+
+async def test_a_child_that_ignores_the_polite_signal_is_ended_by_force(stub: Path, logs: Path) -> None:
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); exec(open({str(stub)!r}).read())"
+    port = plan(Settings(), Random()).engines[0].port
+    command = Command("deaf", (sys.executable, "-c", deaf, "127.0.0.1", str(port), "deaf", "0"), "127.0.0.1", port, "/")
+    child = start(command, logs)
+    with trio.fail_after(DEADLINE_S):
+        await wait_ready(child, DEADLINE_S)
+        await stop([child], grace_s=0.1)
+    assert child.process.poll() == -signal.SIGKILL
+
+
+async def test_an_end_that_was_asked_for_is_no_death(logs: Path) -> None:
+    sleeper = (sys.executable, "-c", "import time; time.sleep(600)")
+    child = start(Command("sleeper", sleeper, "127.0.0.1", 1, "/"), logs)
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch, child)
+            await stop([child])
+    died = start(
+        Command("hasty", (sys.executable, "-c", "print('bye'); raise SystemExit(3)"), "127.0.0.1", 1, "/"), logs
+    )
+    with trio.fail_after(DEADLINE_S), pytest.raises(ChildDied, match=r"exit code 3.*\nbye"):
+        await watch(died)
+
+
+def test_settings_of_somebodys_real_nodes_do_not_reach_the_lab(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
+    monkeypatch.setenv("RANVIER_BACKEND", "http://10.0.0.1:8000")
+    code = "import os; print(os.environ.get('RANVIER_BACKEND'), os.environ['PYTHONUNBUFFERED'])"
+    child = start(Command("env", (sys.executable, "-c", code), "127.0.0.1", 1, "/"), logs)
+    assert child.process.wait(DEADLINE_S) == 0
+    assert child.log.read_text() == "None 1\n"
+
+
+def test_everything_has_a_port_of_its_own_below_the_ephemeral_ones() -> None:
+    lab = plan(Settings(nodes=3, engines=4), Random(1))
+    ports = [engine.port for engine in lab.engines]
+    ports += [nodes[0].port for nodes in lab.nodes.values()]
+    ports += [port for controls in lab.controls.values() for port in controls]
+    assert len(set(ports)) == len(ports) == 4 + 2 + 6
+    assert max(ports) < 32768
+
+
+def test_a_node_is_started_as_anybody_would_start_it() -> None:
+    engines = [EnginePlace("engine-1", 20001), EnginePlace("engine-2", 20002)]
+    command = node_command("n", "affinity", Address("127.0.0.2", 8080), 9180, engines, "")
+    assert command.argv[1:] == (
+        *("-m", "ranvier_py", "serve", "--listen", "127.0.0.2:8080", "--control", "127.0.0.1:9180"),
+        *("--policy", "affinity", "--backend", "http://127.0.0.1:20001", "--backend", "http://127.0.0.1:20002"),
+    )
+    assert (command.ready_port, command.ready_path) == (9180, "/readyz")
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"engines": 99}, {"turns": 0}, {"think_s": -1.0}, {"policies": ()}])
+def test_senseless_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"want|must"):
+        Settings(**wrong)
+
+
+def test_flags_become_settings() -> None:
+    options = up.make_parser().parse_args(["--nodes", "2", "--think-s", "0.5", "--policies", "random,affinity"])
+    settings = up.make_settings(options)
+    assert (settings.nodes, settings.think_s, settings.policies) == (2, 0.5, ("random", "affinity"))
+    assert up.main(["--nodes", "0"]) == up.MISUSED
+
+
+def measured(policy: str, cached: int) -> Column:
+    column = Column(policy, 4, "done", began_s=0.0, ended_s=2.0)
+    for name in ("engine-1", "engine-1", "engine-2"):
+        column.ledger.sent += 1
+        column.ledger.good(Sample(name, "n", 1.0, 0.25, 100, cached, 5))
+    column.ledger.sent += 1
+    column.ledger.bad(Failure("HTTP 500"), "n")
+    return column
+
+
+def test_the_table_shows_both_policies_side_by_side() -> None:
+    columns = [measured("round_robin", 20), measured("affinity", 80)]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(live_table(columns, ["engine-1", "engine-2", "engine-3"], [Address("127.0.0.2", 8080)], 9.0))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") > 2}
+    assert "20.0%" in lines["token hit rate, by the engines"]
+    assert "80.0%" in lines["token hit rate, by the engines"]
+    assert "240" in lines["prefill saved"]
+    assert "250 ms" in lines["time to first token p95"]
+    assert "67%" in lines["engine-1"]
+    assert "127.0.0.2:8080" in text
+
+
+def test_words_for_a_log_and_for_the_next_client() -> None:
+    column = measured("affinity", 80)
+    assert "3 of 4 ok, 1 failed, hit rate 80.0%, TTFT p50 250 ms" in plain_line(column, 9.0)
+    assert summary([("affinity", column.outcome(9.0))]).startswith("prefill saved: 80.0% (affinity)")
+    assert "http://127.0.0.2:8080/v1/chat/completions" in client_help(Address("127.0.0.2", 8080), "lab-model")
+
+
+def test_a_child_says_what_it_is() -> None:
+    class Process:
+        pid = 7
+
+        def poll(self) -> None:
+            return None
+
+    child = Child(Command("engine-1", (), "", 0, ""), Process(), Path())  # type: ignore[arg-type]
+    assert repr(child) == "<Child engine-1 pid 7 None>"
