@@ -21,12 +21,18 @@ def host_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_address(host: str) -> bool:
+    """Whether it is an IP address and not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address. A name other than localhost may point anywhere."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return ip_address(host).is_loopback if is_address(host) else host == "localhost"
 
 
 def backend_url(text: str) -> str:

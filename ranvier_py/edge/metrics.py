@@ -1,8 +1,8 @@
 """Samples -> the text that Prometheus reads.
 
 Metrics are pulled: whoever asks gets what is true now, from a list of samples made for this answer. There is no
-registry that outlives it, so many nodes fit in one process. Names get the prefix `ranvier_`, counters the suffix `_total`.
-The format is the classic text one, or OpenMetrics where the client's Accept header asks for it.
+registry that outlives it, so many nodes fit in one process. Names get the prefix `ranvier_`, counters the suffix
+`_total`. The format is the classic text one, or OpenMetrics where the client's Accept header asks for it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,367 @@
+"""The control port: health, metrics and administration of one node, by quart-trio on hypercorn.
+
+    GET  /healthz  /readyz  /metrics
+    GET POST DELETE /admin/backends      POST /admin/backends/drain      GET /admin/routes  /admin/routes/FINGERPRINT
+    GET  /admin/decisions  /admin/config POST /explain
+    POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
+
+Rules: it never touches a proxied request, and no answer of its own takes long: every method of the port it serves is
+one synchronous call. With a key, everything but /healthz and /readyz needs it as bearer key (/metrics unless it is
+public). Without one, only what comes from this machine on purpose is served: a web page in its browser can't command
+the node. Errors have OpenAI's shape. Bad input is a 4xx and never a 500.
+
+Quart's limits are chosen on purpose here: none on the time of an answer, some on bodies. The other traps of the stack
+are the business of edge/control_server.py.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import orjson
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from ranvier_py.core.addresses import is_address, is_loopback
+from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, NotFound, RanvierError, Unauthorized
+from ranvier_py.core.sample import Sample
+from ranvier_py.edge.control_server import ServerLimits, serve_app
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BODY_TIMEOUT_S = 30
+"""A prompt of 16 MiB, to be explained, at 5 Mbit/s."""
+
+TREE_ROUTES_MAX = 1000
+DECISIONS_MAX = 1000
+LISTED = 50  # routes or decisions in an answer unless `limit` says otherwise: a screen
+
+OPEN_PATHS = ("/healthz", "/readyz")
+"""Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
+
+
+class ControlPort(Protocol):
+    """What the control port needs of a node. All synchronous.
+
+    Methods that take input raise RequestErrors; ValueError and ConfigError count as a bad request, LookupError as not
+    found.
+    """
+
+    def backends(self) -> Sequence[Mapping[str, Any]]:
+        """Each with at least "url" and "name"."""
+        ...
+
+    def add_backend(self, url: str, weight: float, name: str) -> Mapping[str, Any]: ...
+    def remove_backend(self, url: str) -> Mapping[str, Any]: ...
+    def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]: ...
+    def routes(self) -> Mapping[str, Any]:
+        """Statistics of the route table and of requests."""
+        ...
+
+    def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
+        """The routes at and under a fingerprint, at most `limit`; empty when it is not known."""
+        ...
+
+    def explain(self, body: bytes) -> Mapping[str, Any]: ...
+    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        """The last ones, newest first."""
+        ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether requests may be sent here, and why not."""
+        ...
+
+    def metrics(self) -> Sequence[Sample]: ...
+    def config(self) -> Mapping[str, Any]:
+        """Every key, secrets masked."""
+        ...
+
+
+Render = Callable[[Sequence[Sample], str], tuple[bytes, str]]
+"""(samples, Accept header) -> (body, content type); edge/metrics.py has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """Where and to whom the control port answers. Port 0 takes any free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 9180
+    key: str | None = None
+    metrics_public: bool = False
+    body_bytes_max: int = 16 * 1024 * 1024  # a prompt to explain is parsed on the event loop: 16 MiB take some 50 ms
+    idle_timeout_s: float = 5.0  # also for the header of a request to be complete
+    send_timeout_s: float = 30.0  # for one piece of an answer
+    close_grace_s: float = 1.0  # answers under way when the node ends; all are short
+
+
+# --- serving --------------------------------------------------------------------------------------------------------
+
+
+async def serve(
+    port: ControlPort,
+    settings: ControlSettings,
+    render: Render,
+    *,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
+
+    Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
+    """
+    app = make_app(port, settings, render)
+    limits = ServerLimits(
+        body_bytes_max=settings.body_bytes_max,
+        idle_timeout_s=settings.idle_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+        close_grace_s=settings.close_grace_s,
+    )
+    await serve_app(app, settings.host, settings.port, limits, shutdown=shutdown, task_status=task_status)
+
+
+# --- the application ------------------------------------------------------------------------------------------------
+
+
+def make_app(port: ControlPort, settings: ControlSettings, render: Render) -> QuartTrio:
+    """The routes of one control port."""
+    app = QuartTrio(__name__, static_folder=None)
+    app.config.update(
+        RESPONSE_TIMEOUT=None,  # else 60 s over the whole of a streamed answer; each send has a deadline of its own
+        BODY_TIMEOUT=BODY_TIMEOUT_S,
+        MAX_CONTENT_LENGTH=settings.body_bytes_max,
+        PROVIDE_AUTOMATIC_OPTIONS=False,
+    )
+    guard = Guard(settings)
+    app.before_request(guard.check)
+    app.register_error_handler(RanvierError, refused)
+    app.register_error_handler(HTTPException, refused_by_framework)
+    app.register_error_handler(Exception, failed)
+    handlers = Handlers(port, render)
+    for method, path, view in handlers.table():
+        app.add_url_rule(path, f"{method} {path}", view, methods=[method])
+    return app
+
+
+class Guard:
+    """Decides who may ask."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self._expected = f"Bearer {settings.key}".encode() if settings.key else None
+        self._host = settings.host
+        self._open = (*OPEN_PATHS, "/metrics") if settings.metrics_public else OPEN_PATHS
+
+    async def check(self) -> None:
+        """Raises Unauthorized or Forbidden."""
+        if request.path in self._open:
+            return
+        if self._expected is not None:
+            given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, self._expected):
+                raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
+            return
+        self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
+
+    def _check_browser(self, host_field: str, origin: str | None) -> None:
+        """Without a key, a page from elsewhere may not use the browser of someone on this machine.
+
+        Its own requests carry an Origin; a name of its own that it makes point here (DNS rebinding) shows in Host.
+        """
+        host = urlsplit(f"//{host_field}").hostname or ""
+        if host and host != self._host and not is_loopback(host) and not is_address(host):
+            raise Forbidden("without a control key, use an address or localhost, not a name")
+        if origin is not None and urlsplit(origin).netloc != host_field:
+            raise Forbidden("without a control key, pages from elsewhere may not ask")
+
+
+class Handlers:
+    """One method for each route."""
+
+    def __init__(self, port: ControlPort, render: Render) -> None:
+        self._port = port
+        self._render = render
+
+    def table(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
+        """(method, path, handler)"""
+        return (
+            ("GET", "/healthz", self.healthz),
+            ("GET", "/readyz", self.readyz),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/admin/backends", self.backends),
+            ("POST", "/admin/backends", self.add_backend),
+            ("DELETE", "/admin/backends", self.remove_backend),
+            ("POST", "/admin/backends/drain", self.drain_backend),
+            ("GET", "/admin/routes", self.routes),
+            ("GET", "/admin/routes/<fingerprint>", self.route_tree),
+            ("GET", "/admin/decisions", self.decisions),
+            ("GET", "/admin/config", self.config),
+            ("POST", "/explain", self.explain),
+            ("POST", "/add_worker", self.add_worker),
+            ("POST", "/remove_worker", self.remove_worker),
+            ("GET", "/list_workers", self.list_workers),
+        )
+
+    async def healthz(self) -> Response:
+        return json_response({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        ready, reason = self._port.ready()
+        return json_response({"ready": ready, "reason": reason}, 200 if ready else 503)
+
+    async def metrics(self) -> Response:
+        body, content_type = self._render(self._port.metrics(), request.headers.get("accept", ""))
+        return Response(body, content_type=content_type)
+
+    async def backends(self) -> Response:
+        return json_response({"backends": self._port.backends()})
+
+    async def add_backend(self) -> Response:
+        body = await json_body()
+        url, name = text_of(body, "url"), text_of(body, "name", "")
+        weight = body.get("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise BadRequest("weight must be a number above 0")
+        return json_response(checked(self._port.add_backend, url, float(weight), name))
+
+    async def remove_backend(self) -> Response:
+        url = request.args.get("url") or text_of(await json_body(), "url")
+        return json_response(checked(self._port.remove_backend, url))
+
+    async def drain_backend(self) -> Response:
+        body = await json_body()
+        draining = body.get("draining", True)
+        if not isinstance(draining, bool):
+            raise BadRequest("draining must be true or false")
+        return json_response(checked(self._port.drain_backend, text_of(body, "url"), draining))
+
+    async def routes(self) -> Response:
+        return json_response(self._port.routes())
+
+    async def route_tree(self, fingerprint: str) -> Response:
+        number = fingerprint_of(fingerprint)
+        found = checked(self._port.route_tree, number, limit_of(TREE_ROUTES_MAX))
+        if not found:
+            raise NotFound(f"no route has the fingerprint {number:016x}")
+        return json_response({"fingerprint": f"{number:016x}", "routes": found})
+
+    async def decisions(self) -> Response:
+        return json_response({"decisions": self._port.decisions(limit_of(DECISIONS_MAX))})
+
+    async def config(self) -> Response:
+        return json_response(self._port.config())
+
+    async def explain(self) -> Response:
+        return json_response(checked(self._port.explain, await request.get_data()))
+
+    async def add_worker(self) -> Response:
+        url = worker_url()
+        checked(self._port.add_backend, url, 1.0, "")
+        return Response(f"Successfully added worker: {url}", content_type="text/plain; charset=utf-8")
+
+    async def remove_worker(self) -> Response:
+        url = worker_url()
+        checked(self._port.remove_backend, url)
+        return Response(f"Successfully removed worker: {url}", content_type="text/plain; charset=utf-8")
+
+    async def list_workers(self) -> Response:
+        return json_response({"urls": [backend["url"] for backend in self._port.backends()]})
+
+
+# --- input ----------------------------------------------------------------------------------------------------------
+
+
+def checked(method: Callable[..., T], *arguments: Any) -> T:
+    """The port's answer; what it says about bad input becomes a 4xx."""
+    try:
+        return method(*arguments)
+    except (ValueError, ConfigError) as error:
+        raise BadRequest(str(error)) from error
+    except LookupError as error:
+        raise NotFound(str(error.args[0]) if error.args else "not found") from error
+
+
+async def json_body() -> Mapping[str, Any]:
+    """The request's JSON object. Raises BadRequest."""
+    try:
+        body = orjson.loads(await request.get_data())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a text" if name in body else f"{name} is missing")
+    return value
+
+
+def worker_url() -> str:
+    url = request.args.get("url", "")
+    if not url:
+        raise BadRequest("the query must name the worker: ?url=http://10.0.0.1:8000")
+    return url
+
+
+def limit_of(most: int) -> int:
+    text = request.args.get("limit", str(LISTED))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise BadRequest("limit must be a number above 0")
+    return min(int(text), most)
+
+
+def fingerprint_of(text: str) -> int:
+    """ "00ff…" -> its number. Raises BadRequest unless it is 1 to 16 hexadecimal digits and not 0."""
+    digits = text.lower().removeprefix("0x")
+    if not 1 <= len(digits) <= 16 or digits.strip("0123456789abcdef") or not int(digits, 16):
+        raise BadRequest("a fingerprint is up to 16 hexadecimal digits, and not 0")
+    return int(digits, 16)
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    body = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status=status, content_type="application/json")
+
+
+def error_response(status: int, message: str, kind: str, code: str) -> Response:
+    """OpenAI's shape of an error."""
+    response = json_response({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    if status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def refused(error: RanvierError) -> Response:
+    return error_response(error.status, str(error), error.kind, error.code)
+
+
+async def refused_by_framework(error: HTTPException) -> Response:
+    """Unknown paths and methods, bodies that are too large or too slow."""
+    status = error.code or 500
+    kind = "invalid_request_error" if status < 500 else "api_error"
+    code = (error.name or "error").lower().replace(" ", "_")
+    response = error_response(status, f"{request.method} {request.path}: {error.name}", kind, code)
+    for name, value in error.get_headers():
+        if name.lower() == "allow":
+            response.headers[name] = value
+    return response
+
+
+async def failed(error: Exception) -> Response:
+    """A bug of ours. The log has it; the client learns no more than that."""
+    log.error("control request failed: %s %s", request.method, request.path, exc_info=error)
+    return error_response(500, "internal error; the log of the node says more", "api_error", "internal_error")

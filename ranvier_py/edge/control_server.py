@@ -1,0 +1,162 @@
+"""Serves an ASGI application with hypercorn on trio, and lets nothing hold up the end of the process.
+
+hypercorn sends inside a shield without a deadline, so behind one client that stops reading its own `serve` never ends
+(hypercorn 0.18, trio/tcp_server.py). Here every send has a deadline, and whatever is left after the grace period is cut
+by closing its socket. hypercorn still does all of HTTP; this file replaces its accept loop only.
+
+Rules: connections are bounded, and carry one request each: after an answer quart-trio cancels the task in which
+hypercorn would start the idle timer, so kept connections would stay for ever. A header must be complete within the idle
+time.
+No access log: it would copy the environment for every line.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import hypercorn
+import trio
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import wrap_app
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 256
+"""Scrapers, probes and people; further connections wait for their turn without being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one client may cost. See ControlSettings for reasons."""
+
+    body_bytes_max: int
+    idle_timeout_s: float
+    send_timeout_s: float
+    close_grace_s: float
+
+
+async def serve_app(
+    app: Any,
+    host: str,
+    port: int,
+    limits: ServerLimits,
+    *,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `shutdown` is set or the task cancelled, then end within `close_grace_s`, whatever clients do.
+
+    Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
+    """
+    listeners = await trio.open_tcp_listeners(port, host=host)
+    connections = Connections(app, limits)
+    async with trio.open_nursery() as handlers:
+        try:
+            async with trio.open_nursery() as accepting:
+                accept = partial(trio.serve_listeners, connections.handle, listeners, handler_nursery=handlers)
+                await accepting.start(accept)
+                task_status.started(url_of(listeners[0].socket.getsockname()))
+                await shutdown.wait()
+                accepting.cancel_scope.cancel()
+            await connections.wait_closed()
+        finally:
+            connections.abort()
+            handlers.cancel_scope.cancel()
+
+
+class Connections:
+    """The open connections of one control port. hypercorn's own `serve` offers no way to close those it shields."""
+
+    def __init__(self, app: Any, limits: ServerLimits) -> None:
+        self._config = hypercorn.Config()
+        self._config.accesslog = None
+        self._config.errorlog = log
+        self._config.keep_alive_max_requests = 0
+        self._config.keep_alive_timeout = limits.idle_timeout_s
+        self._app = wrap_app(app, limits.body_bytes_max, "asgi")
+        self._context = WorkerContext(None)
+        self._limits = limits
+        self._limit = trio.CapacityLimiter(CONNECTIONS_MAX)
+        self._open: dict[DeadlineStream, None] = {}
+        self._all_closed = trio.Event()
+
+    async def handle(self, accepted: trio.SocketStream) -> None:
+        """One connection, accept to close. What hypercorn has closed is over, whatever its tasks still wait for."""
+        scope = trio.CancelScope()
+        stream = DeadlineStream(accepted, self._limits.send_timeout_s, on_close=scope.cancel)
+        self._open[stream] = None
+        try:
+            async with self._limit:
+                with scope:
+                    await TCPServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
+        except Exception:  # hypercorn's: what goes wrong in a handler of ours was answered inside
+            log.exception("control connection failed")
+        finally:
+            del self._open[stream]
+            accepted.socket.close()  # the kernel still delivers what was sent
+            if not self._open:
+                self._all_closed.set()
+
+    async def wait_closed(self) -> None:
+        """Close idle connections, and wait for answers under way, but not for ever."""
+        self._all_closed = trio.Event()
+        await self._context.terminated.set()
+        if self._open:
+            with trio.move_on_after(self._limits.close_grace_s):
+                await self._all_closed.wait()
+
+    def abort(self) -> None:
+        """Close the sockets themselves: ends even a shielded send."""
+        for stream in list(self._open):
+            stream.abort()
+
+
+class DeadlineStream:
+    """A stream whose sends have a deadline, also inside hypercorn's shield."""
+
+    def __init__(
+        self, stream: trio.SocketStream, send_timeout_s: float, on_close: Callable[[], None] = lambda: None
+    ) -> None:
+        self.stream = stream
+        self._on_close = on_close
+        self.socket = stream.socket
+        self._send_timeout_s = send_timeout_s
+
+    async def send_all(self, data: bytes) -> None:
+        """Raises BrokenResourceError when the peer does not take it in time; the connection is closed then."""
+        try:
+            with trio.fail_after(self._send_timeout_s):
+                await self.stream.send_all(data)
+        except trio.TooSlowError as error:
+            self.abort()
+            raise trio.BrokenResourceError("the client does not read") from error
+
+    async def receive_some(self, bytes_max: int) -> bytes | bytearray:
+        return await self.stream.receive_some(bytes_max)
+
+    async def send_eof(self) -> None:
+        self._on_close()
+        await self.stream.send_eof()
+
+    async def aclose(self) -> None:
+        self._on_close()
+        await self.stream.aclose()
+
+    def abort(self) -> None:
+        """Close now. What was not sent yet is dropped by the kernel too, instead of lingering there for a reader."""
+        if self.socket.fileno() >= 0:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.socket.close()
+
+
+def url_of(bound: tuple[Any, ...]) -> str:
+    host, port = bound[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
