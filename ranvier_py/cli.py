@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options, extra = parser.parse_known_args(argv)
     try:
-        if extra:
-            raise ConfigError(list(unknown_arguments(extra)))
+        options.problems = list(unknown_arguments(extra))
+        if options.problems and not hasattr(options, "config"):
+            raise ConfigError(options.problems)
         return int(options.run(options))
     except ConfigError as error:
         print(
@@ -87,17 +88,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser: argparse.ArgumentParser = style(prog="ranvier", description="A cache-aware router for LLM engines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=style)
-    serve = commands.add_parser("serve", help="run a node, or several on one port")
+    usage = "ranvier %s [--config FILE] [--KEY VALUE ...]"
+    serve = commands.add_parser("serve", help="run a node, or several on one port", usage=usage % "serve")
     add_config_flags(serve)
     serve.set_defaults(run=serve_command)
-    config = commands.add_parser("config", help="print every key with its help and default")
+    config = commands.add_parser(
+        "config", help="print every key with its help and default", usage=usage % "config [--check]"
+    )
     config.add_argument("--check", action="store_true", help="load the configuration instead, and list what is wrong")
     add_config_flags(config)
     config.set_defaults(run=config_command)
     explain = commands.add_parser("explain", help="where would this request go, and why (body on stdin)")
-    explain.add_argument(
-        "file", nargs="?", type=argparse.FileType("rb"), default=None, help="the body, instead of stdin"
-    )
+    explain.add_argument("file", nargs="?", type=Path, help="the body, instead of stdin")
     add_control_flags(explain)
     explain.set_defaults(run=explain_command)
     status = commands.add_parser("status", help="backends, health, load, routes and requests of a node")
@@ -153,8 +155,16 @@ def unknown_arguments(extra: Sequence[str]) -> Iterator[str]:
 
 
 def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
+    """What these flags ask for. Raises ConfigError with all problems, those of the flags themselves first."""
     given = vars(options)
-    return load({name: given[name] for name in Config.model_fields if name in given}, options.config)
+    flags = {name: given[name] for name in Config.model_fields if name in given}
+    try:
+        loaded = load(flags, options.config)
+    except ConfigError as error:
+        raise ConfigError([*options.problems, *error.problems]) from error
+    if options.problems:
+        raise ConfigError(options.problems)
+    return loaded
 
 
 # --- serve ----------------------------------------------------------------------------------------------------------
@@ -213,6 +223,8 @@ def describe(error: BaseException) -> tuple[str, int]:
 
 def config_command(options: argparse.Namespace) -> int:
     if not options.check:
+        if options.problems:
+            raise ConfigError(options.problems)
         print(reference(), end="")
         return EXIT_OK
     config, origins = load_from(options)

@@ -138,7 +138,7 @@ class Config(BaseSettings):
     cluster_secret: Secret = key(
         None,
         "Routing",
-        "Keys the fingerprints; 16 to 64 bytes, the same on all nodes. A random one for each process when not set.",
+        "Keys the fingerprints; at least 16 bytes, the same on all nodes. A random one for each process when not set.",
     )
     cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
     recent_decisions: Count = key(256, "Routing", "Decisions kept for /admin/decisions.")
@@ -332,8 +332,8 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if config.total_retries_max < config.worker_retries_max:
         yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
     secret = config.cluster_secret
-    if secret is not None and not 16 <= len(secret.get_secret_value().encode()) <= 64:
-        yield ("cluster_secret",), "must be 16 to 64 bytes long"
+    if secret is not None and len(secret.get_secret_value().encode()) < 16:
+        yield ("cluster_secret",), "must be at least 16 bytes long"
     yield from twice(config)
 
 

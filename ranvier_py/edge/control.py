@@ -6,7 +6,7 @@
     POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
 
 Rules: it never touches a proxied request, and no answer of its own takes long: every method of the port it serves is
-one synchronous call. With a key, everything but /healthz and /readyz needs it as bearer key (/metrics unless it is
+one synchronous call, but for `explain`, which may have to tokenize. With a key, everything but /healthz and /readyz needs it as bearer key (/metrics unless it is
 public). Without one, only what comes from this machine on purpose is served: a web page in its browser can't command
 the node. Errors have OpenAI's shape. Bad input is a 4xx and never a 500.
 
@@ -19,9 +19,10 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -36,7 +37,6 @@ from ranvier_py.core.sample import Sample
 from ranvier_py.edge.control_server import ServerLimits, serve_app
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 BODY_TIMEOUT_S = 30
 """A prompt of 16 MiB, to be explained, at 5 Mbit/s."""
@@ -50,7 +50,7 @@ OPEN_PATHS = ("/healthz", "/readyz")
 
 
 class ControlPort(Protocol):
-    """What the control port needs of a node. All synchronous.
+    """What the control port needs of a node. All synchronous but `explain`.
 
     Methods that take input raise RequestErrors; ValueError and ConfigError count as a bad request, LookupError as not
     found.
@@ -71,7 +71,10 @@ class ControlPort(Protocol):
         """The routes at and under a fingerprint, at most `limit`; empty when it is not known."""
         ...
 
-    def explain(self, body: bytes) -> Mapping[str, Any]: ...
+    async def explain(self, body: bytes) -> Mapping[str, Any]:
+        """A dry run of a chat request: the choice, and every candidate with every term. Changes nothing."""
+        ...
+
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The last ones, newest first."""
         ...
@@ -230,25 +233,28 @@ class Handlers:
         weight = body.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise BadRequest("weight must be a number above 0")
-        return json_response(checked(self._port.add_backend, url, float(weight), name))
+        with input_errors():
+            return json_response(self._port.add_backend(url, float(weight), name))
 
     async def remove_backend(self) -> Response:
         url = request.args.get("url") or text_of(await json_body(), "url")
-        return json_response(checked(self._port.remove_backend, url))
+        with input_errors():
+            return json_response(self._port.remove_backend(url))
 
     async def drain_backend(self) -> Response:
         body = await json_body()
-        draining = body.get("draining", True)
+        url, draining = text_of(body, "url"), body.get("draining", True)
         if not isinstance(draining, bool):
             raise BadRequest("draining must be true or false")
-        return json_response(checked(self._port.drain_backend, text_of(body, "url"), draining))
+        with input_errors():
+            return json_response(self._port.drain_backend(url, draining))
 
     async def routes(self) -> Response:
         return json_response(self._port.routes())
 
     async def route_tree(self, fingerprint: str) -> Response:
         number = fingerprint_of(fingerprint)
-        found = checked(self._port.route_tree, number, limit_of(TREE_ROUTES_MAX))
+        found = self._port.route_tree(number, limit_of(TREE_ROUTES_MAX))
         if not found:
             raise NotFound(f"no route has the fingerprint {number:016x}")
         return json_response({"fingerprint": f"{number:016x}", "routes": found})
@@ -260,16 +266,20 @@ class Handlers:
         return json_response(self._port.config())
 
     async def explain(self) -> Response:
-        return json_response(checked(self._port.explain, await request.get_data()))
+        body = await request.get_data()
+        with input_errors():
+            return json_response(await self._port.explain(body))
 
     async def add_worker(self) -> Response:
         url = worker_url()
-        checked(self._port.add_backend, url, 1.0, "")
+        with input_errors():
+            self._port.add_backend(url, 1.0, "")
         return Response(f"Successfully added worker: {url}", content_type="text/plain; charset=utf-8")
 
     async def remove_worker(self) -> Response:
         url = worker_url()
-        checked(self._port.remove_backend, url)
+        with input_errors():
+            self._port.remove_backend(url)
         return Response(f"Successfully removed worker: {url}", content_type="text/plain; charset=utf-8")
 
     async def list_workers(self) -> Response:
@@ -279,10 +289,11 @@ class Handlers:
 # --- input ----------------------------------------------------------------------------------------------------------
 
 
-def checked(method: Callable[..., T], *arguments: Any) -> T:
-    """The port's answer; what it says about bad input becomes a 4xx."""
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """What the port says about bad input becomes a 4xx."""
     try:
-        return method(*arguments)
+        yield
     except (ValueError, ConfigError) as error:
         raise BadRequest(str(error)) from error
     except LookupError as error:
