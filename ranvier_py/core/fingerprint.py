@@ -1,12 +1,13 @@
 """Text and tokens -> fingerprints of whole prefixes.
 
-Two keyed hashes, both seeded by the namespace of the prompt (model, adapter, salt, tools, template, tokenizer, cluster secret):
+Two keyed hashes, both seeded by the namespace of the prompt (model, adapter, salt, tools, template, tokenizer,
+cluster secret):
 
-- The *text* fingerprint chains one keyed BLAKE2b per message. It exists at message boundaries only, and is known as soon
-  as the body is parsed: about 1 us per message and kilobyte.
-- The *token* fingerprint exists at every whole block. A block's digest is a keyed multilinear hash of its tokens; digests
-  are summed under positional keys, and the running sum is mixed at each depth. So all depths of a prompt come out of a
-  few vectorised calls, and turn N+1 continues from a state of three numbers and less than a block of tokens.
+- The *text* fingerprint chains one keyed BLAKE2b per message. It exists at message boundaries only, and is known as
+  soon as the body is parsed: about 1 us per message and kilobyte.
+- The *token* fingerprint exists at every whole block. A block's digest is a keyed multilinear hash of its tokens;
+  digests are summed under positional keys, and the running sum is mixed at each depth. So all depths of a prompt come
+  out of a few vectorised calls, and turn N+1 continues from three numbers and less than a block of tokens.
 
 Rules: equal prefixes under one namespace give equal fingerprints on every node that has the key; nothing can be read
 back, and without the key nothing can be guessed. 0 means «not known» and is never produced. A collision costs one cache
@@ -35,7 +36,8 @@ MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finaliser 
 
 ANCHOR_BLOCKS_DENSE = (1, 2, 4, 8, 16)
 ANCHOR_STEP_BLOCKS = 16
-"""Anchors are 1, 2, 4, 8, 16 blocks and then every 16: dense where system prompts end, 256 tokens apart in documents."""
+"""Anchors are 1, 2, 4, 8, 16 blocks and then every 16: dense where system prompts end, 256 tokens apart in
+documents."""
 
 
 def mix(value: int) -> int:
@@ -67,14 +69,16 @@ class TextHasher:
         self._key = key
 
     def namespace(self, fields: Mapping[str, Any]) -> Fingerprint:
-        """Fingerprint of the empty prefix. `fields` is whatever else decides the rendered text or may not share a cache.
+        """Fingerprint of the empty prefix. `fields` is whatever else decides the rendered text or may not share a
+        cache.
 
         Raises TypeError (orjson) for values that are not JSON. Key order inside counts: templates may print it.
         """
         return self._digest(b"namespace" + orjson.dumps(sorted(fields.items())))
 
     def extend(self, parent: Fingerprint, canonical: bytes) -> Fingerprint:
-        """Fingerprint of the prefix that ends with a message (see `canonical_message`), given that of the one before."""
+        """Fingerprint of the prefix that ends with a message (see `canonical_message`), given that of the one
+        before."""
         return self._digest(parent.to_bytes(8, "little") + canonical)
 
     def extend_bytes(self, parent: Fingerprint, data: bytes) -> Fingerprint:
@@ -128,8 +132,8 @@ class TokenState(NamedTuple):
 class Segment:
     """Fingerprints of one stretch of new tokens.
 
-    `anchors` are ascending (tokens, fingerprint) pairs at anchor depths inside the stretch; `end` is the pair at the last
-    whole block (tokens 0 when not one block is full); `state` continues from the true end.
+    `anchors` are ascending (tokens, fingerprint) pairs at anchor depths inside the stretch; `end` is the pair at the
+    last whole block (tokens 0 when not one block is full); `state` continues from the true end.
     """
 
     anchors: tuple[tuple[int, Fingerprint], ...]
@@ -203,7 +207,9 @@ class TokenHasher:
         return pairs
 
     def _rest(self, state: TokenState, ids: TokenIds, end: int, blocks: int) -> tuple[int, ...]:
-        start = blocks * self.block_tokens - state.tokens  # of the rest, as an index into ids; negative: still inside state.rest
+        start = (
+            blocks * self.block_tokens - state.tokens
+        )  # of the rest, as an index into ids; negative: still inside state.rest
         if start >= 0:
             return tuple(ids[start:end].tolist())
         return state.rest[len(state.rest) + start :] + tuple(ids[:end].tolist())

@@ -24,7 +24,8 @@ Stop = tuple[int, int, int]
 
 
 class Boundary:
-    """The end of one message. Everything but the token part is fixed at birth; the token part is set once, by `tokenized`.
+    """The end of one message. Everything but the token part is fixed at birth; the token part is set once, by
+    `tokenized`.
 
     `tokens` is block-aligned and estimated until `state` is there. The root of a chain is the empty prefix.
     """
@@ -70,13 +71,21 @@ class Boundary:
             boundary = boundary.parent
         return boundary
 
+    def root(self) -> Boundary:
+        """The empty prefix of this chain."""
+        boundary = self
+        while boundary.parent is not None:
+            boundary = boundary.parent
+        return boundary
+
     def __repr__(self) -> str:
         return f"<Boundary {self.messages} messages, {self.tokens} tokens{'' if self.state else ' (estimated)'}>"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """What the raw bytes up to a message end stand for. `fields` are the namespace's members that precede `messages`."""
+    """What the raw bytes up to a message end stand for. `fields` are the namespace's members that precede
+    `messages`."""
 
     end: Boundary
     namespace: Fingerprint
@@ -96,7 +105,8 @@ class MemoryStatistics:
 class PromptMemory:
     """Bounded memory of prefixes: raw digest -> KnownPrefix, and text fingerprint -> Boundary.
 
-    The second finds a chain again when a client spells the same messages in other bytes, or another client branches off.
+    The second finds a chain again when a client spells the same messages in other bytes, or another client branches
+    off.
     """
 
     def __init__(self, entries_max: int = 65_536, kept_max: int = 1_000_000) -> None:

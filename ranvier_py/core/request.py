@@ -156,6 +156,14 @@ class PromptReader:
         self.memory.keep(end)
         return self._prompt("completion", fields, body, end, root, (), "" if ids is not None else str(text))
 
+    def other(self, body: bytes) -> Prompt:
+        """A body of any other path: its model counts if it names one, and it need not be JSON at all."""
+        try:
+            fields = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            fields = None
+        return self.opaque(fields if isinstance(fields, dict) else {}, body)
+
     def opaque(self, fields: Mapping[str, Any], body: bytes) -> Prompt:
         """A prompt that says nothing about its prefix."""
         root = Boundary(None, Fingerprint(0), 0, 0)
@@ -226,7 +234,8 @@ class PromptReader:
         messages: Sequence[Message],
         end: Boundary,
     ) -> None:
-        """Make the last two message ends of `body` known. `cut` is a proven message end, `rest` what follows `messages`."""
+        """Make the last two message ends of `body` known. `cut` is a proven message end, `rest` what follows
+        `messages`."""
         view = memoryview(body)
         if not messages:
             return
@@ -270,7 +279,8 @@ class PromptReader:
         return found
 
     def _reduced(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The members that name the namespace, large ones as a digest (bytes, which JSON has not), so that none is kept."""
+        """The members that name the namespace, large ones as a digest (bytes, which JSON has not), so that none is
+        kept."""
         return {
             name: value if type(value := fields[name]) in (str, bytes) else self._texts.digest(orjson.dumps(value))
             for name in NAMESPACE_FIELDS

@@ -21,9 +21,9 @@ from itertools import takewhile
 from random import Random
 from typing import Any, NamedTuple
 
-from ranvier_py.core.backends import Backend, Outcome, Pool, Registry
+from ranvier_py.core.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.fingerprint import Segment, TokenHasher
-from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.placement import Decision, Holder, Match, Policy
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
@@ -36,8 +36,6 @@ COMPLETION_PATH = b"/v1/completions"
 
 ENOUGH_SHARE = 0.5
 """A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
-
-LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Found(NamedTuple):
@@ -94,7 +92,7 @@ class Router:
         recent_max: decisions kept for the control port.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
         *,
         reader: PromptReader,
@@ -115,7 +113,7 @@ class Router:
         self.policy = policy
         self.texts_match = texts_match
         self.counters = Counters()
-        self.recent: deque[tuple[float, str, Decision]] = deque(maxlen=recent_max)
+        self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
 
     # --- read -------------------------------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ class Router:
             return self.reader.chat(body)
         if path == COMPLETION_PATH:
             return self.reader.completion(body)
-        return self.reader.opaque({}, body)
+        return self.reader.other(body)
 
     # --- match and place --------------------------------------------------------------------------------------------
 
@@ -136,6 +134,8 @@ class Router:
         Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
         """
         pool = self.registry.pool(prompt.model, now, tried)
+        if not pool.ids:
+            raise pool.error(prompt.model)
         holders = self._holders(prompt, pool, now, self.policy.depths_wanted, touch=touch)
         return Found(pool, holders, source_of(prompt, holders))
 
@@ -171,7 +171,7 @@ class Router:
         found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch)
         if len(self.speculation) == 0:
             return found
-        known = found[0].tokens if found and wanted == 1 else 0
+        known = found[0].tokens if found else 0  # shallower than what is known, a guess says nothing
         guessed = self.speculation.match(deeper_than(known, self.stops(prompt.end)), pool.epochs, wanted)
         return merged(found, guessed, wanted) if guessed else found
 
@@ -180,7 +180,7 @@ class Router:
 
     # --- one flight -------------------------------------------------------------------------------------------------
 
-    def depart(self, prompt: Prompt, decision: Decision, now: float, request_id: str = "") -> Flight:
+    def depart(self, prompt: Prompt, decision: Decision, now: float, request_id: bytes = b"") -> Flight:
         """The request leaves for the decided backend. Must be followed by exactly one `land`."""
         backend = self.registry[decision.backend]
         self.registry.dispatched(decision.backend, now)
@@ -204,21 +204,20 @@ class Router:
         self.counters.first_token_s.observe(now - flight.departed_at)
         self._learn(flight, flight.prompt.end, now)
 
-    def land(self, flight: Flight, outcome: Outcome, now: float) -> Sequence[Any]:
+    def land(self, flight: Flight, outcome: Outcome, now: float) -> Sequence[Transition]:
         """The flight is over, however it ended. Returns the transitions of the backend's health, for the log."""
         assert not flight.landed, "a flight lands once"
         flight.landed = True
         self._settle(flight)
-        if outcome is Outcome.SUCCESS:
-            self.first_token(flight, now)
-        increment(self.counters.outcomes, outcome.name.lower())
+        increment(self.counters.outcomes, outcome.value)
         self.counters.duration_s.observe(now - flight.departed_at)
         return self.registry.finished(flight.backend, outcome, now)
 
     # --- learning off the path --------------------------------------------------------------------------------------
 
     def absorb(self, prompt: Prompt, ancestor: Boundary, segments: Sequence[Segment | None]) -> None:
-        """Tokens of the messages after `ancestor`, which is on the prompt's chain: fill them in. None = no clean cut."""
+        """Tokens of the messages after `ancestor`, which is on the prompt's chain: fill them in. None = no clean
+        cut."""
         boundary = prompt.end
         for segment in reversed(segments[: boundary.messages - ancestor.messages]):
             if segment is not None and boundary.state is None:
@@ -288,8 +287,8 @@ class Router:
     def _learn(self, flight: Flight, end: Boundary, now: float) -> None:
         if flight.prompt.kind == "opaque":
             return
-        backend = self.registry.get(flight.backend)
-        if backend is None or backend.epoch != flight.epoch:  # removed or restarted meanwhile: what it held is gone
+        backend = self.registry.slots[flight.backend]
+        if backend is None or backend.removed or backend.epoch != flight.epoch:  # what it held is gone
             return
         learned = self.routes.learn(self.stops(end), flight.backend, flight.epoch, Trust.LOCAL, now)
         self.counters.learned_rows += learned

@@ -30,9 +30,9 @@ NOT_PLAIN = (b'"tool_calls"', b'"reasoning', b'"function_call"', b'"index":1', b
 class Answer:
     """What one finished answer says.
 
-    `message` is the assistant message as a client would send it back in the next turn, or None when the next prompt will
-    not contain it as it was generated (several choices, reasoning, cut off, unreadable). `text` is its text. The counts
-    are the engine's, or None.
+    `message` is the assistant message as a client would send it back in the next turn, or None when the next prompt
+    will not contain it as it was generated (several choices, reasoning, cut off, unreadable). `text` is its text. The
+    counts are the engine's, or None.
     """
 
     message: Mapping[str, Any] | None = None

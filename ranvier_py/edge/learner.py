@@ -1,9 +1,9 @@
 """Learning off the request's path: tails and answers are tokenized while the engines work.
 
-One task takes lessons from a bounded queue in batches and hands each batch to one worker thread, where encoding releases
-the interpreter lock. What comes back is given to the Router in one synchronous call per lesson. When lessons come faster
-than one thread can tokenize, the oldest is dropped and counted: its text fingerprints were learned at the first token, so
-the chat goes on being placed; only mid-message matches of that turn are lost.
+One task takes lessons from a bounded queue in batches and hands each batch to one worker thread, where encoding
+releases the interpreter lock. What comes back is given to the Router in one synchronous call per lesson. When lessons
+come faster than one thread can tokenize, the oldest is dropped and counted: its text fingerprints were learned at the
+first token, so the chat goes on being placed; only mid-message matches of that turn are lost.
 
 The same tokenizer serves the few prompts that must be tokenized before placement, each with a deadline.
 """
@@ -13,14 +13,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import trio
 
-from ranvier_py.core.boundaries import Chat, Message, TokenIds, TokenizedChat
+from ranvier_py.core.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompt import Boundary
@@ -39,9 +38,7 @@ class Tokenizer(Protocol):
     """What the learner needs; edge/tokenizer.py has the real one. Called in worker threads."""
 
     def tokenize(self, chat: Chat) -> TokenizedChat: ...
-    def tokenize_tail(
-        self, tail: Sequence[Message], context: Callable[[], Chat], known: int
-    ) -> TokenizedChat | None: ...
+    def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat | None]: ...
     def tokenize_text(self, text: str) -> TokenIds: ...
 
 
@@ -76,7 +73,8 @@ class LearnerStatistics:
 
 
 class Learner:
-    """Owns the tokenizing threads. `submit` and `finish` cost an append; `run` must be running for anything to come of it."""
+    """Owns the tokenizing threads. `submit` and `finish` cost an append; `run` must be running for anything to come
+    of it."""
 
     def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher, router: Router, *, queue_max: int = 1024) -> None:
         self._tokenizer = tokenizer
@@ -110,9 +108,7 @@ class Learner:
         """Tokenize a prompt before it is placed. False when the deadline passed or the template refuses it."""
         taught: Taught | None = None
         with trio.move_on_after(deadline_s):
-            taught = await trio.to_thread.run_sync(
-                self._try_prompt, prompt, limiter=self._limiter, abandon_on_cancel=True
-            )
+            taught = await trio.to_thread.run_sync(self._teach, prompt, limiter=self._limiter, abandon_on_cancel=True)
         if taught is None:
             self._deadlines_missed += 1
             return False
@@ -131,8 +127,7 @@ class Learner:
             results = await trio.to_thread.run_sync(self._teach_all, batch)
             now = time.monotonic()
             for lesson, taught in zip(batch, results, strict=True):
-                if taught is not None:
-                    self._router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
+                self._router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
 
     def statistics(self) -> LearnerStatistics:
         return LearnerStatistics(
@@ -158,61 +153,82 @@ class Learner:
 
     # --- in worker threads: these read prompts and never change them ------------------------------------------------
 
-    def _teach_all(self, batch: Sequence[Lesson]) -> list[Taught | None]:
-        return [self._try(lesson) for lesson in batch]
+    def _teach_all(self, batch: Sequence[Lesson]) -> list[Taught]:
+        """Each lesson's tokens; those that only continue a known chat share one call of the tokenizer."""
+        tasks = [Task.of(lesson) for lesson in batch]
+        tails = [task for task in tasks if task.continues]
+        found = dict(zip(map(id, tails), self._tokenizer.tokenize_tails([task.job() for task in tails]), strict=True))
+        return [self._taught(task, found.get(id(task))) for task in tasks]
 
-    def _try(self, lesson: Lesson) -> Taught | None:
-        kind = lesson.flight.prompt.kind
-        answer = NOTHING
-        if lesson.raw is not None:
-            answer = read_answer(lesson.raw, chunked=lesson.chunked, streamed=lesson.streamed, kind=kind)
-        taught = self._try_prompt(lesson.flight.prompt, answer)
-        if taught is None:
+    def _teach(self, prompt: Prompt) -> Taught | None:
+        task = Task(prompt, NOTHING, prompt.end.tokenized_ancestor())
+        tail = self._tokenizer.tokenize_tails([task.job()])[0] if task.continues else None
+        taught = self._taught(task, tail)
+        return taught if taught.segments else None
+
+    def _taught(self, task: Task, tail: TokenizedChat | None) -> Taught:
+        try:
+            taught = self._segments(task, tail)
+        except RanvierError as refused:  # the template refuses this conversation: the engine will say so itself
+            log.debug("tokenize.refused %s", refused)
             self._failed += 1
-            return Taught(lesson.flight.prompt.end, (), answer)
+            return Taught(task.prompt.end, (), task.answer)
         self._learned += 1
         return taught
 
-    def _try_prompt(self, prompt: Prompt, answer: Answer = NOTHING) -> Taught | None:
-        try:
-            if prompt.kind == "chat":
-                return self._chat(prompt, answer)
-            return self._completion(prompt, answer)
-        except RanvierError as refused:  # the template refuses this conversation: the engine will say so itself
-            log.debug("tokenize.refused %s", refused)
-            return None
+    def _segments(self, task: Task, tail: TokenizedChat | None) -> Taught:
+        prompt, ancestor = task.prompt, task.ancestor
+        if prompt.end.state is not None and (prompt.kind == "completion" or not task.messages):
+            return Taught(prompt.end, (), task.answer)
+        if prompt.kind == "completion":
+            ancestor = prompt.end.root()
+            ids = self._tokenizer.tokenize_text(prompt.text)
+            return Taught(ancestor, self._hashed(ancestor, ids, [len(ids)]), task.answer)
+        if tail is None:
+            ancestor = prompt.end.root()
+            tail = self._tokenizer.tokenize(task.chat())
+        return Taught(ancestor, self._hashed(ancestor, tail.ids, tail.ends), task.answer)
 
-    def _chat(self, prompt: Prompt, answer: Answer) -> Taught:
-        ancestor = prompt.end.tokenized_ancestor()
-        messages = list(prompt.messages_after(ancestor))
-        if answer.message is not None:
-            messages.append(answer.message)
-        if not messages:
-            return Taught(ancestor, (), answer)
-
-        def context() -> Chat:
-            chat = prompt.chat()
-            return Chat([*chat.messages, *messages[len(messages) - (answer.message is not None) :]], chat.tools, chat.template)
-
-        tokenized = None
-        if ancestor.messages:
-            tokenized = self._tokenizer.tokenize_tail(messages, context, ancestor.messages)
-        if tokenized is None or ancestor.state is None:
-            while ancestor.parent is not None:
-                ancestor = ancestor.parent
-            tokenized = self._tokenizer.tokenize(context())
-        return Taught(ancestor, self._segments(ancestor, tokenized.ids, tokenized.ends), answer)
-
-    def _completion(self, prompt: Prompt, answer: Answer) -> Taught:
-        root = prompt.end.parent
-        assert root is not None
-        if prompt.end.state is not None:
-            return Taught(prompt.end, (), answer)
-        ids = self._tokenizer.tokenize_text(prompt.text)
-        return Taught(root, self._segments(root, ids, [len(ids)]), answer)
-
-    def _segments(self, ancestor: Boundary, ids: TokenIds, ends: Sequence[int]) -> list[Segment | None]:
+    def _hashed(self, ancestor: Boundary, ids: TokenIds, ends: Sequence[int]) -> list[Segment | None]:
         """One segment for each message; None where its end is no clean cut, and the next one covers it."""
         assert ancestor.state is not None
-        found = iter(self._hasher.extend(ancestor.state, np.asarray(ids, dtype=np.uint32), [end for end in ends if end >= 0]))
+        found = iter(self._hasher.extend(ancestor.state, ids, [end for end in ends if end >= 0]))
         return [next(found) if end >= 0 else None for end in ends]
+
+
+class Task:
+    """One prompt, with its answer if there is one, as the worker thread sees it."""
+
+    __slots__ = ("ancestor", "answer", "messages", "prompt")
+
+    def __init__(self, prompt: Prompt, answer: Answer, ancestor: Boundary) -> None:
+        self.prompt = prompt
+        self.answer = answer
+        self.ancestor = ancestor
+        self.messages: list[Message] = []
+        if prompt.kind == "chat":
+            self.messages.extend(prompt.messages_after(ancestor))
+            if answer.message is not None:
+                self.messages.append(answer.message)
+
+    @classmethod
+    def of(cls, lesson: Lesson) -> Task:
+        prompt, answer = lesson.flight.prompt, NOTHING
+        if lesson.raw is not None:
+            answer = read_answer(lesson.raw, chunked=lesson.chunked, streamed=lesson.streamed, kind=prompt.kind)
+        return cls(prompt, answer, prompt.end.tokenized_ancestor())
+
+    @property
+    def continues(self) -> bool:
+        """Whether only new messages of a tokenized chat are to be tokenized."""
+        return self.ancestor.messages > 0 and bool(self.messages)
+
+    def job(self) -> TailJob:
+        return TailJob(self.messages, self.chat, self.ancestor.messages)
+
+    def chat(self) -> Chat:
+        """The whole conversation, with the answer."""
+        chat = self.prompt.chat()
+        if self.answer.message is None:
+            return chat
+        return Chat([*chat.messages, self.answer.message], chat.tools, chat.template)

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.fingerprint import Segment, TextHasher, TokenHasher, anchors_between, canonical_message, mix, mix_array
+from ranvier_py.core.fingerprint import (
+    Segment,
+    TextHasher,
+    TokenHasher,
+    anchors_between,
+    canonical_message,
+    mix,
+    mix_array,
+)
 from ranvier_py.core.ids import Fingerprint
 
 KEY = b"k" * 32
@@ -22,7 +30,9 @@ def every_pair(segments: list[Segment]) -> set[tuple[int, int]]:
 
 
 @given(TOKENS, st.lists(st.integers(0, 60), max_size=30), st.sampled_from([1, 4, 16]))
-def test_a_prompt_hashed_turn_by_turn_equals_the_prompt_hashed_at_once(ids: list[int], cuts: list[int], block: int) -> None:
+def test_a_prompt_hashed_turn_by_turn_equals_the_prompt_hashed_at_once(
+    ids: list[int], cuts: list[int], block: int
+) -> None:
     hasher = TokenHasher(KEY, block)
     state = hasher.start(Fingerprint(7))
     segments, at = [], 0
@@ -49,7 +59,9 @@ def test_several_ends_in_one_call_equal_one_call_each(ids: list[int], ends: list
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=16, max_size=64), st.data())
-def test_another_token_anywhere_changes_every_fingerprint_from_its_block_on(ids: list[int], data: st.DataObject) -> None:
+def test_another_token_anywhere_changes_every_fingerprint_from_its_block_on(
+    ids: list[int], data: st.DataObject
+) -> None:
     at = data.draw(st.integers(0, len(ids) // 16 * 16 - 1))
     other = list(ids)
     other[at] ^= 1
@@ -86,7 +98,10 @@ def test_the_array_mixer_equals_the_plain_one() -> None:
     ("one", "other"),
     [
         ({"role": "user", "content": "hi"}, {"content": "hi", "role": "user"}),
-        ({"role": "assistant", "content": "hi"}, {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": []}),
+        (
+            {"role": "assistant", "content": "hi"},
+            {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": []},
+        ),
         ({"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}),
         (
             {"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]},

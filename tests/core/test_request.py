@@ -44,13 +44,17 @@ def texts(prompt: Prompt) -> list[int]:
 
 CONTENT = st.one_of(
     st.text(max_size=30),
-    st.sampled_from(['"role"', '},{"role":"user"', '}]', '"}]}', '\\"role\\"', "{", "}", ']},{"role":', '{"messages":[null']),
+    st.sampled_from(
+        ['"role"', '},{"role":"user"', "}]", '"}]}', '\\"role\\"', "{", "}", ']},{"role":', '{"messages":[null']
+    ),
     st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=8)}), min_size=1, max_size=3),
 )
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool"]), "content": CONTENT},
     optional={
-        "tool_calls": st.just([{"id": "1", "type": "function", "function": {"name": "role", "arguments": '{"role": 1}'}}]),
+        "tool_calls": st.just(
+            [{"id": "1", "type": "function", "function": {"name": "role", "arguments": '{"role": 1}'}}]
+        ),
         "name": st.just("role"),
     },
 )
@@ -140,7 +144,16 @@ def test_two_tokenizers_and_two_clusters_never_share_a_fingerprint() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[1,", b"{'a':1}", b'{"a":1}}', b"\xff\xfe", b'{"messages":[{"role":"user","content":"\xff"}]}', b'{"a":"\x00"}'],
+    [
+        b"",
+        b"{",
+        b"[1,",
+        b"{'a':1}",
+        b'{"a":1}}',
+        b"\xff\xfe",
+        b'{"messages":[{"role":"user","content":"\xff"}]}',
+        b'{"a":"\x00"}',
+    ],
 )
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="not valid JSON"):

@@ -1,0 +1,158 @@
+"""What the control port may ask of a node, and do to it. Satisfies edge/control.py's ControlPort by shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ranvier_py.core.backend import BackendStatistics
+from ranvier_py.core.errors import NotFound
+from ranvier_py.core.placement import Decision
+from ranvier_py.core.router import CHAT_PATH
+from ranvier_py.core.sample import Sample
+from ranvier_py.measures import samples_of
+
+if TYPE_CHECKING:
+    from ranvier_py.node import Node
+
+
+class Admin:
+    """One node's administration. Every method but `explain` is one synchronous call."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.draining = False
+
+    def backends(self) -> Sequence[Mapping[str, Any]]:
+        return [backend_view(backend) for backend in self._node.registry.statistics().backends]
+
+    def add_backend(self, url: str, weight: float, name: str) -> Mapping[str, Any]:
+        added = self._node.add_backend(url, weight, name)
+        return self._view(self._node.registry[added].name)
+
+    def remove_backend(self, url: str) -> Mapping[str, Any]:
+        view = self._view(url)
+        self._node.remove_backend(url)
+        return view
+
+    def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]:
+        return self._view(self._node.registry.drain(url, draining).name)
+
+    def routes(self) -> Mapping[str, Any]:
+        router = self._node.router
+        counters = router.counters
+        return {
+            **asdict(router.routes.statistics()),
+            "memory": asdict(router.reader.memory.statistics()),
+            "speculation": asdict(router.speculation.statistics()),
+            "learner": asdict(self._node.learner.statistics()),
+            "decisions": dict(counters.decisions),
+            "outcomes": dict(counters.outcomes),
+            "prompt_tokens": counters.prompt_tokens,
+            "predicted_share": share(counters.predicted_tokens, counters.prompt_tokens),
+            "engine_cached_share": share(counters.answered_cached_tokens, counters.answered_prompt_tokens),
+        }
+
+    def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
+        found = self._node.router.routes.subtree(fingerprint, limit=limit)
+        names = {backend.id: backend.name for backend in self._node.registry}
+        return [
+            {
+                "level": view.level,
+                "tokens": view.tokens,
+                "exact": view.exact,
+                "token_fingerprint": f"{view.token_fingerprint:016x}" if view.token_fingerprint else None,
+                "text_fingerprints": [f"{text:016x}" for text in view.text_fingerprints],
+                "children": view.children,
+                "idle_s": round(view.idle_s, 1),
+                "holders": [
+                    {
+                        "backend": names.get(claim.backend, f"#{claim.backend}"),
+                        "trust": claim.trust.name,
+                        "age_s": round(claim.age_s, 1),
+                    }
+                    for claim in view.holders
+                ],
+            }
+            for view in found
+        ]
+
+    async def explain(self, body: bytes) -> Mapping[str, Any]:
+        """A dry run of a chat. Tokenizes it as placing would; places, learns and counts nothing."""
+        router = self._node.router
+        prompt = router.read(CHAT_PATH, body)
+        if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
+            await self._node.learner.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
+        return router.explain(prompt, time.monotonic())
+
+    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        now = time.monotonic()
+        newest = islice(reversed(self._node.router.recent), limit)
+        return [decision_view(decision, request_id, now - at) for at, request_id, decision in newest]
+
+    def ready(self) -> tuple[bool, str]:
+        if self.draining:
+            return False, "draining"
+        if not self._node.registry.pool("", time.monotonic()).ids:
+            return False, "no backend can be asked"
+        return True, ""
+
+    def metrics(self) -> Sequence[Sample]:
+        node = self._node
+        return list(
+            samples_of(
+                node.router,
+                node.registry.statistics(),
+                node.server.statistics(),
+                node.upstream.statistics(),
+                node.learner.statistics(),
+            )
+        )
+
+    def config(self) -> Mapping[str, Any]:
+        return self._node.config.masked()
+
+    def _view(self, name_or_url: str) -> Mapping[str, Any]:
+        backend = self._node.registry.find(name_or_url)
+        if backend is None:
+            raise NotFound(f"no backend {name_or_url!r}")
+        statistics = self._node.registry.statistics().backends
+        return next(backend_view(each) for each in statistics if each.id == backend.id)
+
+
+def backend_view(backend: BackendStatistics) -> dict[str, Any]:
+    return {
+        "name": backend.name,
+        "url": backend.url,
+        "health": backend.health,
+        "circuit": backend.circuit,
+        "draining": backend.draining,
+        "in_flight": backend.inflight,
+        "weight": backend.weight,
+        "epoch": backend.epoch,
+        "models": backend.models,
+        "outcomes": {name: count for name, count in backend.outcomes.items() if count},
+        "probe_ms": None if backend.probe_latency_s is None else round(backend.probe_latency_s * 1000, 2),
+        "probe_detail": backend.probe_detail,
+    }
+
+
+def decision_view(decision: Decision, request_id: bytes, age_s: float) -> dict[str, Any]:
+    return {
+        "request_id": request_id.decode("latin-1"),
+        "age_s": round(age_s, 3),
+        "backend": decision.backend_name,
+        "reason": decision.reason,
+        "policy": decision.policy,
+        "source": decision.source,
+        "matched_tokens": decision.matched_tokens,
+        "prompt_tokens": decision.prompt_tokens,
+        "loads": dict(zip(decision.candidates, decision.loads, strict=True)),
+    }
+
+
+def share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,243 @@
+"""The composition root: builds the parts of one node, opens the one nursery, stops them in reverse.
+
+Start order is the order of lines in `run`; the public port opens last and closes first. On SIGTERM or SIGINT the node
+stops accepting, lets running answers finish up to the drain deadline, and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import ssl
+import time
+from collections.abc import Sequence
+from functools import partial
+from hashlib import blake2b
+from random import Random
+
+import trio
+
+from ranvier_py.admin import Admin
+from ranvier_py.config import Config
+from ranvier_py.core.addresses import host_port
+from ranvier_py.core.backends import BackendLimits, ProbeResult, Registry, Transition
+from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.prompt import PromptMemory
+from ranvier_py.core.request import PromptReader
+from ranvier_py.core.retries import RetryLimits
+from ranvier_py.core.router import Router
+from ranvier_py.core.routes import RouteTable
+from ranvier_py.core.speculation import Speculation
+from ranvier_py.edge import control
+from ranvier_py.edge.learner import Learner
+from ranvier_py.edge.logs import request_line
+from ranvier_py.edge.metrics import render
+from ranvier_py.edge.probes import ProbeOptions, Prober
+from ranvier_py.edge.server import DataServer, ServerLimits
+from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.edge.upstream import Upstream, UpstreamLimits
+from ranvier_py.pipeline import Pipeline, PipelineLimits
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
+SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
+
+
+class Node:
+    """The parts of one node, wired. Nothing runs until `run`."""
+
+    def __init__(self, config: Config, tokenizer: ChatTokenizer, rng: Random) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.registry = Registry(backend_limits(config))
+        self.router = make_router(config, tokenizer, self.registry, rng)
+        self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
+        self.upstream = Upstream(upstream_limits(config))
+        self.prober = Prober(self._probed, probe_options(config), rng)
+        self.pipeline = Pipeline(
+            self.router,
+            self.upstream,
+            self.learner,
+            pipeline_limits(config),
+            report=request_line if config.log_level in ("debug", "info") else None,
+            trouble=self.prober.probe_soon,
+            changed=log_transitions,
+            name=secrets.token_hex(4),
+        )
+        self.server = DataServer(self.pipeline.handle, server_limits(config), tls=tls_context(config))
+        self.admin = Admin(self)
+        for spec in config.backend:
+            self.add_backend(spec.url, spec.weight, spec.name)
+
+    def add_backend(self, url: str, weight: float, name: str) -> BackendId:
+        """Raises BadRequest with nothing changed."""
+        backend = self.registry.add(url, weight=weight, name=name)
+        key = self.config.backend_api_key
+        self.prober.watch(backend.id, backend.url, key.get_secret_value() if key else "")
+        log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
+        return backend.id
+
+    def remove_backend(self, name_or_url: str) -> None:
+        backend = self.registry.remove(name_or_url)
+        self.prober.forget(backend.id)
+        log.info("backend.removed %s", backend.name)
+
+    def _probed(self, backend: BackendId, result: ProbeResult) -> None:
+        log_transitions(self.registry.probed(backend, result, time.monotonic()))
+
+    async def sweep(self) -> None:
+        """Free what has expired, a little at a time, for ever."""
+        while True:
+            await trio.sleep(SWEEP_INTERVAL_S)
+            epochs = [slot.epoch if slot is not None and not slot.removed else -1 for slot in self.registry.slots]
+            self.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+
+    async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Drain at the first SIGTERM or SIGINT; a second one cuts the drain short."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("node.draining after %s, up to %g s", signal.Signals(number).name, self.config.drain_timeout_s)
+                break
+            self.admin.draining = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
+                await self.server.drain(self.config.drain_timeout_s)
+                nursery.cancel_scope.cancel()
+
+    async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
+        async for _ in signals:  # type: ignore[attr-defined]
+            log.info("node.cut at the second signal")
+            scope.cancel()
+
+
+async def run(config: Config) -> None:
+    """Run one node until it is told to stop. Raises ConfigError and OSError (an address in use) at the start."""
+    tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
+    node = Node(config, tokenizer, Random(int.from_bytes(os.urandom(8), "little")))  # noqa: S311  # placement, not secrets
+    log.info("node.tokenizer %s", tokenizer.probe_report)
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.learner.run)
+        nursery.start_soon(node.sweep)
+        await nursery.start(node.prober.run)
+        settings = control_settings(config)
+        url = await nursery.start(partial(control.serve, node.admin, settings, render, shutdown=shutdown))
+        await nursery.start(node.stop_on_signal)
+        async with trio.open_nursery() as serving:
+            host, port = host_port(config.listen)
+            bound = await serving.start(partial(node.server.serve, host, port, reuse_port=config.workers > 1))
+            log.info("node.ready on %s, control %s", ", ".join(f"{host}:{port}" for host, port in bound), url)
+            print(f"ranvier listening on {' '.join(f'{h}:{p}' for h, p in bound)} control {url}", flush=True)
+        shutdown.set()
+        await node.upstream.aclose()
+        nursery.cancel_scope.cancel()
+    log.info("node.stopped")
+
+
+# --- from the configuration to the parts ----------------------------------------------------------------------------
+
+
+def load_tokenizer(config: Config) -> ChatTokenizer:
+    template = config.chat_template.read_text() if config.chat_template else None
+    return ChatTokenizer.load(config.tokenizer, chat_template=template)
+
+
+def make_router(config: Config, tokenizer: ChatTokenizer, registry: Registry, rng: Random) -> Router:
+    secret = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else secrets.token_bytes(32)
+    key = blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
+    hasher = TokenHasher(key, config.block_size_tokens)
+    reader = PromptReader(
+        TextHasher(key),
+        hasher,
+        PromptMemory(config.prompt_memory_entries),
+        identity=f"{tokenizer.identity}/{config.block_size_tokens}",
+        bytes_per_token=tokenizer.chars_per_token,
+        digest_seed=secrets.randbits(64),
+    )
+    options = PlacementOptions(divert_factor=config.load_factor, divert_floor=config.load_floor)
+    return Router(
+        reader=reader,
+        hasher=hasher,
+        routes=RouteTable(capacity=config.route_capacity, ttl_s=config.route_ttl_s),
+        speculation=Speculation(),
+        registry=registry,
+        policy=make_policy(config.policy, options),
+        rng=rng,
+        texts_match=tokenizer.keeps_turns,
+        recent_max=config.recent_decisions,
+    )
+
+
+def backend_limits(config: Config) -> BackendLimits:
+    return BackendLimits(
+        probe_failures_to_unhealthy=config.probe_failures,
+        probe_successes_to_healthy=config.probe_successes,
+        circuit_faults_to_open=config.circuit_failures,
+        circuit_open_s=config.circuit_open_s,
+        circuit_open_max_s=8 * config.circuit_open_s,
+    )
+
+
+def probe_options(config: Config) -> ProbeOptions:
+    return ProbeOptions(
+        interval_s=config.probe_interval_s,
+        interval_unsettled_s=min(1.0, config.probe_interval_s),
+        timeout_s=config.probe_timeout_s,
+    )
+
+
+def pipeline_limits(config: Config) -> PipelineLimits:
+    retries = RetryLimits(
+        worker_retries_max=config.worker_retries_max,
+        total_retries_max=config.total_retries_max,
+        statuses=frozenset(config.retry_statuses),
+    )
+    return PipelineLimits(
+        tokenize_deadline_s=config.tokenize_deadline_s,
+        first_byte_s=config.first_byte_timeout_s,
+        stall_s=config.stall_timeout_s,
+        retries=retries,
+    )
+
+
+def server_limits(config: Config) -> ServerLimits:
+    return ServerLimits(
+        connections_max=config.connections_max,
+        in_flight_max=config.in_flight_max,
+        header_bytes_max=config.header_bytes_max,
+        body_bytes_max=config.body_bytes_max,
+        idle_s=config.idle_timeout_s,
+        header_s=config.header_timeout_s,
+        body_s=config.body_timeout_s,
+        send_s=config.send_timeout_s,
+    )
+
+
+def upstream_limits(config: Config) -> UpstreamLimits:
+    return UpstreamLimits(connect_s=config.connect_timeout_s)
+
+
+def control_settings(config: Config) -> control.ControlSettings:
+    host, port = host_port(config.control)
+    key = config.control_key.get_secret_value() if config.control_key else None
+    return control.ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """Raises OSError (ssl.SSLError is one) for files that are none."""
+    if config.tls_certificate_file is None or config.tls_key_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(config.tls_certificate_file, config.tls_key_file)
+    return context
+
+
+def log_transitions(transitions: Sequence[Transition]) -> None:
+    for change in transitions:
+        log.warning("backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)

@@ -1,0 +1,319 @@
+"""One request, ten steps, one screen.
+
+    accept -> parse -> text chain -> match (-> tokens first, if that found too little) -> place -> forward -> relay
+           -> learn -> the answer, learned off the path
+
+Each step takes the frozen value of the one before, and none reaches back. A request whose backend fails before a byte
+was relayed re-enters at *place* with that backend excluded, a bounded number of times; after the first byte it only
+ends. A client that goes away cancels the whole: the backend's connection is closed at once; only what was proved is
+learned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+import orjson
+
+from ranvier_py.core.backends import Outcome, Transition
+from ranvier_py.core.errors import (
+    ConnectFailed,
+    MethodNotAllowed,
+    NotFound,
+    RanvierError,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from ranvier_py.core.http import Headers, HttpRequest, HttpResponseHead, Phase
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.placement import Decision
+from ranvier_py.core.request import Prompt
+from ranvier_py.core.retries import Next, RetryBudget, RetryLimits
+from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Found, Router
+from ranvier_py.core.stream import has_token
+from ranvier_py.core.summary import RequestSummary
+
+CAPTURE_BYTES_MAX = 1 << 20
+"""Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
+
+
+class Client(Protocol):
+    """The connection a request came on. edge/server.py has the real one."""
+
+    peer: str
+    started: bool
+    must_close: bool
+    missed: Phase | None
+
+    def arm(self, phase: Phase, seconds: float) -> None: ...
+    async def relay_head(self, head: HttpResponseHead, extra: Headers, body: bytes) -> None: ...
+    async def send(self, *parts: bytes) -> None: ...
+    async def respond(self, status: int, body: bytes, headers: Headers = ..., content_type: bytes = ...) -> None: ...
+
+
+class Exchange(Protocol):
+    """One request at one backend. edge/upstream.py has the real one."""
+
+    head: HttpResponseHead
+    complete: bool
+
+    async def receive(self) -> bytes: ...
+    def release(self) -> None: ...
+
+
+class Forwarder(Protocol):
+    async def open(self, address: Any, request: HttpRequest, extra: Headers = ...) -> Exchange: ...
+
+
+class Teacher(Protocol):
+    """Tokenizes before placement, or off the path. edge/learner.py has the real one."""
+
+    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
+    def submit(self, flight: Flight) -> Any: ...
+    def finish(self, flight: Flight, lesson: Any, raw: bytes, *, chunked: bool, streamed: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """Deadlines of one request, in seconds."""
+
+    tokenize_deadline_s: float = 0.15
+    first_byte_s: float = 600.0
+    stall_s: float = 120.0
+    retries: RetryLimits = field(default_factory=RetryLimits)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What became of a request so far; turned into its summary at the end."""
+
+    request_id: bytes
+    started_at: float
+    flight: Flight | None = None
+    status: int = 0
+    tries: int = 0
+    first_byte_at: float = 0.0
+    sent_bytes: int = 0
+    outcome: str = "cancelled"
+
+    def summary(self, request: HttpRequest, now: float) -> RequestSummary:
+        decision = self.flight.decision if self.flight else None
+        return RequestSummary(
+            request_id=self.request_id.decode("latin-1"),
+            method=request.method.decode("latin-1"),
+            path=request.path.decode("latin-1"),
+            status=self.status,
+            outcome=self.outcome,
+            backend=decision.backend_name if decision else "",
+            policy=decision.policy if decision else "",
+            reason=decision.reason if decision else "",
+            source=decision.source if decision else "",
+            matched_tokens=decision.matched_tokens if decision else 0,
+            prompt_tokens=decision.prompt_tokens if decision else 0,
+            tries=self.tries,
+            first_byte_s=self.first_byte_at - self.started_at if self.first_byte_at else 0.0,
+            total_s=now - self.started_at,
+            sent_bytes=self.sent_bytes,
+        )
+
+
+class Pipeline:
+    """Takes every request of the public port from its first step to its last.
+
+    Args:
+        report: told of every finished request; None where nobody listens.
+        trouble: told of a backend that could not be asked, so that it is probed at once.
+        changed: told of changes of a backend's health that requests brought about.
+        name: unique among nodes and restarts; the first part of the request ids made here.
+    """
+
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+        self,
+        router: Router,
+        upstream: Forwarder,
+        teacher: Teacher,
+        limits: PipelineLimits,
+        *,
+        report: Callable[[RequestSummary], object] | None = None,
+        trouble: Callable[[BackendId], object] = lambda _: None,
+        changed: Callable[[Sequence[Transition]], object] = lambda _: None,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router = router
+        self._upstream = upstream
+        self._teacher = teacher
+        self._limits = limits
+        self._report = report
+        self._trouble = trouble
+        self._changed = changed
+        self._clock = clock
+        self._ids = (b"%b-%x" % (name.encode(), number) for number in count(1))
+
+    async def handle(self, request: HttpRequest, client: Client) -> None:
+        """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
+        progress = Progress(request.header(b"x-request-id") or next(self._ids), self._clock())
+        try:
+            own = self._own_answer(request)
+            if own is None:
+                await self._forward(request, client, progress)
+            else:
+                progress.status = own[0]
+                await client.respond(own[0], own[1], ((b"x-request-id", progress.request_id),))
+                progress.outcome = "success"
+        except RanvierError as error:
+            progress.outcome = error.code
+            if not client.started:
+                progress.status = error.status
+            raise
+        finally:
+            if self._report is not None:
+                self._report(progress.summary(request, self._clock()))
+
+    def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
+        """Status and body of what the node answers itself; None for what goes to a backend."""
+        path, reading = request.path, request.method in (b"GET", b"HEAD")
+        if path in (CHAT_PATH, COMPLETION_PATH):
+            if request.method != b"POST":
+                raise MethodNotAllowed(f"{path.decode()} takes POST")
+            return None
+        if path == b"/v1/models" and reading:
+            return self._models()
+        if path == b"/health" and reading:
+            return 200, b'{"status":"ok"}'
+        if not path.startswith(b"/v1/"):
+            raise NotFound("this port serves /v1/ and /health")
+        return None
+
+    def _models(self) -> tuple[int, bytes] | None:
+        """The union of the backends' model lists; None while no backend has told its own."""
+        cards: dict[str, Mapping[str, Any]] = {}
+        for backend in self._router.registry:
+            for card in backend.cards:
+                cards.setdefault(str(card.get("id")), card)
+        return (200, orjson.dumps({"object": "list", "data": list(cards.values())})) if cards else None
+
+    async def _forward(self, request: HttpRequest, client: Client, progress: Progress) -> None:
+        router = self._router
+        prompt = router.read(request.path, request.body)
+        found: Found | None = router.find(prompt, self._clock())
+        if router.too_little(prompt, found):
+            await self._teacher.tokenize_first(prompt, self._limits.tokenize_deadline_s)
+            found = router.find(prompt, self._clock())
+        budget = RetryBudget(self._limits.retries)
+        while found is not None:
+            decision = router.place(prompt, found)
+            found = await self._attempt(request, client, prompt, decision, budget, progress)
+
+    async def _attempt(
+        self,
+        request: HttpRequest,
+        client: Client,
+        prompt: Prompt,
+        decision: Decision,
+        budget: RetryBudget,
+        progress: Progress,
+    ) -> Found | None:
+        """Forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
+        router = self._router
+        flight = router.depart(prompt, decision, self._clock(), progress.request_id)
+        progress.flight = flight
+        progress.tries += 1
+        outcome, exchange = Outcome.CANCELLED, None
+        try:
+            lesson = self._teacher.submit(flight)
+            client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
+            url = router.registry[flight.backend].url
+            exchange = await self._upstream.open(url, request, ((b"x-request-id", progress.request_id),))
+            answered = outcome_of(exchange.head.status)
+            if self._limits.retries.retries(exchange.head.status):
+                elsewhere = self._elsewhere(prompt, flight, budget, answered)
+                if elsewhere is not None:
+                    outcome = answered
+                    return elsewhere
+            await self._relay(exchange, client, flight, lesson, progress)
+            outcome = answered
+        except UpstreamError as error:
+            outcome = outcome_of_error(error, relayed=client.started)
+            self._trouble(flight.backend)
+            elsewhere = None if client.started else self._elsewhere(prompt, flight, budget, outcome)
+            if elsewhere is None:
+                raise
+            return elsewhere
+        finally:
+            if exchange is not None:
+                exchange.release()
+            if outcome is Outcome.CANCELLED and client.missed in (Phase.FIRST_BYTE, Phase.STALL):
+                outcome = Outcome.TIMEOUT
+            transitions = router.land(flight, outcome, self._clock())
+            if transitions:
+                self._changed(transitions)
+        progress.outcome = outcome.value
+        return None
+
+    def _elsewhere(self, prompt: Prompt, flight: Flight, budget: RetryBudget, outcome: Outcome) -> Found | None:
+        """Whom to ask after a failed attempt; None when it is over."""
+        others = self._found_without(prompt, (*budget.tried, flight.backend))
+        step = budget.next_attempt(flight.backend, outcome, relayed=False, others=others is not None)
+        if step is Next.AGAIN:
+            return self._found_without(prompt, budget.tried)
+        return others if step is Next.ELSEWHERE else None
+
+    def _found_without(self, prompt: Prompt, tried: Sequence[BackendId]) -> Found | None:
+        try:
+            return self._router.find(prompt, self._clock(), tried)
+        except RanvierError:  # nobody else: the failure that brought us here is the better answer
+            return None
+
+    async def _relay(self, exchange: Exchange, client: Client, flight: Flight, lesson: Any, progress: Progress) -> None:
+        """Pass the answer on as it comes. What is proved by it is learned beside."""
+        head, decision = exchange.head, flight.decision
+        extra = [
+            (b"x-ranvier-backend", decision.backend_name.encode()),
+            (b"x-ranvier-reason", decision.reason.encode()),
+            (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
+            (b"x-request-id", progress.request_id),
+        ]
+        progress.status = head.status
+        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and not head.header(b"content-encoding")
+        captured: list[bytes] = []
+        size = 0
+        await client.relay_head(head, extra)
+        progress.first_byte_at = self._clock()
+        while data := await exchange.receive():
+            await client.relay(data)
+            client.arm(Phase.STALL, self._limits.stall_s)
+            size += len(data)
+            if not teaches:
+                continue
+            if not flight.first_at and (not flight.prompt.stream or has_token(data)):
+                self._router.first_token(flight, self._clock())
+            if size <= CAPTURE_BYTES_MAX:
+                captured.append(data)
+        progress.sent_bytes = size
+        if not teaches:
+            return
+        if not flight.first_at:
+            self._router.first_token(flight, self._clock())
+        if size <= CAPTURE_BYTES_MAX:
+            chunked = head.framing == "chunked"
+            self._teacher.finish(flight, lesson, b"".join(captured), chunked=chunked, streamed=flight.prompt.stream)
+
+
+def outcome_of(status: int) -> Outcome:
+    """What a complete answer says of its backend."""
+    if status == 429:
+        return Outcome.OVERLOADED
+    return Outcome.SERVER_ERROR if status >= 500 else Outcome.SUCCESS
+
+
+def outcome_of_error(error: UpstreamError, *, relayed: bool) -> Outcome:
+    if isinstance(error, ConnectFailed):
+        return Outcome.CONNECT_ERROR
+    if isinstance(error, UpstreamTimeout):
+        return Outcome.TIMEOUT
+    return Outcome.BROKEN if relayed else Outcome.CONNECT_ERROR
