@@ -83,7 +83,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--timeout", type=float, default=120.0, metavar="S", help="for one whole answer (default 120)")
     shape = parser.add_argument_group("what is said")
     add = shape.add_argument
-    add("--trace", metavar="FILE", help="JSONL, a chat per line; default: the lab's own chats, drawn without end")
+    add(
+        "--trace",
+        metavar="FILE",
+        help="JSONL, a chat per line, or the word `bundled`; default: the lab's own chats, without end",
+    )
     add(
         "--answers", choices=("real", "trace"), default="real", help="which answers stand in the history (default real)"
     )
@@ -163,7 +167,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
     supply: Iterator[Conversation]
     count = options.conversations
     if options.trace:
-        supply = iter(read_trace(Path(options.trace), keep_recorded=options.answers == "trace"))
+        supply = iter(trace_of(options))
     else:
         supply = chats.conversations(rng, system_prompts=options.system_prompts, turns=options.turns or TURNS_DEFAULT)
         count = count or (users if options.rate is None and options.duration is None else None)
@@ -183,6 +187,13 @@ def make_plan(options: argparse.Namespace) -> Plan:
         known = list(supply)
         supply, planned = iter(known), sum(len(one.turns) for one in known)
     return Plan(supply, starts_s, options.duration or math.inf, planned)
+
+
+def trace_of(options: argparse.Namespace) -> list[Conversation]:
+    """Raises TraceError."""
+    if options.trace == "bundled":
+        return chats.bundled(turns=options.turns or chats.BUNDLED_TURNS)
+    return read_trace(Path(options.trace), keep_recorded=options.answers == "trace")
 
 
 def timed(conversations: list[Conversation], options: argparse.Namespace) -> list[Conversation]:

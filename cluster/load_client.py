@@ -4,7 +4,8 @@ One of these per conversation, so that each conversation resolves the name once 
 It never sends a request twice: a connection the server has closed while idle is replaced before sending, anything
 later is the caller's failure to count. Plain HTTP only; the lab has no TLS.
 
-Cost: one task, no nursery, about a fifth of httpx's time per request and no pool to plan (figures in `load.py`).
+Cost: no nursery, no pool to plan. On one core 2,800 streamed answers of five events a second, the driver included,
+against 900 of httpx with a client per conversation (measured side by side, Python 3.11, httpx 0.28.1).
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ def summary_table(report: Report) -> Table:
     table.add_row("conversations", f"{report.conversations}")
     if report.skipped_conversations:
         table.add_row("arrivals skipped (too many at once)", f"{report.skipped_conversations}")
-    outcome = f"{report.ok} ok + {report.failed} failed + {report.cancelled} cancelled"
-    table.add_row("requests sent", f"{report.sent} = {outcome}")
+    table.add_row("requests sent", f"{report.sent}")
+    table.add_row("  ok / failed / cancelled", f"{report.ok} / {report.failed} / {report.cancelled}")
     table.add_row("turns not sent", f"{report.not_sent} of {report.planned}")
     table.add_row("time, rate", f"{report.duration_s:.1f} s, {report.requests_per_s:.1f} ok/s")
     table.add_row("prompt tokens", f"{report.prompt_tokens:,}")

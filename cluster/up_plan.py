@@ -35,8 +35,8 @@ class Settings:
     policies: tuple[str, ...] = ("round_robin", "affinity")
     model: str = "lab-model"
     tokenizer: str = ""
-    cache_tokens: int = 20_000
-    prefill_tokens_per_s: float = 8_000.0
+    cache_tokens: int = 18_000
+    prefill_tokens_per_s: float = 7_500.0
     decode_ms: float = 8.0
     ready_s: float = 60.0
 

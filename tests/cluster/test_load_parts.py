@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from itertools import islice, pairwise
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from cluster import chats
 from cluster.load_answer import Answer, Failure
+from cluster.load_show import show_report
 from cluster.load_stats import REASONS_MAX, Ledger, LogHistogram, Sample, quantile, report
 from cluster.load_trace import TraceError, read_trace
 from cluster.load_workload import (
@@ -257,3 +260,20 @@ def test_failures_are_grouped_and_their_kinds_are_bounded() -> None:
     groups = report(ledger, 1.0).failures
     assert sum(group.count for group in groups) == REASONS_MAX + 50
     assert (groups[0].reason, groups[0].count) == ("other reasons", 50)
+
+
+def test_the_shown_report_accounts_for_every_request() -> None:
+    """With the reason and the place of every failure."""
+    ledger = Ledger()
+    ledger.begin(5)
+    ledger.sent, ledger.cancelled, ledger.not_sent = 4, 1, 1
+    ledger.good(Sample("e1", "127.0.0.2:80", 1.0, 0.1, 40, 30, 5, predicted_tokens=20, route="deepest"))
+    ledger.good(Sample("e1", "127.0.0.2:80", 1.0, 0.1, 40, 30, 5, has_usage=False))
+    ledger.bad(Failure("HTTP 503 no_backend", "nobody [there]"), "127.0.0.3:80")
+    console = Console(file=io.StringIO(), width=80)
+    show_report(console, report(ledger, 2.0))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for words in ("2 / 1 / 1", "1 of 5", "75.0%", "25.0%", "deepest 1", "127.0.0.2:80"):
+        assert words in text
+    assert "failed 1x HTTP 503 no_backend (127.0.0.3:80 1): nobody [there]" in text
