@@ -1,0 +1,29 @@
+"""`python -m cluster COMMAND ...`: the lab's commands. Each is `main(argv)` of its module, imported when used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "engine": "one fake engine: vLLM's HTTP, a block cache, prefill and decode in real time",
+    "load": "multi-turn chats against a router or an engine, with a report by engine truth",
+    "up": "nodes behind DNS round-robin, engines, and traffic, with a live table",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Exit code of the command; 2 for a wrong one."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: python -m cluster COMMAND ... (each has --help)\n")
+        print("\n".join(f"  {name:<8} {meaning}" for name, meaning in COMMANDS.items()))
+        return 0 if argv else 2
+    if argv[0] not in COMMANDS:
+        print(f"no command {argv[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    result = import_module(f"cluster.{argv[0]}").main(argv[1:])
+    return int(result or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

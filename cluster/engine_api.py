@@ -1,0 +1,227 @@
+"""The engine's API as values: bodies of requests in, bodies of answers out, in the shapes of vLLM. Pure.
+
+Field names, error types and the order of stream chunks follow vLLM's OpenAI server (0.32): a role chunk with the first
+token, one chunk per token, a last one with `finish_reason`, the usage chunk if asked for, `[DONE]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ApiError(Exception):
+    """An answer in vLLM's error shape."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> bytes:
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return orjson.dumps({"error": error})
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, "BadRequestError", message, param)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One generation request. Exactly one of `messages`, `text` and `ids` is given. `limit` 0 = none."""
+
+    chat: bool
+    model: str
+    messages: Sequence[Any] | None = None
+    tools: Sequence[Any] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    limit: int = 0
+    exact: bool = False  # ignore_eos
+    stop: Sequence[str] = ()
+    stream: bool = False
+    stream_usage: bool = False
+    salt: str = ""
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises ApiError."""
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"JSON decode error: {error}") from error
+    if not isinstance(parsed, dict):
+        raise bad_request("the body must be a JSON object")
+    return parsed
+
+
+def read_ask(body: bytes, *, chat: bool, default_model: str) -> Ask:
+    """The request in a body. Raises ApiError 400 for what vLLM refuses too."""
+    fields = read_object(body)
+    if fields.get("n") not in (None, 1):
+        raise bad_request("only n=1 is supported", "n")
+    options = fields.get("stream_options") or {}
+    prompt = {"messages": read_messages(fields)} if chat else read_prompt(fields)
+    return Ask(
+        chat=chat,
+        model=str(fields.get("model") or default_model),
+        tools=fields.get("tools") or None,
+        template_options=read_template_options(fields),
+        limit=read_limit(fields, chat=chat),
+        exact=bool(fields.get("ignore_eos")),
+        stop=read_stop(fields.get("stop")),
+        stream=bool(fields.get("stream")),
+        stream_usage=bool(isinstance(options, dict) and options.get("include_usage")),
+        salt=str(fields.get("cache_salt") or ""),
+        **prompt,
+    )
+
+
+def read_messages(fields: Mapping[str, Any]) -> list[Any]:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("messages must be a list with at least one message", "messages")
+    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
+        raise bad_request("every message must be an object with a role", "messages")
+    return messages
+
+
+def read_prompt(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`prompt` as a text or as token ids; a list of one prompt counts as that prompt."""
+    prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return {"text": prompt}
+    if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**32 for token in prompt):
+        return {"ids": prompt}
+    raise bad_request("prompt must be one text or one list of token ids, not empty", "prompt")
+
+
+def read_template_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    options = fields.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise bad_request("chat_template_kwargs must be an object", "chat_template_kwargs")
+    reserved = options.keys() & {"tokenize", "add_generation_prompt", "tools", "conversation", "return_dict"}
+    if reserved:
+        raise bad_request(f"chat_template_kwargs may not set {sorted(reserved)}", "chat_template_kwargs")
+    return options
+
+
+COMPLETION_TOKENS = 16
+"""Of /v1/completions where the client sets no limit: OpenAI's and vLLM's default."""
+
+
+def read_limit(fields: Mapping[str, Any], *, chat: bool) -> int:
+    limit = fields.get("max_completion_tokens") if chat else None
+    if limit is None:
+        limit = fields.get("max_tokens")
+    if limit is None:
+        return 0 if chat else COMPLETION_TOKENS
+    if type(limit) is not int or limit < 1:
+        raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens")
+    return limit
+
+
+def read_stop(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    words = stop if isinstance(stop, list) else [stop]
+    if not all(isinstance(word, str) for word in words):
+        raise bad_request("stop must be a text or a list of texts", "stop")
+    return tuple(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Everything of an answer that does not change from chunk to chunk."""
+
+    request_id: str
+    created: int  # Unix seconds
+    model: str
+    engine: str
+    chat: bool
+
+    def whole(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> bytes:
+        """Body of an answer that is not streamed."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+        if self.chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+        else:
+            choice["text"] = text
+        kind = "chat.completion" if self.chat else "text_completion"
+        return orjson.dumps({**self._head(kind), "choices": [choice], "usage": usage})
+
+    def role_chunk(self) -> bytes:
+        """Opens a chat stream; a completion stream has none."""
+        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None) if self.chat else b""
+
+    def text_chunks(self, pieces: Sequence[str]) -> bytes:
+        """One chunk per token."""
+        return b"".join(self._chunk(self._piece(piece), None) for piece in pieces)
+
+    def last_chunks(self, finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:
+        """`finish_reason`, the usage chunk where asked for, and the end mark."""
+        last = self._chunk({**self._piece(""), "stop_reason": None}, finish_reason)
+        if usage is None:
+            return last + DONE
+        return last + event({**self._head(self._chunk_kind()), "choices": [], "usage": usage}) + DONE
+
+    def _piece(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}} if self.chat else {"text": text}
+
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.engine,
+        }
+
+    def _chunk(self, content: Mapping[str, Any], finish_reason: str | None) -> bytes:
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+        return event({**self._head(self._chunk_kind()), "choices": [choice]})
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def usage_of(prompt_tokens: int, answer_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + answer_tokens,
+        "completion_tokens": answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def models_body(names: Sequence[str], created: int, tokens_max: int) -> bytes:
+    """GET /v1/models: the base model first, adapters after it."""
+    cards: list[dict[str, Any]] = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": name,
+            "parent": None if name == names[0] else names[0],
+            "max_model_len": tokens_max,
+            "permission": [],
+        }
+        for name in names
+    ]
+    return orjson.dumps({"object": "list", "data": cards})

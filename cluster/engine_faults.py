@@ -1,0 +1,94 @@
+"""Faults on demand: what goes wrong next, how often, and for how long. Pure; the engine carries it out.
+
+A fault is set by `POST /admin/faults` and stays until it is used up (`count`), too old (`lasting_s`), or replaced. Only
+one is set at a time: a test that wants two sets them one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from random import Random
+from typing import Any
+
+
+class FaultKind(Enum):
+    LATENCY = "latency"  # `seconds` before the request is looked at
+    STATUS = "status"  # `status` instead of an answer
+    RESET_MID_STREAM = "reset_mid_stream"  # the connection is reset after `after_tokens` tokens
+    STALL = "stall"  # nothing is sent for `seconds` (for ever if not given) after `after_tokens` tokens
+    REFUSE = "refuse"  # the connection is reset without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`count` requests are hit (None: no limit), each with `probability`, for `lasting_s` seconds from now.
+
+    `health`: whether /health, /ping and /v1/models are hit like generation. REFUSE hits all but /admin anyway.
+    """
+
+    kind: FaultKind
+    count: int | None = None
+    probability: float = 1.0
+    seconds: float = inf
+    status: int = 500
+    after_tokens: int = 3
+    lasting_s: float = inf
+    health: bool = False
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Fault | None:
+        """The fault of a request body, None for kind "none". Raises ValueError that says what is wrong."""
+        known = {"kind", "count", "probability", "seconds", "status", "after_tokens", "lasting_s", "health"}
+        if unknown := sorted(fields.keys() - known):
+            raise ValueError(f"unknown keys {unknown}; known are {sorted(known)}")
+        if fields.get("kind") == "none":
+            return None
+        kinds = [kind.value for kind in FaultKind]
+        if fields.get("kind") not in kinds:
+            raise ValueError(f"kind must be one of {kinds} or none")
+        given = {key: value for key, value in fields.items() if key != "kind" and value is not None}
+        for key, value in given.items():
+            if not isinstance(value, bool if key == "health" else int | float) or value < 0:
+                raise ValueError(f"{key} must be a number of at least 0 (health: true or false)")
+        fault = cls(kind=FaultKind(fields["kind"]), **given)
+        if not 200 <= fault.status <= 599 or fault.probability > 1:
+            raise ValueError("status must be 200 to 599, probability 0 to 1")
+        if fault.kind is FaultKind.LATENCY and fault.seconds == inf:
+            raise ValueError("latency needs seconds")
+        return fault
+
+
+class Faults:
+    """The fault that is set, and how many requests each kind has hit."""
+
+    def __init__(self, rng: Random) -> None:
+        self.hits: dict[str, int] = {kind.value: 0 for kind in FaultKind}
+        self._rng = rng
+        self._fault: Fault | None = None
+        self._left: float = 0
+        self._until = 0.0
+
+    def set(self, fault: Fault | None, now: float) -> None:
+        self._fault = fault
+        if fault is not None:
+            self._left = inf if fault.count is None else fault.count
+            self._until = now + fault.lasting_s
+
+    def draw(self, now: float, *, health: bool = False) -> Fault | None:
+        """The fault that hits this request, if any; uses it up. `health`: a probe, not a generation."""
+        fault = self._fault
+        if fault is None:
+            return None
+        if self._left < 1 or now >= self._until:
+            self._fault = None
+            return None
+        if health and not fault.health and fault.kind is not FaultKind.REFUSE:
+            return None
+        if self._rng.random() >= fault.probability:
+            return None
+        self._left -= 1
+        self.hits[fault.kind.value] += 1
+        return fault

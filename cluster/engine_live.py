@@ -1,0 +1,138 @@
+"""The engine model in real time: one task turns the crank, requests wait at their mailboxes.
+
+Invariant: every mailbox ends exactly once, as finished, aborted (by a restart) or cancelled (its owner left).
+Cost: one wake-up per step of the engine, and one per waiting request and step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import trio
+
+from cluster.block_cache import Job
+from cluster.engine_model import EngineEvent, EngineEventKind, EngineLimits, EngineModel, EngineStatistics
+from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Totals over all boots."""
+
+    requests: int = 0  # that left the queue
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+    def plus(self, boot: EngineStatistics) -> Lifetime:
+        return Lifetime(
+            self.requests + boot.started,
+            self.prompt_tokens + boot.prompt_tokens,
+            self.cached_tokens + boot.cached_tokens,
+            self.generated_tokens + boot.generated_tokens,
+        )
+
+
+class Mailbox:
+    """What one request learns of its progress."""
+
+    __slots__ = ("aborted", "arrived_at", "cached_tokens", "ended", "job", "news", "request_id", "tokens")
+
+    def __init__(self, request_id: str, job: Job, arrived_at: float) -> None:
+        self.request_id = request_id
+        self.job = job
+        self.arrived_at = arrived_at
+        self.tokens = 0  # answer tokens that are out
+        self.cached_tokens = 0
+        self.ended = False
+        self.aborted = False
+        self.news = trio.Event()
+
+    async def wait_tokens(self, more_than: int) -> int:
+        """Wait until more answer tokens are out than this, or the request has ended. Returns how many are out."""
+        while self.tokens <= more_than and not self.ended:
+            await self.news.wait()
+        return self.tokens
+
+    def tell(self) -> None:
+        self.news.set()
+        self.news = trio.Event()
+
+
+class LiveEngine:
+    """Drives one EngineModel by trio's clock. `run` must be running."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.model = EngineModel(limits)
+        self.started_at = time.time()
+        self._past = Lifetime()  # of the boots before this one
+        self.first_token_s = Histogram(LATENCY_BUCKETS_S)
+        self.duration_s = Histogram(LATENCY_BUCKETS_S)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._wake = trio.Event()
+
+    async def run(self) -> None:
+        """Turn the crank for ever."""
+        while True:
+            due = self.model.next_event_at()
+            with trio.move_on_at(math.inf if due is None else due):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self._deliver()
+
+    def submit(self, request_id: str, job: Job) -> Mailbox:
+        """Queue a request. Raises EngineError, or ValueError for an id that is in work."""
+        now = trio.current_time()
+        self.model.submit(request_id, job, now)
+        mailbox = self._mailboxes[request_id] = Mailbox(request_id, job, now)
+        self._wake.set()
+        return mailbox
+
+    def leave(self, mailbox: Mailbox) -> None:
+        """Its owner goes: cancels the request unless it has ended."""
+        if self._mailboxes.pop(mailbox.request_id, None) is not None and not mailbox.ended:
+            self.model.cancel(mailbox.request_id, trio.current_time())
+            mailbox.ended = True
+            self._wake.set()
+
+    def restart(self) -> None:
+        """As if the process had ended and begun again: empty cache, all requests aborted, totals at zero."""
+        self._deliver()
+        self._past = self.lifetime()
+        self.model.restart(trio.current_time())
+        self.started_at = max(time.time(), self.started_at + 0.001)  # the page shows milliseconds
+        self.first_token_s = Histogram(LATENCY_BUCKETS_S)
+        self.duration_s = Histogram(LATENCY_BUCKETS_S)
+        self._deliver()
+
+    def clear_cache(self) -> None:
+        self.model.clear_cache(trio.current_time())
+
+    def statistics(self) -> EngineStatistics:
+        return self.model.statistics()
+
+    def lifetime(self) -> Lifetime:
+        return self._past.plus(self.model.statistics())
+
+    def _deliver(self) -> None:
+        told: dict[str, Mailbox] = {}
+        for event in self.model.advance(trio.current_time()):
+            mailbox = self._mailboxes.get(event.request_id)
+            if mailbox is not None:
+                self._note(mailbox, event)
+                told[event.request_id] = mailbox
+        for mailbox in told.values():
+            mailbox.tell()
+
+    def _note(self, mailbox: Mailbox, event: EngineEvent) -> None:
+        mailbox.cached_tokens = event.cached_tokens
+        mailbox.tokens = event.tokens
+        if event.kind is EngineEventKind.ABORTED:
+            mailbox.ended = mailbox.aborted = True
+        elif event.kind is EngineEventKind.FINISHED:
+            mailbox.ended = True
+            self.duration_s.observe(event.at - mailbox.arrived_at)
+        elif event.tokens == 1:
+            self.first_token_s.observe(event.at - mailbox.arrived_at)

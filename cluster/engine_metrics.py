@@ -1,0 +1,56 @@
+"""The engine's /metrics page, with vLLM 0.32's names (`gpu_cache_usage_perc` is `kv_cache_usage_perc` now). Pure."""
+
+from __future__ import annotations
+
+from cluster.engine_model import EngineStatistics
+from ranvier_py.core.histogram import Histogram
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics_page(
+    statistics: EngineStatistics,
+    *,
+    model: str,
+    block_size: int,
+    started_at: float,
+    first_token_s: Histogram,
+    duration_s: Histogram,
+) -> bytes:
+    """Prometheus text. `started_at` is Unix seconds and changes with a restart: a router's sign of a new boot."""
+    labels = f'engine="0",model_name="{escape(model)}"'
+    usage = statistics.used_blocks / statistics.capacity_blocks
+    numbers = (
+        ("vllm:num_requests_running", "gauge", statistics.running),
+        ("vllm:num_requests_waiting", "gauge", statistics.waiting),
+        ("vllm:kv_cache_usage_perc", "gauge", usage),
+        ("vllm:prefix_cache_queries_total", "counter", statistics.prompt_tokens),
+        ("vllm:prefix_cache_hits_total", "counter", statistics.cached_tokens),
+        ("vllm:prompt_tokens_total", "counter", statistics.prompt_tokens),
+        ("vllm:prompt_tokens_cached_total", "counter", statistics.cached_tokens),
+        ("vllm:generation_tokens_total", "counter", statistics.generated_tokens),
+        ("vllm:num_preemptions_total", "counter", 0),
+        ("vllm:request_success_total", "counter", statistics.finished),
+    )
+    lines: list[str] = []
+    for name, kind, value in numbers:
+        lines += [f"# TYPE {name.removesuffix('_total')} {kind}", f"{name}{{{labels}}} {value}"]
+    lines += histogram_lines("vllm:time_to_first_token_seconds", labels, first_token_s)
+    lines += histogram_lines("vllm:e2e_request_latency_seconds", labels, duration_s)
+    config = f'block_size="{block_size}",num_gpu_blocks="{statistics.capacity_blocks}",enable_prefix_caching="True"'
+    lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{engine="0",{config}}} 1']
+    lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started_at:.3f}"]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:
+    lines = [f"# TYPE {name} histogram"]
+    for bound, count in histogram.cumulative():
+        edge = "+Inf" if bound == float("inf") else repr(float(bound))
+        lines.append(f'{name}_bucket{{{labels},le="{edge}"}} {count}')
+    return [*lines, f"{name}_sum{{{labels}}} {histogram.sum}", f"{name}_count{{{labels}}} {histogram.count}"]
+
+
+def escape(value: str) -> str:
+    """A label's value (Prometheus text format 0.0.4)."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

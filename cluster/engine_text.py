@@ -1,0 +1,239 @@
+"""An engine's words: text to tokens and back, and answers made up from a seed.
+
+The engine is the truth that a router is measured by, so it shares none of the router's shortcuts: it renders the whole
+chat through the template and tokenizes all of it, by transformers directly, at every request. `ByteTokenizer` needs no
+files: four bytes are a token. It is for tests and for load where the engine's own work should cost nothing.
+Answers: a prompt's hash picks one of `ANSWERS` texts, so equal prompts get equal answers on every engine of one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import orjson
+
+from cluster.block_cache import TokenIds
+
+ANSWERS = 256
+"""Distinct answers. Enough that two conversations seldom get the same one, few enough to tokenize each once."""
+
+ANSWER_WORDS = 400
+"""Words of one answer; a longer answer begins again."""
+
+WORDS = (  # noqa: SIM905 - two hundred quoted words are no easier to read
+    "about above across after again along also always among another answer around arrive because become before begin "
+    "behind believe below better between beyond bring build carry certain change chapter choose clear close common "
+    "compare complete consider contain corner cover create cross current decide deep deliver depend describe detail "
+    "different direct during early either enough enter entire evening every example explain family field figure final "
+    "finish first follow forward garden gather general gentle govern ground group happen harbour hold however idea "
+    "imagine inside instead interest island journey keep kitchen know language large later learn leave letter level "
+    "light listen little local longer machine matter measure middle mind moment morning mountain move nature near "
+    "never north nothing notice number object often open order other outside paper part pattern people perhaps place "
+    "plain point possible present problem produce question quiet rather reach ready reason record remain report river "
+    "road round sea season second sentence several shape short simple since small sound south special stand station "
+    "step still stone story street strong study summer surface system table take tell thing think through together "
+    "travel tree true turn under until usual valley village voice wait walk water weather west while window winter "
+    "without wonder work world write year young"
+).split()
+
+
+class RenderError(ValueError):
+    """The template refuses these messages."""
+
+
+class TextTokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def render(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, options: Mapping[str, Any], *, generation: bool
+    ) -> str:
+        """Text of a whole chat. Raises RenderError."""
+        ...
+
+    def encode(self, text: str, *, special: bool) -> TokenIds: ...
+
+    def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
+        """Tokens of `text` and the stretch of text each stands for."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class ByteTokenizer:
+    """Four bytes of UTF-8 are one token. Fast, exact, needs no files. Roles and contents begin at whole tokens."""
+
+    def render(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, options: Mapping[str, Any], *, generation: bool
+    ) -> str:
+        del options
+        turns = [padded(f"<|{message.get('role')}|>") + padded(plain_content(message)) for message in messages]
+        head = padded(orjson.dumps(tools).decode()) if tools else ""
+        return head + "".join(turns) + (padded("<|assistant|>") if generation else "")
+
+    def encode(self, text: str, *, special: bool) -> TokenIds:
+        del special
+        data = text.encode("utf-8", "replace")
+        return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4").astype(np.uint32)
+
+    def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
+        return self.encode(text, special=False), [text[i : i + 4] for i in range(0, len(text), 4)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        data = np.asarray(ids, dtype="<u4").tobytes()
+        return data.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def padded(text: str) -> str:
+    """`text` filled up with spaces to whole tokens of four bytes."""
+    return text + " " * (-len(text.encode("utf-8", "replace")) % 4)
+
+
+class ModelTokenizer:
+    """A model's tokenizer and chat template, from a directory or the hub."""
+
+    def __init__(self, source: str) -> None:
+        from transformers import AutoTokenizer  # noqa: PLC0415 - seconds to import, and not needed by ByteTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=Path(source).is_dir())
+        self._backend = self._tokenizer.backend_tokenizer
+
+    def render(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, options: Mapping[str, Any], *, generation: bool
+    ) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [rendered_message(message) for message in messages],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=generation,
+                tokenize=False,
+                **options,
+            )
+        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+            raise RenderError(f"the chat template failed: {error}") from error
+        return str(text)
+
+    def encode(self, text: str, *, special: bool) -> TokenIds:
+        return np.asarray(self._backend.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
+
+    def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
+        """`encode` of many texts, without special tokens, on all cores."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def pieces(self, text: str) -> tuple[TokenIds, list[str]]:
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        ends = [0, *(end for _, end in encoding.offsets)]
+        pieces = [text[begin:end] for begin, end in pairwise(ends)]
+        return np.asarray(encoding.ids, dtype=np.uint32), pieces
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([int(token) for token in ids]))
+
+
+def load_tokenizer(source: str) -> TextTokenizer:
+    """`source` is a directory, a hub id, or the word `bytes`."""
+    return ByteTokenizer() if source == "bytes" else ModelTokenizer(source)
+
+
+def plain_content(message: Mapping[str, Any]) -> str:
+    """Content as one text: parts joined by line ends, a part that is no text by its digest, null as nothing."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RenderError("content must be a string, a list of parts or null")
+    return "\n".join(part_text(part) for part in content)
+
+
+def part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return f"<{blake2b(orjson.dumps(part), digest_size=8).hexdigest()}>"
+
+
+def rendered_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as vLLM hands it to a template: content flattened, arguments of tool calls parsed."""
+    rendered = dict(message, content=plain_content(message))
+    calls = rendered.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        rendered["tool_calls"] = [parsed_call(call) for call in calls]
+    else:
+        rendered.pop("tool_calls", None)
+    return rendered
+
+
+def parsed_call(call: Any) -> Any:
+    arguments = call.get("function", {}).get("arguments") if isinstance(call, dict) else None
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = orjson.loads(arguments) if arguments else {}
+    except orjson.JSONDecodeError as error:
+        raise RenderError(f"arguments of a tool call are not JSON: {error}") from error
+    return dict(call, function=dict(call["function"], arguments=parsed))
+
+
+class Answer(NamedTuple):
+    """What the engine will say: tokens, and the text of each. `stopped`: by itself or a stop string, not by length."""
+
+    ids: TokenIds
+    pieces: list[str]
+    stopped: bool
+
+
+class AnswerBook:
+    """Made-up answers. `lengths` is the least and the greatest number of tokens when the client sets no limit."""
+
+    def __init__(self, tokenizer: TextTokenizer, lengths: tuple[int, int], seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._lengths = lengths
+        self._seed = seed
+        self._pages: dict[int, tuple[TokenIds, list[str]]] = {}  # at most ANSWERS
+
+    def answer(self, prompt: TokenIds, limit: int, stop: Sequence[str] = (), exact: bool = False) -> Answer:
+        """The answer to a prompt: at most `limit` tokens, all of them if `exact`, cut at the first stop string."""
+        choice = int.from_bytes(blake2b(prompt.tobytes(), digest_size=8).digest(), "little")
+        low, high = self._lengths
+        length = low + (choice >> 32) % (high - low + 1)
+        count = limit if exact else min(limit, length)
+        ids, pieces = self._page(choice % ANSWERS)
+        repeats = -(-count // len(pieces))
+        ids, pieces = np.tile(ids, repeats)[:count], (pieces * repeats)[:count]
+        kept = cut_at(pieces, stop)
+        if kept is not None:
+            return Answer(ids[: max(1, len(kept))], kept or [""], stopped=True)
+        return Answer(ids, pieces, stopped=not exact and length < limit)
+
+    def _page(self, number: int) -> tuple[TokenIds, list[str]]:
+        page = self._pages.get(number)
+        if page is None:
+            rng = Random(f"{self._seed}/{number}")
+            words = [rng.choice(WORDS) for _ in range(ANSWER_WORDS)]
+            text = " ".join(words).capitalize() + "."
+            page = self._pages[number] = self._tokenizer.pieces(text)
+        return page
+
+
+def cut_at(pieces: list[str], stop: Sequence[str]) -> list[str] | None:
+    """The pieces before the earliest stop string, or None if there is none in them."""
+    text = "".join(pieces)
+    places = [place for place in (text.find(word) for word in stop if word) if place >= 0]
+    if not places:
+        return None
+    left, kept = min(places), []
+    for piece in pieces:
+        if left <= 0:
+            break
+        kept.append(piece[:left])
+        left -= len(piece)
+    return kept
