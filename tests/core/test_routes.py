@@ -248,6 +248,16 @@ def test_a_match_keeps_what_it_matched_from_being_evicted_and_a_dry_run_does_not
     assert (depth(table, plain(64, name="a"), 4.0), depth(table, plain(64, name="b"), 4.0)) == (64, 0)
 
 
+def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None:
+    table = RouteTable(capacity=3)
+    table.learn(plain(64, 128, name="a"), ONE, 7, Trust.LOCAL, 0.0)
+    table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
+    table.match(plain(64, 128, name="a"), EPOCHS, 2.0)
+    table.withdraw(plain(128, name="a")[0], ONE)
+    table.learn(plain(64, 128, name="c"), ONE, 7, Trust.LOCAL, 3.0)
+    assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
+
+
 def test_a_path_longer_than_the_table_is_stored_from_its_deep_end() -> None:
     table = RouteTable(capacity=2)
     assert table.learn(plain(16, 32, 64, 128), ONE, 7, Trust.LOCAL, 0.0) == 2

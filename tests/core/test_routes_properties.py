@@ -197,7 +197,7 @@ trusts = st.sampled_from(Trust)
 class AgainstTheModel(RuleBasedStateMachine):
     """Whole chains with both fingerprints, a table that may be full: everything is equal to the model."""
 
-    @initialize(capacity=st.sampled_from((17, 25, 1000)))
+    @initialize(capacity=st.sampled_from((8, 10, 14, 1000)))  # the longest chain has 8 rows
     def start(self, capacity: int) -> None:
         self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
         self.model = Model(capacity)

@@ -33,7 +33,8 @@ class Tree:
         self._leaves = leaves
         self._claims = claims
         self._capacity = capacity
-        self._pinned: dict[int, None] = {}
+        self._path: dict[int, None] = {}  # rows of the path at hand, deepest first
+        self._pinned: dict[int, None] = {}  # these, and what else its stops name
         self._moved: list[int] = []  # rows that got another parent, which may lack their claims
         self.created = 0
         self.attached = 0
@@ -47,8 +48,7 @@ class Tree:
 
         Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 1 us.
         """
-        path: list[int] = []
-        pinned = self._pinned
+        path, pinned = self._path, self._pinned
         if self._rows.count + len(stops) > self._capacity:
             self._pin_known(stops)
         used = self._rows.used
@@ -56,16 +56,16 @@ class Tree:
             row = self._row(tokens, token, text, second)
             if not row:
                 self.refused += 1
-            elif not path or row != path[-1]:
-                pinned[row] = None
+            elif row not in path:
+                path[row] = pinned[row] = None
                 used[row] = max(used[row], second)
-                path.append(row)
-        return path, self._link(path)
+        chain = list(path)
+        return chain, self._link(chain)
 
     def settle(self) -> None:
         """Unpin the path: its leaves queue for eviction."""
         rows, pinned = self._rows, self._pinned
-        self._pinned = {}
+        self._path, self._pinned = {}, {}
         for row in pinned:
             if not rows.child[row] and not rows.lane[row] and rows.parent[row] >= 0:
                 self.tidy(row)
@@ -131,7 +131,7 @@ class Tree:
         """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""
         rows, claims = self._rows, self._claims
         if (
-            rows.parent[source] < 0
+            source in self._path
             or sum(1 for _ in islice(rows.children(source), MERGE_CHILDREN_MAX + 1)) > MERGE_CHILDREN_MAX
         ):
             return
