@@ -140,7 +140,7 @@ def add_control_flags(parser: argparse.ArgumentParser) -> None:
 
 def unknown_arguments(extra: Sequence[str]) -> Iterator[str]:
     """A problem for each flag that is none, and for values that belong to no flag."""
-    flags = [flag_of(name) for name in Config.model_fields if name not in SECRETS]
+    flags = ["--config", "--check", *(flag_of(name) for name in Config.model_fields if name not in SECRETS)]
     after_unknown_flag = False
     for argument in extra:
         name = argument.partition("=")[0]

@@ -349,14 +349,6 @@ def twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def backend_spec(url: str, weight: float = 1.0, name: str = "") -> BackendSpec:
-    """A checked BackendSpec. Raises ConfigError with every problem."""
-    try:
-        return BackendSpec(url=url, weight=weight, name=name)
-    except ValidationError as error:
-        raise ConfigError([f"{place(item['loc'])}: {reworded(item)}" for item in error.errors()]) from error
-
-
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 

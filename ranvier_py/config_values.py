@@ -12,12 +12,22 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from ranvier_py.core.addresses import backend_url, host_port
+from ranvier_py.core.addresses import host_port
+from ranvier_py.core.backend import normal_url
+from ranvier_py.core.errors import BadRequest
 
 
 def address(text: str) -> str:
     host_port(text)
     return text
+
+
+def backend_url(text: str) -> str:
+    """The URL as the registry spells it."""
+    try:
+        return normal_url(text)
+    except BadRequest as error:
+        raise ValueError("must be a URL like http://10.0.0.1:8000, without path, query or credentials") from error
 
 
 def empty_is_none(value: object) -> object:

@@ -5,9 +5,7 @@ Nothing is resolved: a name stays a name. Messages of errors never repeat the te
 
 from __future__ import annotations
 
-import re
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 
 def host_port(text: str) -> tuple[str, int]:
@@ -33,17 +31,3 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address. A name other than localhost may point anywhere."""
     return ip_address(host).is_loopback if is_address(host) else host == "localhost"
-
-
-def backend_url(text: str) -> str:
-    """The URL of a backend without a trailing slash. Raises ValueError; the message never repeats the URL."""
-    parts = urlsplit(text.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be a URL like http://10.0.0.1:8000")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("must not carry a user or password; use backend_api_key")
-    if parts.query or parts.fragment or parts.path.rstrip("/"):
-        raise ValueError("must end after the port: no path, query or fragment")
-    if re.search(r"[\s\x00-\x1f]", text.strip()) or parts.port == 0:
-        raise ValueError("has a port or character that no URL has")
-    return f"{parts.scheme}://{parts.netloc.lower()}"

@@ -6,9 +6,9 @@
     POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
 
 Rules: it never touches a proxied request, and no answer of its own takes long: every method of the port it serves is
-one synchronous call, but for `explain`, which may have to tokenize. With a key, everything but /healthz and /readyz needs it as bearer key (/metrics unless it is
-public). Without one, only what comes from this machine on purpose is served: a web page in its browser can't command
-the node. Errors have OpenAI's shape. Bad input is a 4xx and never a 500.
+one synchronous call, but for `explain`, which may have to tokenize. With a key, everything but /healthz and /readyz
+needs it as bearer key (/metrics unless it is public). Without one, only what comes from this machine on purpose is
+served: a web page in its browser can't command the node. Errors have OpenAI's shape. Bad input is a 4xx, never a 500.
 
 Quart's limits are chosen on purpose here: none on the time of an answer, some on bodies. The other traps of the stack
 are the business of edge/control_server.py.
@@ -266,7 +266,7 @@ class Handlers:
         return json_response(self._port.config())
 
     async def explain(self) -> Response:
-        body = await request.get_data()
+        body = await request.get_data(as_text=False)
         with input_errors():
             return json_response(await self._port.explain(body))
 
