@@ -1,10 +1,22 @@
-"""Rendered messages -> token depths."""
+"""Rendered messages -> token depths.
+
+Where messages end in token space, found by three functions, tried in this order:
+
+1. `ends_by_offsets`: the text of every prefix was rendered; exact. A prefix that ends inside a token is no clean cut (-1).
+2. `ends_by_markers`: one special token starts each message; exact, and works where prefixes do not render alone. Refuses
+   when the count of markers is not what the messages explain, for example because a message quotes the marker.
+3. `ends_by_estimate`: share of characters; within 2 to 5 tokens for running text (seed 003), worse where a template adds
+   much text or moves messages. Rounding down to a block forgives most of it; what it does not forgive is a cache miss.
+
+Cost: vectorised, a few us per 10,000 tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,3 +45,57 @@ class TokenizedChat:
     ids: TokenIds
     ends: Sequence[int]
     how: str
+
+
+class TailJob(NamedTuple):
+    """A tail to tokenize: the messages after the first `known` ones of `context()`, which parses the whole chat."""
+
+    tail: Sequence[Message]
+    context: Callable[[], Chat]
+    known: int
+
+
+def ends_by_offsets(offsets: Sequence[tuple[int, int]], text_ends: Sequence[int]) -> list[int]:
+    """Token depths of character positions.
+
+    Args:
+        offsets: (start, end) character position of each token, ascending.
+        text_ends: ascending positions where messages end, or -1.
+
+    Returns:
+        For each position the number of tokens that end at or before it, or -1 where it lies inside a token.
+    """
+    spans = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    depths = np.searchsorted(spans[:, 1], np.array(text_ends, dtype=np.int64), side="right").tolist()
+    starts = [*spans[:, 0].tolist(), max(text_ends, default=0)]
+    return [depth if end >= 0 and starts[depth] >= end else -1 for depth, end in zip(depths, text_ends, strict=True)]
+
+
+def ends_by_markers(ids: TokenIds, marker: int, messages: int) -> list[int] | None:
+    """Depths where messages end, if `marker` stands once at the start of each.
+
+    One marker more than messages is a default system text in front. Any other count: None.
+    """
+    starts: list[int] = np.flatnonzero(ids == marker).tolist()
+    extra = len(starts) - messages
+    if messages == 0 or extra not in (0, 1):
+        return None
+    return [*starts[extra + 1 :], len(ids)]
+
+
+def ends_by_estimate(sizes: Sequence[int], tokens: int) -> list[int]:
+    """Depths where messages of `sizes` characters end, if all characters weigh the same. The last is `tokens`."""
+    total = sum(sizes)
+    if total == 0:
+        return [-1] * (len(sizes) - 1) + [tokens] * bool(sizes)
+    return [tokens * size // total for size in accumulate(sizes)]
+
+
+def ends_by_pieces(lengths: Sequence[int]) -> list[int]:
+    """Depths where messages end whose pieces have `lengths` tokens; -1 marks a message that the next piece includes."""
+    ends = []
+    depth = 0
+    for length in lengths:
+        depth += max(length, 0)
+        ends.append(depth if length >= 0 else -1)
+    return ends
