@@ -99,4 +99,5 @@ async def serve(
     server = DataServer(engine.handle, ServerLimits())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.live.run)
-        task_status.started(await nursery.start(server.serve, host, port))
+        addresses = await nursery.start(server.serve, host, port)
+        task_status.started(addresses[0])

@@ -1,0 +1,65 @@
+"""The node's own router, driven in virtual time: read, find, tokenize first where that is wanted, place, learn.
+
+The router is composed exactly as a node composes it. What the node's learner does in worker threads happens here at
+once, with the learner's own code: the tail is taught when the first token comes, the answer when it is complete.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import orjson
+
+from benchmarks.hit_rate_traces import Prepared
+from cluster.engine_api import usage_of
+from ranvier_py.config import Config
+from ranvier_py.core.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.router import CHAT_PATH, Flight
+from ranvier_py.edge.learner import Learner, Lesson
+from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.node import make_router
+
+
+class RouterPlacement:
+    """A Placement (see `hit_rate_replay`) by one policy of the real router."""
+
+    def __init__(self, policy: str, tokenizer: ChatTokenizer, engines: int, seed: int) -> None:
+        names = [f"http://engine-{index}:8000" for index in range(engines)]
+        config = Config(policy=policy, backends=names, cluster_secret="hit-rate-benchmark")  # type: ignore[arg-type]  # noqa: S106
+        registry = Registry(BackendLimits())
+        self._engine_of = {registry.add(name).id: index for index, name in enumerate(names)}
+        self.router = make_router(config, tokenizer, registry, Random(seed))
+        self._learner = Learner(tokenizer, self.router.hasher, self.router)
+
+    def route(self, item: Prepared, now: float) -> tuple[int, Flight]:
+        router = self.router
+        prompt = router.read(CHAT_PATH, item.body)
+        found = router.find(prompt, now)
+        if router.too_little(prompt, found):
+            taught = self._learner._teach(prompt)
+            if taught is not None:
+                router.absorb(prompt, taught.ancestor, taught.segments)
+                found = router.find(prompt, now)
+        decision = router.place(prompt, found)
+        return self._engine_of[decision.backend], router.depart(prompt, decision, now)
+
+    def first_token(self, flight: Flight, now: float) -> None:
+        self.router.first_token(flight, now)
+        self._teach(Lesson(flight), now)
+
+    def finished(self, flight: Flight, item: Prepared, cached_tokens: int, now: float) -> None:
+        self._teach(Lesson(flight, answer_body(item, cached_tokens)), now)
+        self.router.land(flight, Outcome.SUCCESS, now)
+
+    def _teach(self, lesson: Lesson, now: float) -> None:
+        if not self.router.policy.depths_wanted:
+            return  # a policy that asks for no prefix is not changed by what is known of them
+        for taught in self._learner._teach_all([lesson]):
+            self.router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
+
+
+def answer_body(item: Prepared, cached_tokens: int) -> bytes:
+    """The engine's answer as the node would have relayed it."""
+    message = {"role": "assistant", **item.request.answer}
+    usage = usage_of(item.job.prompt_tokens, item.job.answer_tokens, cached_tokens)
+    return orjson.dumps({"choices": [{"index": 0, "message": message}], "usage": usage})
