@@ -10,6 +10,7 @@
     │   ├── MethodNotAllowed    405
     │   ├── RequestTimeout      408
     │   ├── BodyTooLarge        413
+    │   ├── ExpectationFailed   417
     │   └── HeaderTooLarge      431
     ├── Unavailable                 ours: there is nobody to ask just now
     │   ├── NoBackend           503
@@ -74,6 +75,10 @@ class RequestTimeout(RequestError):
 
 class BodyTooLarge(RequestError):
     status, code = 413, "body_too_large"
+
+
+class ExpectationFailed(RequestError):
+    status, code = 417, "expectation_failed"
 
 
 class HeaderTooLarge(RequestError):

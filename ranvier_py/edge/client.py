@@ -1,0 +1,156 @@
+"""One client connection, as the pipeline sees it.
+
+Rules: a deadline is armed by two attribute writes; the watchdog finds out when it was missed and cancels `scope`. The
+first cause wins and stays in `verdict`, where a handler that is being cancelled may read why. Sending blocks only while
+the client is slow, under a deadline of its own that every accepted byte renews, and holds no more than was passed in.
+Invariant: `started` is set before the first byte of an answer leaves, so nobody answers twice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import trio
+
+from ranvier_py.core.errors import ClientGone, RanvierError, RequestTimeout, UpstreamTimeout
+from ranvier_py.core.http import Phase
+from ranvier_py.edge.answers import JSON, Fields, error_response, own_head
+from ranvier_py.edge.transport import Transport
+
+SEND = Phase.SEND
+
+LINGER_S = 2.0
+"""How long we read on after an error answer: closing with unread bytes makes the kernel send RST, which may overtake
+the answer (RFC 9112 9.6). nginx waits 5 s (lingering_timeout); who is still sending after 2 s has not looked."""
+
+
+class Client:
+    """A connection and the answer under way on it.
+
+    Attributes:
+        peer: remote address, for the log.
+        started: a byte of the current answer was sent.
+        must_close: the connection ends after this answer; a handler may set it.
+        verdict: why the connection was cancelled; None if it was not, or was told to end without a word.
+        api: whose error shape it expects: "openai" or "anthropic".
+    """
+
+    __slots__ = (
+        "api",
+        "bytes_sent",
+        "deadline",
+        "fd",
+        "gone",
+        "handling",
+        "head_only",
+        "missed",
+        "must_close",
+        "peer",
+        "phase",
+        "scope",
+        "send_s",
+        "started",
+        "transport",
+        "verdict",
+    )
+
+    def __init__(self, transport: Transport, peer: str, send_s: float) -> None:
+        self.transport = transport
+        self.fd = transport.fd
+        self.peer = peer
+        self.send_s = send_s
+        self.scope = trio.CancelScope()
+        self.phase = Phase.IDLE
+        self.deadline = math.inf
+        self.api = "openai"
+        self.started = False
+        self.must_close = False
+        self.head_only = False
+        self.handling = False
+        self.gone = False
+        self.missed: Phase | None = None
+        self.verdict: RanvierError | None = None
+        self.bytes_sent = 0
+
+    def arm(self, phase: Phase, seconds: float) -> None:
+        """From now on wait for `phase`, at most so long."""
+        self.phase = phase
+        self.deadline = time.monotonic() + seconds
+
+    def work(self) -> None:
+        """From now on it is our turn: no deadline."""
+        self.phase = Phase.WORK
+        self.deadline = math.inf
+
+    async def send(self, *parts: bytes) -> None:
+        """Send pieces of the answer, uncopied. Waits while the client is slow. Raises ClientGone."""
+        self.started = True
+        await self.write(parts)
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        """Send bytes that are not the answer yet (an interim response). Raises ClientGone."""
+        try:
+            sent = self.transport.send_now(parts)
+            self.bytes_sent += sent
+            if sent != sum(map(len, parts)):
+                await self._write_rest(memoryview(b"".join(parts))[sent:])
+        except OSError as error:
+            raise ClientGone(f"sending failed: {error}") from error
+
+    async def _write_rest(self, rest: memoryview) -> None:
+        phase, armed = self.phase, self.deadline
+        began = time.monotonic()
+        self.arm(SEND, self.send_s)
+        await self.transport.send_rest(rest, self._sent)
+        self.phase, self.deadline = phase, armed + (time.monotonic() - began)
+
+    def _sent(self, count: int) -> None:
+        self.bytes_sent += count
+        self.arm(SEND, self.send_s)
+
+    async def respond(self, status: int, body: bytes, headers: Fields = (), content_type: bytes = JSON) -> None:
+        """Send a whole answer of our own. HEAD gets its head only. Raises ClientGone."""
+        head = own_head(status, headers, content_type, len(body), close=self.must_close)
+        await self.send(head, b"" if self.head_only or status in (204, 304) else body)
+
+    async def respond_error(self, error: RanvierError) -> None:
+        status, headers, body = error_response(error, self.api)
+        await self.respond(status, body, headers)
+
+    # --- how it ends ------------------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """The armed deadline was missed."""
+        self.missed = self.phase
+        verdict: RanvierError | None = None
+        if self.phase in (Phase.HEADER, Phase.BODY):
+            verdict = RequestTimeout("the request took too long to arrive")
+        elif self.phase is Phase.FIRST_BYTE:
+            verdict = UpstreamTimeout("the backend did not begin to answer in time")
+        elif self.phase is Phase.STALL:
+            verdict = UpstreamTimeout("the backend stopped in the middle of its answer")
+        elif self.phase is SEND:
+            verdict = ClientGone("the client does not read")
+        self.cancel(verdict)
+
+    def hang_up(self) -> None:
+        """The peer closed; whoever works for it may stop."""
+        self.gone = True
+        if self.handling:
+            self.cancel(ClientGone("the client closed the connection"))
+
+    def cancel(self, verdict: RanvierError | None) -> None:
+        """End the connection's task. The first verdict stands."""
+        self.deadline = math.inf
+        if not self.scope.cancel_called:
+            self.verdict = verdict
+            self.scope.cancel()
+
+    async def linger(self) -> None:
+        """Close so that the peer can still read our last words."""
+        self.transport.end()
+        with trio.move_on_after(LINGER_S):
+            while await self.transport.receive():
+                pass
