@@ -40,7 +40,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     columns += [column for column in known if column not in columns]
     cells = [[word(row.get(column)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    right = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    right = [all(type(row.get(column)) in (int, float, type(None)) for row in rows) for column in columns]
     return ["  " + aligned(line, widths, right) for line in ([columns, *cells] if rows else [])]
 
 

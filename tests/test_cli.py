@@ -1,0 +1,301 @@
+"""The command line as a user has it: arguments in, output and exit code out. The control port is a real one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ranvier_py import __version__, cli
+from ranvier_py.config import SECRETS, Config, flag_of
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.status import NodeStatus, status_page
+
+KEY = "the-key-of-the-control-port"
+ROOT = Path(__file__).parents[1]
+BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("RANVIER_"):
+            monkeypatch.delenv(name)
+
+
+class FakeControl(BaseHTTPRequestHandler):
+    """Answers as the control port does. What it was sent is kept in the server's `asked`."""
+
+    def answer(self, status: int, value: Mapping[str, Any]) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("authorization"), b""))  # type: ignore[attr-defined]
+        answers = {
+            "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
+            "/admin/backends": (200, {"backends": [BACKEND]}),
+            "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
+        }
+        self.answer(*answers[self.path])
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.asked.append((self.path, self.headers.get("authorization"), body))  # type: ignore[attr-defined]
+        if body == b"no":
+            self.answer(400, {"error": {"message": "the body is not JSON"}})
+        else:
+            self.answer(200, {"chosen": "a"})
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def control() -> Iterator[SimpleNamespace]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeControl) as server:
+        server.asked = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", asked=server.asked)  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+
+
+# --- config and version ---------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == cli.EXIT_OK
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_config_prints_a_reference_that_config_check_accepts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["config"]) == cli.EXIT_OK
+    file = tmp_path / "ranvier.toml"
+    file.write_text(capsys.readouterr().out)
+    assert cli.main(["config", "--check", "--config", str(file)]) == cli.EXIT_OK
+    assert f"good: {len(Config.model_fields)} keys are set, 0 have their defaults\n" in capsys.readouterr().out
+
+
+def test_config_check_shows_what_is_set_and_from_where_but_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", KEY)
+    assert cli.main(["config", "--check", "--backend", "http://a:1,weight=2", "--metrics-public"]) == cli.EXIT_OK
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "metrics_public = true  # from --metrics-public",
+        'backend = [{url = "http://a:1", weight = 2.0, name = ""}]  # from --backend',
+        'control_key = "***"  # from RANVIER_CONTROL_KEY',
+    ]
+
+
+def test_every_problem_of_a_command_line_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--lisen", "0.0.0.0:1", "--control-key", KEY, "stray", "--workers", "0", "--policy", "best"]
+    assert cli.main(["serve", *flags]) == cli.EXIT_CONFIG
+    captured = capsys.readouterr()
+    told = captured.err.splitlines()
+    assert told[0] == "ranvier: the configuration has problems:"
+    assert [line.split()[0] for line in told[1:]] == ["--lisen:", "--control-key:", "stray:", "workers:", "policy:"]
+    assert "did you mean --listen?" in told[1]
+    assert "use --control-key-file or $RANVIER_CONTROL_KEY" in told[2]
+    assert KEY not in captured.err
+
+
+def test_every_key_but_the_secrets_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.replace(",", " ").split())
+    for name, info in Config.model_fields.items():
+        assert (f"{flag_of(name)} " in text) == (name not in SECRETS), name
+        if name not in SECRETS:
+            assert " ".join(str(info.description).replace(",", " ").split()[:3]) in text, name
+    assert "exit codes: 0 done" in text
+
+
+# --- explain and status ---------------------------------------------------------------------------------------------
+
+
+def test_explain_asks_the_node_and_prints_its_answer(
+    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"messages": []}')))
+    assert cli.main(["explain", "--control", control.url]) == cli.EXIT_OK
+    assert capsys.readouterr().out == '{"chosen": "a"}\n'
+    key, body = tmp_path / "key", tmp_path / "body.json"
+    key.write_text(KEY + "\n")
+    body.write_bytes(b"{}")
+    arguments = ["explain", str(body), "--control", control.url.removeprefix("http://"), "--control-key-file", str(key)]
+    assert cli.main(arguments) == cli.EXIT_OK
+    assert control.asked == [("/explain", None, b'{"messages": []}'), ("/explain", f"Bearer {KEY}", b"{}")]
+
+
+def test_a_refusal_is_told_in_the_words_of_the_node(
+    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    body = tmp_path / "body"
+    body.write_bytes(b"no")
+    assert cli.main(["explain", str(body), "--control", control.url]) == cli.EXIT_FAILED
+    assert capsys.readouterr().err == "ranvier: 400: the body is not JSON\n"
+
+
+def test_a_missing_body_file_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["explain", str(tmp_path / "none")]) == cli.EXIT_FAILED
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "explain"])
+def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"{}")))
+    assert cli.main([command, "--control", "http://127.0.0.1:1"]) == cli.EXIT_UNREACHABLE
+    assert "can't be reached" in capsys.readouterr().err
+
+
+def test_status_is_one_page_about_the_node(
+    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", KEY)
+    assert cli.main(["status", "--control", control.url]) == cli.EXIT_OK
+    assert {key for _, key, _ in control.asked} == {f"Bearer {KEY}"}
+    assert capsys.readouterr().out.splitlines() == [
+        f"{control.url}  not ready: no backend can be asked",
+        "",
+        "Backends",
+        "  name  url         health   draining  weight  probe_ms",
+        "  a     http://a:1  healthy  no             1         -",
+        "",
+        "Routes and requests",
+        "  rows             3",
+        "  decisions        holder=5",
+        "  predicted_share  0.875",
+        "",
+    ]
+
+
+def test_status_can_be_watched_until_it_is_interrupted(
+    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.time, "sleep", pause)
+    assert cli.main(["status", "--watch", "--interval-s", "0.5", "--control", control.url]) == cli.EXIT_OK
+    assert pauses == [0.5] * 3
+    assert capsys.readouterr().out.count("Backends") == 3
+
+
+def test_nothing_a_node_answers_can_play_with_the_terminal() -> None:
+    page = status_page(NodeStatus("n", True, "", [{"name": "\x1b[2Jx", "models": ["m" * 90]}], {"none": None}))
+    assert "\x1b" not in page
+    assert max(map(len, page.splitlines())) < 80
+
+
+def test_a_node_without_backends_says_how_to_add_one() -> None:
+    assert "none; add one" in status_page(NodeStatus("n", True, "", [], {}))
+
+
+# --- serve ----------------------------------------------------------------------------------------------------------
+
+
+def serve_with(run: Any, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    """`ranvier serve` with this in place of the node."""
+    monkeypatch.setitem(sys.modules, "ranvier_py.node", SimpleNamespace(run=run))
+    monkeypatch.setattr("ranvier_py.node", SimpleNamespace(run=run), raising=False)
+    monkeypatch.setattr(cli, "set_up_logs", lambda *_, **__: None)
+    return cli.main(["serve", *flags])
+
+
+def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+
+    async def run(config: Config) -> None:
+        seen.append(config)
+
+    assert serve_with(run, monkeypatch, "--policy", "random", "--backend", "http://a:1") == cli.EXIT_OK
+    assert (seen[0].policy, seen[0].backend[0].url) == ("random", "http://a:1")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ExceptionGroup("", [OSError(98, "Address already in use")]), cli.EXIT_ADDRESS),
+        (OSError(98, "Address already in use"), cli.EXIT_ADDRESS),
+        (ExceptionGroup("", [ExceptionGroup("", [ConfigError(["tokenizer: not found"])])]), cli.EXIT_CONFIG),
+        (KeyboardInterrupt(), cli.EXIT_OK),
+        (BaseExceptionGroup("", [KeyboardInterrupt()]), cli.EXIT_OK),
+    ],
+)
+def test_what_keeps_a_node_from_starting_has_an_exit_code(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run(_: Config) -> None:
+        raise error
+
+    assert serve_with(run, monkeypatch) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_: Config) -> None:
+        raise ExceptionGroup("", [OSError(98, "Address already in use"), RuntimeError("a bug")])
+
+    with pytest.raises(ExceptionGroup):
+        serve_with(run, monkeypatch)
+
+
+NODES = """
+import sys, types, trio, signal
+import ranvier_py
+from ranvier_py import cli
+
+async def run(config):
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        import os; os.write(1, f"{config.control} {config.workers}\\n".encode())
+        async for _ in signals:
+            return
+
+ranvier_py.node = sys.modules["ranvier_py.node"] = types.SimpleNamespace(run=run)
+sys.exit(cli.main(["serve", "--workers", "3", "--control", "127.0.0.1:9990", "--listen", "127.0.0.1:9980"]))
+"""
+
+
+def test_several_workers_are_several_nodes_with_a_control_port_each() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", NODES], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = sorted(process.stdout.readline().strip() for _ in range(3))
+            assert lines == ["127.0.0.1:9990 3", "127.0.0.1:9991 3", "127.0.0.1:9992 3"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def test_python_m_is_the_same_command() -> None:
+    command = [sys.executable, "-m", "ranvier_py", "version"]
+    assert subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout == f"{__version__}\n"
