@@ -155,13 +155,13 @@ def test_each_backend_comes_once_at_its_deepest_depth(table: RouteTable) -> None
     assert table.match(plain(64, 256, 512), EPOCHS, 0.0, wanted=2) == found[:2]
 
 
-def test_backends_at_one_depth_come_by_trust_then_by_freshness(table: RouteTable) -> None:
+def test_backends_at_one_depth_come_together_by_trust_then_by_freshness(table: RouteTable) -> None:
     table.learn(plain(64), ONE, 7, Trust.REMOTE, 3.0)
     table.learn(plain(64), TWO, 7, Trust.LOCAL, 1.0)
     table.learn(plain(64), THREE, 7, Trust.LOCAL, 2.0)
     found = table.match(plain(64), EPOCHS, 3.0, wanted=3)
     assert [holder.backend for holder in found] == [THREE, TWO, ONE]
-    assert table.match(plain(64), EPOCHS, 3.0) == found[:1]
+    assert table.match(plain(64), EPOCHS, 3.0) == found, "load may decide among equals"
 
 
 def test_a_backend_that_is_not_eligible_is_passed_over_and_keeps_its_claims(table: RouteTable) -> None:

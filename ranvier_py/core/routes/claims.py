@@ -46,13 +46,17 @@ class Claims:
         epoch, trust, evidence = claim
         horizon = self.now - self._ttl_s
         while row > 0:
-            if backends[row] != backend or epochs[row] != epoch or trusts[row] < trust or evidences[row] <= horizon:
-                if not self._merge(row, backend, claim):
+            holder = backends[row]
+            if holder == backend and epochs[row] == epoch and trusts[row] >= trust and evidences[row] > horizon:
+                if evidences[row] >= evidence:
                     return
-            elif evidences[row] >= evidence:
-                return
-            else:
                 evidences[row] = evidence
+            elif holder == NO_BACKEND:
+                backends[row], epochs[row], trusts[row], evidences[row] = backend, epoch, trust, evidence
+                rows.best[row] = trust
+                self.counts[trust] += 1
+            elif not self._merge(row, backend, claim):
+                return
             row = parents[row]
 
     def of(self, row: int) -> Iterator[tuple[int, Claim]]:
@@ -109,34 +113,38 @@ class Claims:
 
     def _merge(self, row: int, backend: int, claim: Claim) -> bool:
         """Raise the claim at one row. False: it, or something better, was there already, hence at all ancestors too."""
-        old = self.get(row, backend)
-        if old is None:
+        rows = self._rows
+        others = self._others.get(row)
+        if rows.backend[row] == backend:
+            old = Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        elif others is None or backend not in others:
             self._add(row, backend, claim)
             return True
+        else:
+            old = others[backend]
         if old.epoch > claim.epoch:
             return False
-        if old.epoch == claim.epoch and old.evidence > self.now - self._ttl_s:
-            claim = Claim(claim.epoch, max(old.trust, claim.trust), max(old.evidence, claim.evidence))
-        if claim == old:
-            return False
-        self.counts[old.trust] -= 1
-        self.counts[claim.trust] += 1
-        if self._rows.backend[row] == backend:
-            self._write(row, backend, claim)
+        if old.epoch == claim.epoch and old.evidence > self.horizon:
+            if old.trust >= claim.trust and old.evidence >= claim.evidence:
+                return False
+            if old.trust > claim.trust or old.evidence > claim.evidence:
+                claim = Claim(claim.epoch, max(old.trust, claim.trust), max(old.evidence, claim.evidence))
+        if others is not None and backend in others:
+            others[backend] = claim
         else:
-            self._others[row][backend] = claim
+            self._write(row, backend, claim)
         if claim.trust != old.trust:
+            self.counts[old.trust] -= 1
+            self.counts[claim.trust] += 1
             self._rank(row)
         return True
 
     def _add(self, row: int, backend: int, claim: Claim) -> None:
+        """One more claim for a row that has one."""
         rows = self._rows
         self.counts[claim.trust] += 1
-        if rows.backend[row] == NO_BACKEND:
-            self._write(row, backend, claim)
-        else:
-            self._others.setdefault(row, {})[backend] = claim
-            rows.flags[row] |= SHARED
+        self._others.setdefault(row, {})[backend] = claim
+        rows.flags[row] |= SHARED
         rows.best[row] = max(rows.best[row], claim.trust)
 
     def _write(self, row: int, backend: int, claim: Claim) -> None:

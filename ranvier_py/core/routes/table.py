@@ -14,7 +14,6 @@ Cost: `benchmarks/decision.py` measures it (results/decision.json).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import nsmallest
 from itertools import islice
 
 from ranvier_py.core.ids import BackendId, Fingerprint
@@ -70,9 +69,10 @@ class RouteTable:
     def match(
         self, stops: Iterable[Stop], epochs: Sequence[int], now: float, *, wanted: int = 1, touch: bool = True
     ) -> list[Holder]:
-        """The first `wanted` backends that hold a prefix of the prompt: each at its deepest depth, deepest first.
+        """At least `wanted` backends that hold a prefix of the prompt, if there are so many: each at its deepest depth.
 
-        Backends at one depth come by trust, then by freshness of evidence, then by id.
+        Deepest first; those of one depth come together, all of them, so that load can decide among equals. They come
+        by trust, then by freshness of evidence, then by id.
 
         Args:
             stops: the prompt, deepest first; read no further than needed.
@@ -92,7 +92,7 @@ class RouteTable:
                     continue
             backend = backends[row]
             if flags[row] & SHARED or (twin is not None and twin != row):
-                if not self._add_best((row,) if twin is None or twin == row else (row, twin), epochs, wanted, found):
+                if not self._add_holders((row,) if twin is None or twin == row else (row, twin), epochs, found):
                     continue
             elif (
                 0 <= backend < known
@@ -239,8 +239,8 @@ class RouteTable:
             texts = texts or text != 0
         return taken
 
-    def _add_best(self, among: Sequence[int], epochs: Sequence[int], wanted: int, found: list[Holder]) -> bool:
-        """Add the best holders of the rows that stand for one stop, until `wanted` are found. False: it has none."""
+    def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
+        """Add the holders of the rows that stand for one stop. False: it has none that are new."""
         horizon = self._claims.horizon
         best: dict[int, tuple[int, int, int, int]] = {}
         for row in among:
@@ -249,7 +249,7 @@ class RouteTable:
                     rank = (-trust, -evidence, backend, self._rows.tokens[row])
                     if not is_among(backend, found) and (backend not in best or rank < best[backend]):
                         best[backend] = rank
-        for trust, _, backend, tokens in nsmallest(wanted - len(found), best.values()):
+        for trust, _, backend, tokens in sorted(best.values()):
             found.append(Holder(BackendId(backend), tokens, -trust))
         return bool(best)
 

@@ -14,7 +14,7 @@ Invariant: only leaves are removed, so no row loses its ancestors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import islice
 
 from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes.claims import Claims
@@ -154,21 +154,20 @@ class Tree:
         self.merged += 1
 
     def _link(self, path: Sequence[int]) -> bool:
-        """Hang each row of the path under the next one."""
-        rows = self._rows
+        """Hang each row of the path under the next one, from the top down: what is new has no children yet."""
+        rows, parents, children = self._rows, self._rows.parent, self._rows.child
         linked = True
-        for lower, upper in pairwise(path):
-            parent = rows.parent[lower]
-            if parent == upper:
-                continue
-            if parent < 0 and not rows.child[lower]:
+        upper = 0
+        for lower in reversed(path):
+            parent = parents[lower]
+            if parent < 0 and not children[lower]:
                 rows.place(lower, upper)
-            elif not self._lift(lower, upper):
+            elif parent != upper and upper and not self._lift(lower, upper):
                 linked = False
                 self.unlinked += 1
-        for row in path:
-            if rows.parent[row] < 0:
-                rows.place(row, 0)
+            if parents[lower] < 0:
+                rows.place(lower, 0)
+            upper = lower
         if self._moved:
             self._hand_up(path)
         return linked
@@ -185,7 +184,7 @@ class Tree:
             return False
         if rows.is_above(below, upper):
             return False
-        if above > 0 and parents[upper] <= 0:
+        if above > 0 and (parents[upper] <= 0 or rows.is_above(parents[upper], above)):
             self._hang(upper, above)
         self._hang(below, upper)
         return True
