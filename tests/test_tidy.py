@@ -1,0 +1,312 @@
+"""The rules of the house that a linter does not know: layers, sizes, no waiting in the core, no state in modules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ranvier_py"
+SHIPPED = sorted(PACKAGE.rglob("*.py"))
+CORE = sorted((PACKAGE / "core").rglob("*.py"))
+EDGES = sorted((PACKAGE / "edge").glob("*.py"))
+OURS = [*SHIPPED, *(path for name in ("cluster", "benchmarks") for path in sorted((ROOT / name).rglob("*.py")))]
+EVERYTHING = [*OURS, *sorted((ROOT / "tests").rglob("*.py"))]
+
+FILE_LINES_MAX = 500
+TEST_FILE_LINES_MAX = 650
+FUNCTION_LINES_MAX = 60
+
+LAYERS = (
+    ("ranvier_py.core",),
+    ("ranvier_py.config_values",),
+    ("ranvier_py.config",),
+    ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline"),
+    ("ranvier_py.edge",),
+    ("ranvier_py.admin",),
+    ("ranvier_py.node",),
+    ("ranvier_py.cli",),
+    ("ranvier_py.__main__",),
+)
+"""Lowest first. A module imports from its own layer or lower ones."""
+
+READERS_OF_CONFIG = {"admin", "cli", "node", "reference", "config"}
+"""Everybody else gets just the values he needs."""
+
+LIBRARIES = {
+    "quart": ("control",),
+    "quart_trio": ("control",),
+    "werkzeug": ("control",),
+    "hypercorn": ("control_server",),
+    "prometheus_client": ("metrics",),
+    "transformers": ("tokenizer", "templates"),
+    "tokenizers": ("tokenizer", "templates"),
+    "httpx": ("probes", "cli"),
+    "pydantic": ("config", "config_values", "reference"),
+    "pydantic_settings": ("config", "config_values"),
+}
+"""Files that may import a foreign library, by name."""
+
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "deque", "defaultdict", "OrderedDict", "Counter"}
+MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in SHIPPED}
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from runtime_nodes(node)
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of everything imported; `from package import module` names the module."""
+    for node in runtime_nodes(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            base = node.module or ""
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in MODULES else base
+
+
+def layer_of(module: str) -> int:
+    """Index of the layer; the package itself, which holds the version, is below all."""
+    for index, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(name + ".") for name in names):
+            return index
+    assert module == "ranvier_py", f"{module} has no layer: give it one in LAYERS"
+    return -1
+
+
+def offences(paths: Sequence[Path], rule: Callable[[Path], Iterator[tuple[int, str]]]) -> list[str]:
+    return [f"{path.relative_to(ROOT)}:{line}: {what}" for path in paths for line, what in rule(path)]
+
+
+def test_modules_import_from_their_own_layer_or_lower_ones() -> None:
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        own = layer_of(module_of(path))
+        for line, module in imports_of(path):
+            if module.partition(".")[0] == "ranvier_py" and layer_of(module) > own:
+                yield line, f"imports {module}, which is above it"
+
+    assert offences([path for path in SHIPPED if path != PACKAGE / "__init__.py"], rule) == []
+
+
+def test_the_package_imports_nothing_of_the_lab_the_tests_or_the_benchmarks() -> None:
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for line, module in imports_of(path):
+            if module.partition(".")[0] in ("cluster", "tests", "benchmarks"):
+                yield line, f"imports {module}"
+
+    assert offences(SHIPPED, rule) == []
+
+
+def test_no_edge_imports_another() -> None:
+    """An edge is what node or cli takes from edge/; the other files there are parts of edges."""
+    users = [PACKAGE / "node.py", PACKAGE / "cli.py"]
+    edges = {module for path in users for _, module in imports_of(path) if module.startswith("ranvier_py.edge.")}
+    assert len(edges) >= 8
+
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for line, module in imports_of(path):
+            if module in edges:
+                yield line, f"imports the edge {module}"
+
+    assert offences(EDGES, rule) == []
+
+
+def test_there_is_no_circle_of_imports() -> None:
+    graph = {name: [module for _, module in imports_of(path) if module in MODULES] for name, path in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above, name))
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_only_the_composition_reads_the_configuration() -> None:
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for line, module in imports_of(path):
+            if module == "ranvier_py.config" and path.stem not in READERS_OF_CONFIG:
+                yield line, "imports the configuration"
+
+    assert offences(SHIPPED, rule) == []
+
+
+def test_each_foreign_library_has_its_file() -> None:
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for line, module in imports_of(path):
+            library = module.partition(".")[0]
+            if library in LIBRARIES and path.stem not in LIBRARIES[library]:
+                yield line, f"imports {library}"
+
+    assert offences(SHIPPED, rule) == []
+
+
+def test_nothing_in_the_core_waits() -> None:
+    waiting = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, waiting):
+                yield node.lineno, type(node).__name__
+
+    assert offences(CORE, rule) == []
+
+
+def test_nothing_in_the_core_iterates_over_a_set() -> None:
+    """Its order is another one in each process: a simulation would not replay."""
+
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree_of(path)):
+            iterated = getattr(node, "iter", None)
+            if isinstance(iterated, ast.Set | ast.SetComp) or called(iterated) in ("set", "frozenset"):
+                yield iterated.lineno, "iterates over a set"
+
+    assert offences(CORE, rule) == []
+
+
+def called(node: ast.AST | None) -> str:
+    """Name of the function that this calls; empty for anything else."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+
+
+def module_tables(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of the mutable values bound at module level."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            if not isinstance(node.value, MUTABLE) and called(node.value) not in MUTABLE_CALLS:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((node.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+
+
+def is_constant(name: str) -> bool:
+    return name == name.upper() or name == "__all__"
+
+
+def changes(tree: ast.Module, names: set[str]) -> Iterator[tuple[int, str]]:
+    """Where one of these names is changed in place."""
+    for node in ast.walk(tree):
+        changed: ast.AST | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            changed = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+            changed = node.func.value
+        if isinstance(changed, ast.Name) and changed.id in names:
+            yield changed.lineno, f"changes {changed.id}"
+
+
+def test_modules_hold_no_state() -> None:
+    """A table that nothing changes is a constant, and is named like one."""
+
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        tree = tree_of(path)
+        tables = list(module_tables(tree))
+        yield from ((line, f"{name} is mutable and no constant") for line, name in tables if not is_constant(name))
+        yield from changes(tree, {name for _, name in tables})
+        yield from ((node.lineno, "global") for node in ast.walk(tree) if isinstance(node, ast.Global))
+
+    assert offences(OURS, rule) == []
+
+
+def test_there_is_no_lock() -> None:
+    """Core calls are atomic because they do not wait: whoever needs a lock has broken that."""
+
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for node in ast.walk(tree_of(path)):
+            if called(node) in ("Lock", "RLock", "StrictFIFOLock", "Semaphore", "Condition"):
+                yield node.lineno, called(node)  # type: ignore[attr-defined]
+
+    assert offences(SHIPPED, rule) == []
+
+
+def test_functions_and_files_stay_small() -> None:
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        lines = len(path.read_text().splitlines())
+        if lines > (TEST_FILE_LINES_MAX if "tests" in path.parts else FILE_LINES_MAX):
+            yield 1, f"{lines} lines"
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = body_lines(node)
+                if length > FUNCTION_LINES_MAX:
+                    yield node.lineno, f"{node.name} has {length} lines"
+
+    assert offences(EVERYTHING, rule) == []
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [str(path.relative_to(ROOT)) for path in OURS if not ast.get_docstring(tree_of(path))]
+    assert silent == []
+
+
+def test_nothing_is_left_to_do() -> None:
+    marks = tuple(first + second for first, second in (("TO", "DO"), ("FIX", "ME"), ("XX", "X")))
+
+    def rule(path: Path) -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if any(mark in line for mark in marks):
+                yield number, line.strip()
+
+    assert offences(EVERYTHING, rule) == []
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """So that a name on the command line means one file."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("cache = {}", [(1, "cache")]),
+        ("TABLE: dict[str, int] = dict(a=1)", [(1, "TABLE")]),
+        ("PAIR = (1, 2)", []),
+        ("def f():\n    seen = []", []),
+    ],
+)
+def test_the_search_for_state_finds_what_it_should(source: str, found: list[tuple[int, str]]) -> None:
+    assert list(module_tables(ast.parse(source))) == found
+
+
+@pytest.mark.parametrize("change", ["T[1] = 2", "del T[1]", "T.update(a=1)", "def f():\n    T.pop(1)", "T[1] += 1"])
+def test_the_search_for_changes_finds_what_it_should(change: str) -> None:
+    assert len(list(changes(ast.parse(change), {"T"}))) == 1
+    assert list(changes(ast.parse(change), {"U"})) == []
