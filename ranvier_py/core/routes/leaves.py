@@ -71,7 +71,10 @@ class LeafQueue:
                     heappop(seconds)
                     del heads[second]
                     continue
-                self.remove(row)
+                newer, older = rows.newer[row], rows.older[row]
+                heads[second] = newer if newer != row else 0
+                rows.newer[older], rows.older[newer] = newer, older
+                rows.lane[row] = 0
                 if rows.child[row]:
                     continue
                 if rows.used[row] == second and rows.best[row] == lane:

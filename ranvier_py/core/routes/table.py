@@ -33,6 +33,7 @@ CHILDREN_COUNTED_MAX = 10_000
 
 TOKENS_MAX = 2**32 - 1
 FINGERPRINT_MAX = 2**64 - 1
+EPOCH_MAX = 2**31 - 1
 """What the columns hold."""
 
 
@@ -43,14 +44,14 @@ class RouteTable:
         capacity: rows, one for each known prefix.
         ttl_s: life of a claim after its last evidence; to the second, and never longer.
 
-    `now` is monotonic seconds, not negative, given by the caller. Epochs of one backend are not negative and only grow.
+    `now` is monotonic seconds, not negative, given by the caller. Epochs of one backend only grow.
     """
 
     def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = 3600.0) -> None:
         if capacity < 1 or ttl_s <= 0:
             raise ValueError("capacity and ttl_s must be positive")
         self._capacity = capacity
-        self._rows = Rows()
+        self._rows = Rows(capacity)
         self._leaves = LeafQueue(self._rows)
         self._claims = Claims(self._rows, self._leaves, ttl_s)
         self._tree = Tree(self._rows, self._leaves, self._claims, capacity)
@@ -127,8 +128,8 @@ class RouteTable:
         Raises ValueError for ids, epochs, depths or fingerprints out of range; nothing is changed then.
         """
         check_backend(backend)
-        if epoch < 0:
-            raise ValueError(f"an epoch is not negative: {epoch}")
+        if not 0 <= epoch <= EPOCH_MAX:
+            raise ValueError(f"an epoch is 0 … {EPOCH_MAX}: {epoch}")
         claims, tree = self._claims, self._tree
         claims.now = max(claims.now, now)
         second = int(now)
@@ -171,7 +172,7 @@ class RouteTable:
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
         removed = self._withdraw_more(limit)
-        end = len(rows.parent)
+        end = rows.top
         for _ in range(min(limit, end - 1)):
             row = self._cursor
             self._cursor = row + 1 if row + 1 < end else 1
@@ -241,17 +242,21 @@ class RouteTable:
 
     def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""
-        horizon = self._claims.horizon
-        best: dict[int, tuple[int, int, int, int]] = {}
+        claims, known, horizon = self._claims, len(epochs), self._claims.horizon
+        seen = {holder.backend for holder in found}
+        ranked: list[tuple[int, int, int, int]] = []
         for row in among:
-            for backend, (epoch, trust, evidence) in self._claims.of(row):
-                if backend < len(epochs) and epochs[backend] == epoch and evidence > horizon:
-                    rank = (-trust, -evidence, backend, self._rows.tokens[row])
-                    if not is_among(backend, found) and (backend not in best or rank < best[backend]):
-                        best[backend] = rank
-        for trust, _, backend, tokens in sorted(best.values()):
-            found.append(Holder(BackendId(backend), tokens, -trust))
-        return bool(best)
+            tokens = self._rows.tokens[row]
+            for backend, (epoch, trust, evidence) in claims.of(row):
+                if backend < known and epochs[backend] == epoch and evidence > horizon:
+                    ranked.append((-trust, -evidence, backend, tokens))
+        before = len(found)
+        for trust, _, number, tokens in sorted(ranked):
+            holder = BackendId(number)
+            if holder not in seen:
+                seen.add(holder)
+                found.append(Holder(holder, tokens, -trust))
+        return len(found) > before
 
     def _withdraw_at(self, row: int, backend: int) -> None:
         rows, claims = self._rows, self._claims
