@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ranvier_py.core.backend import BackendStatistics, RegistryStatistics
+from ranvier_py.core.backends import BackendStatistics, RegistryStatistics
 from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
 
@@ -28,8 +28,8 @@ def samples_of(
     yield from plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept"))
     yield from plain_samples("speculation", router.speculation.statistics(), ("capacity", "flights", "fingerprints"))
     yield from plain_samples("learner", learner, ("queued",))
-    yield from plain_samples("server", server, ("connections", "in_flight", "open"))
-    yield from plain_samples("upstream", upstream, ("connections", "idle", "in_use", "open"))
+    yield from plain_samples("server", server, ("connections", "in_flight"))
+    yield from plain_samples("upstream", upstream, ("open", "pooled"))
 
 
 ROUTE_GAUGES = ("rows", "fingerprints", "claims", "capacity")
@@ -77,7 +77,7 @@ def plain_samples(part: str, statistics: Any, gauges: tuple[str, ...]) -> Iterat
     """One sample for each number of a frozen statistics value; what is counted by a key gets the key as label."""
     for field in fields(statistics):
         value = getattr(statistics, field.name)
-        kind = "gauge" if field.name in gauges else "counter"
+        kind: Literal["gauge", "counter"] = "gauge" if field.name in gauges else "counter"
         name = f"{part}_{field.name}"
         help_text = f"{field.name.replace('_', ' ')} of the {part}."
         if is_dataclass(value) and not isinstance(value, type):

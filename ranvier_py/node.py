@@ -39,7 +39,7 @@ from ranvier_py.edge.metrics import render
 from ranvier_py.edge.probes import ProbeOptions, Prober
 from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.edge.tokenizer import ChatTokenizer
-from ranvier_py.edge.upstream import Upstream, UpstreamLimits
+from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
 from ranvier_py.pipeline import Pipeline, PipelineLimits
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Node:
     def __init__(self, config: Config, tokenizer: ChatTokenizer, rng: Random) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.addresses: dict[str, Address] = {}
         self.registry = Registry(backend_limits(config))
         self.router = make_router(config, tokenizer, self.registry, rng)
         self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
@@ -64,6 +65,8 @@ class Node:
             self.upstream,
             self.learner,
             pipeline_limits(config),
+            address_of=self._address_of,
+            api_key=config.backend_api_key.get_secret_value() if config.backend_api_key else "",
             report=request_line if config.log_level in ("debug", "info") else None,
             trouble=self.prober.probe_soon,
             changed=log_transitions,
@@ -77,6 +80,7 @@ class Node:
     def add_backend(self, url: str, weight: float, name: str) -> BackendId:
         """Raises BadRequest with nothing changed."""
         backend = self.registry.add(url, weight=weight, name=name)
+        self.addresses[backend.url] = Address.parse(backend.url)
         key = self.config.backend_api_key
         self.prober.watch(backend.id, backend.url, key.get_secret_value() if key else "")
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
@@ -85,7 +89,12 @@ class Node:
     def remove_backend(self, name_or_url: str) -> None:
         backend = self.registry.remove(name_or_url)
         self.prober.forget(backend.id)
+        self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
+
+    def _address_of(self, url: str) -> Address:
+        """Parsed once for each backend; one that is leaving may still be asked for."""
+        return self.addresses.get(url) or Address.parse(url)
 
     def _probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self.registry.probed(backend, result, time.monotonic()))
@@ -96,6 +105,7 @@ class Node:
             await trio.sleep(SWEEP_INTERVAL_S)
             epochs = [slot.epoch if slot is not None and not slot.removed else -1 for slot in self.registry.slots]
             self.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+            self.upstream.prune()
 
     async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drain at the first SIGTERM or SIGINT; a second one cuts the drain short."""

@@ -28,7 +28,7 @@ from ranvier_py.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from ranvier_py.core.http import Headers, HttpRequest, HttpResponseHead, Phase
+from ranvier_py.core.http import HttpRequest, HttpResponseHead, Phase
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Decision
 from ranvier_py.core.request import Prompt
@@ -36,6 +36,8 @@ from ranvier_py.core.retries import Next, RetryBudget, RetryLimits
 from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Found, Router
 from ranvier_py.core.stream import has_token
 from ranvier_py.core.summary import RequestSummary
+
+Fields = Sequence[tuple[bytes, bytes]]
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
@@ -50,23 +52,23 @@ class Client(Protocol):
     missed: Phase | None
 
     def arm(self, phase: Phase, seconds: float) -> None: ...
-    async def relay_head(self, head: HttpResponseHead, extra: Headers, body: bytes) -> None: ...
+    async def relay_head(self, head: HttpResponseHead, extra: Fields = ..., body: bytes = ...) -> None: ...
     async def send(self, *parts: bytes) -> None: ...
-    async def respond(self, status: int, body: bytes, headers: Headers = ..., content_type: bytes = ...) -> None: ...
+    async def respond(self, status: int, body: bytes, headers: Fields = ..., content_type: bytes = ...) -> None: ...
 
 
 class Exchange(Protocol):
     """One request at one backend. edge/upstream.py has the real one."""
 
     head: HttpResponseHead
-    complete: bool
 
+    def take(self) -> bytes: ...
     async def receive(self) -> bytes: ...
     def release(self) -> None: ...
 
 
 class Forwarder(Protocol):
-    async def open(self, address: Any, request: HttpRequest, extra: Headers = ...) -> Exchange: ...
+    async def open(self, address: Any, request: HttpRequest, extra: Fields = ...) -> Exchange: ...
 
 
 class Teacher(Protocol):
@@ -128,6 +130,8 @@ class Pipeline:
         report: told of every finished request; None where nobody listens.
         trouble: told of a backend that could not be asked, so that it is probed at once.
         changed: told of changes of a backend's health that requests brought about.
+        address_of: the forwarder's form of a backend's URL.
+        api_key: sent as bearer key where the client sends no Authorization.
         name: unique among nodes and restarts; the first part of the request ids made here.
     """
 
@@ -138,6 +142,8 @@ class Pipeline:
         teacher: Teacher,
         limits: PipelineLimits,
         *,
+        address_of: Callable[[str], Any],
+        api_key: str = "",
         report: Callable[[RequestSummary], object] | None = None,
         trouble: Callable[[BackendId], object] = lambda _: None,
         changed: Callable[[Sequence[Transition]], object] = lambda _: None,
@@ -148,6 +154,8 @@ class Pipeline:
         self._upstream = upstream
         self._teacher = teacher
         self._limits = limits
+        self._address_of = address_of
+        self._authorization = f"Bearer {api_key}".encode() if api_key else b""
         self._report = report
         self._trouble = trouble
         self._changed = changed
@@ -200,14 +208,15 @@ class Pipeline:
     async def _forward(self, request: HttpRequest, client: Client, progress: Progress) -> None:
         router = self._router
         prompt = router.read(request.path, request.body)
-        found: Found | None = router.find(prompt, self._clock())
+        found = router.find(prompt, self._clock())
         if router.too_little(prompt, found):
             await self._teacher.tokenize_first(prompt, self._limits.tokenize_deadline_s)
             found = router.find(prompt, self._clock())
         budget = RetryBudget(self._limits.retries)
-        while found is not None:
-            decision = router.place(prompt, found)
-            found = await self._attempt(request, client, prompt, decision, budget, progress)
+        candidates: Found | None = found
+        while candidates is not None:
+            decision = router.place(prompt, candidates)
+            candidates = await self._attempt(request, client, prompt, decision, budget, progress)
 
     async def _attempt(
         self,
@@ -227,8 +236,8 @@ class Pipeline:
         try:
             lesson = self._teacher.submit(flight)
             client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
-            url = router.registry[flight.backend].url
-            exchange = await self._upstream.open(url, request, ((b"x-request-id", progress.request_id),))
+            address = self._address_of(router.registry[flight.backend].url)
+            exchange = await self._upstream.open(address, request, self._extra_fields(request, progress))
             answered = outcome_of(exchange.head.status)
             if self._limits.retries.retries(exchange.head.status):
                 elsewhere = self._elsewhere(prompt, flight, budget, answered)
@@ -255,6 +264,15 @@ class Pipeline:
         progress.outcome = outcome.value
         return None
 
+    def _extra_fields(self, request: HttpRequest, progress: Progress) -> Fields:
+        """What a backend is told beyond the client's own fields."""
+        extra = []
+        if request.header(b"x-request-id") is None:
+            extra.append((b"x-request-id", progress.request_id))
+        if self._authorization and request.header(b"authorization") is None:
+            extra.append((b"authorization", self._authorization))
+        return extra
+
     def _elsewhere(self, prompt: Prompt, flight: Flight, budget: RetryBudget, outcome: Outcome) -> Found | None:
         """Whom to ask after a failed attempt; None when it is over."""
         others = self._found_without(prompt, (*budget.tried, flight.backend))
@@ -279,29 +297,37 @@ class Pipeline:
             (b"x-request-id", progress.request_id),
         ]
         progress.status = head.status
-        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and not head.header(b"content-encoding")
+        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and is_readable(head)
         captured: list[bytes] = []
         size = 0
-        await client.relay_head(head, extra)
+        data = exchange.take()
+        await client.relay_head(head, extra, data)
         progress.first_byte_at = self._clock()
-        while data := await exchange.receive():
-            await client.relay(data)
-            client.arm(Phase.STALL, self._limits.stall_s)
+        while True:
+            if teaches and data:
+                if flight.first_at is None and (not flight.prompt.stream or has_token(data)):
+                    self._router.first_token(flight, self._clock())
+                if size <= CAPTURE_BYTES_MAX:
+                    captured.append(data)
             size += len(data)
-            if not teaches:
-                continue
-            if not flight.first_at and (not flight.prompt.stream or has_token(data)):
-                self._router.first_token(flight, self._clock())
-            if size <= CAPTURE_BYTES_MAX:
-                captured.append(data)
+            client.arm(Phase.STALL, self._limits.stall_s)
+            data = await exchange.receive()
+            if not data:
+                break
+            await client.send(data)
         progress.sent_bytes = size
         if not teaches:
             return
-        if not flight.first_at:
+        if flight.first_at is None:
             self._router.first_token(flight, self._clock())
         if size <= CAPTURE_BYTES_MAX:
             chunked = head.framing == "chunked"
             self._teacher.finish(flight, lesson, b"".join(captured), chunked=chunked, streamed=flight.prompt.stream)
+
+
+def is_readable(head: HttpResponseHead) -> bool:
+    """Whether the body is plain text to us; a compressed one is relayed and not learned."""
+    return all(name.lower() != b"content-encoding" for name, _ in head.headers)
 
 
 def outcome_of(status: int) -> Outcome:

@@ -125,7 +125,7 @@ class PromptReader:
             return prompt
         fields = load_object(body)
         messages = fields.get("messages")
-        if not is_conversation(messages):
+        if messages is None or not is_conversation(messages):
             return self.opaque(fields, body)
         self.memory.missed += 1
         try:

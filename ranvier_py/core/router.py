@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
 from random import Random
@@ -24,7 +25,8 @@ from typing import Any, NamedTuple
 from ranvier_py.core.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.fingerprint import Segment, TokenHasher
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
-from ranvier_py.core.placement import Decision, Holder, Match, Policy
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.placement import Choice, Decision, Holder, Match, Policy
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
 from ranvier_py.core.routes import RouteTable, Trust
@@ -58,7 +60,7 @@ class Flight:
         self.epoch = epoch
         self.speculation = speculation
         self.departed_at = now
-        self.first_at = 0.0  # when the first token came; 0 = not yet, so the prefill is not proved
+        self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
         self.landed = False
 
 
@@ -128,7 +130,7 @@ class Router:
 
     # --- match and place --------------------------------------------------------------------------------------------
 
-    def find(self, prompt: Prompt, now: float, tried: Collection[int] = (), *, touch: bool = True) -> Found:
+    def find(self, prompt: Prompt, now: float, tried: Collection[BackendId] = (), *, touch: bool = True) -> Found:
         """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
 
         Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
@@ -151,10 +153,13 @@ class Router:
         """The policy's choice among what was found."""
         match = Match(found.holders, prompt.tokens, prompt.home)
         choice = self.policy.choose(match, found.pool.backends, self._rng)
+        return self._decision(prompt, found, choice)
+
+    def _decision(self, prompt: Prompt, found: Found, choice: Choice) -> Decision:
         return Decision(
             backend=choice.backend,
             backend_name=self.registry[choice.backend].name,
-            reason=choice.reason,
+            reason="last_resort" if found.pool.last_resort else choice.reason,
             policy=self.policy.name,
             matched_tokens=choice.tokens,
             prompt_tokens=prompt.tokens,
@@ -197,7 +202,7 @@ class Router:
 
     def first_token(self, flight: Flight, now: float) -> None:
         """Output came, so the prefill is done: what the backend served, it holds."""
-        if flight.first_at:
+        if flight.first_at is not None:
             return
         flight.first_at = now
         self._settle(flight)
@@ -245,7 +250,7 @@ class Router:
                 end.tokenized(last)
             self.reader.memory.keep(end)
             self.counters.answers_learned += 1
-        if flight.first_at:
+        if flight.first_at is not None:
             self._learn(flight, end, now)
 
     # --- seeing -----------------------------------------------------------------------------------------------------
@@ -253,7 +258,10 @@ class Router:
     def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
         """What would happen to this prompt, and why. Changes nothing."""
         found = self.find(prompt, now, touch=False)
-        decision = self.place(prompt, found)
+        match = Match(found.holders, prompt.tokens, prompt.home)
+        rng = Random()  # noqa: S311  # placement draws no secrets
+        rng.setstate(self._rng.getstate())
+        decision = self._decision(prompt, found, copy(self.policy).choose(match, found.pool.backends, rng))
         everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), touch=False)
         depth = {holder.backend: holder for holder in everyone}
         return {

@@ -155,7 +155,7 @@ def count(value: object) -> int | None:
 
 def unchunked(raw: bytes) -> bytes:
     """The data of a complete chunked body. Raises ValueError when it is not one."""
-    pieces = []
+    pieces: list[bytes] = []
     at = 0
     while True:
         line_end = raw.index(b"\r\n", at)

@@ -34,7 +34,7 @@ class Affinity:
     __slots__ = ("factor", "floor", "rendezvous")
 
     name = "affinity"
-    depths_wanted = 4  # a diverted request may still find a shallower holder among the least loaded
+    depths_wanted = 1  # all holders of the deepest depth; walking further up would cost each hit what few need
 
     def __init__(self, factor: float = 2.0, floor: int = 2) -> None:
         self.factor = factor
