@@ -1,0 +1,50 @@
+# One verb for each thing people do here. `make` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=$(PYTHON) is the interpreter (3.11 or newer), VENV=$(VENV) the environment it makes."
+
+up: $(STAMP) ## nodes, fake engines and traffic on this machine, live, until Ctrl-C (ONCE=1: end after the replay)
+	@$(BIN)/python -m cluster up $(if $(ONCE),--once)
+
+test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(STAMP) ## lint, format, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff --quiet .; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_tidy.py
+
+bench: $(STAMP) ## one benchmark, as in NAME=decision
+	@test -n "$(NAME)" || { echo "which one? make bench NAME=..., one of:"; ls benchmarks/*.py | sed 's|.*/||; s|\.py$$||; /^_/d'; exit 2; }
+	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14 (UPGRADE=1: to newer versions)
+	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT \
+	&& $(PYTHON) -m venv "$$tools" && "$$tools/bin/pip" install --quiet uv \
+	&& "$$tools/bin/uv" pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --group dev pyproject.toml -o requirements.lock
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "$(PYTHON) is missing or older than Python 3.11; name another one: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "installing into $(VENV), about a minute ..."
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,95 @@
+"""What an installation contains, from the wheel itself. Built in this process's environment: no network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel and the source distribution."""
+    target = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(target)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> list[str]:
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path).namelist()
+
+
+def project() -> dict[str, str]:
+    metadata: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return metadata
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: list[str]) -> None:
+    """A top-level `cluster` would collide with other people's package of that name."""
+    assert {name.partition("/")[0] for name in wheel} == {"ranvier_py", f"ranvier_py-{project()['version']}.dist-info"}
+
+
+def test_the_wheel_holds_every_file_of_the_package(wheel: list[str]) -> None:
+    """The embedded tokenizer is data: `ranvier serve` without it does not start."""
+    files = [path for path in (ROOT / "ranvier_py").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {path.relative_to(ROOT).as_posix() for path in files}
+    assert any(name.startswith("ranvier_py/data/") for name in expected)
+    assert "ranvier_py/py.typed" in expected
+    assert expected <= set(wheel)
+
+
+def test_the_wheel_brings_the_command_and_the_licence(built: Path, wheel: list[str]) -> None:
+    (path,) = built.glob("*.whl")
+    (entry_points,) = (name for name in wheel if name.endswith("entry_points.txt"))
+    assert "ranvier = ranvier_py.cli:main" in zipfile.ZipFile(path).read(entry_points).decode()
+    assert any(name.endswith("licenses/LICENSE") for name in wheel)
+
+
+def test_the_source_distribution_leaves_the_lab_out(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    assert "ranvier_py" in tops
+    assert tops.isdisjoint({"cluster", "tests", "benchmarks", ".venv"})
+
+
+def test_the_wheel_works_where_the_checkout_is_not(built: Path, tmp_path: Path) -> None:
+    """Run from the wheel, isolated: nothing may come from the checkout, and the lab is not importable."""
+    (path,) = built.glob("*.whl")
+    zipfile.ZipFile(path).extractall(tmp_path)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import ranvier_py, importlib.util as u; "
+        "from ranvier_py.cli import main; print(ranvier_py.__file__, u.find_spec('cluster')); main(['version'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-Ic", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert done == [f"{tmp_path / 'ranvier_py' / '__init__.py'} None", project()["version"]]
+
+
+def test_the_version_is_said_in_one_way() -> None:
+    from ranvier_py import __version__  # noqa: PLC0415
+
+    assert project()["version"] == __version__
+
+
+def test_the_lock_pins_every_package_with_hashes_and_names_no_host() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith((" ", "#"))]
+    assert len(pins) > 50
+    assert all("==" in line and line.endswith("\\") for line in pins)
+    assert sum("--hash=sha256:" in line for line in lines) > len(pins)
+    assert not any("://" in line or "--index" in line or line.startswith("/") for line in lines)
+    pinned = {line.partition("==")[0] for line in pins}
+    named = [requirement.split(">")[0].split("=")[0] for requirement in project()["dependencies"]]
+    assert set(named) <= pinned
