@@ -58,7 +58,7 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
         step_tokens_max=arguments.max_step_tokens,
     )
     return EngineConfig(
-        name=arguments.name or arguments.listen,
+        name=arguments.name,
         models=(arguments.model, *arguments.lora),
         limits=limits,
         tokens_max=arguments.max_model_len or arguments.cache_tokens,
@@ -86,7 +86,7 @@ async def run(engine: Engine, host: str, port: int) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             host, port = await nursery.start(serve, engine, host, port)
-            print(f"engine {engine.config.name} listening on http://{host}:{port}", flush=True)
+            print(f"engine {engine.name} listening on http://{host}:{port}", flush=True)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()
@@ -100,4 +100,5 @@ async def serve(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.live.run)
         addresses = await nursery.start(server.serve, host, port)
+        engine.name = engine.name or "{}:{}".format(*addresses[0])
         task_status.started(addresses[0])

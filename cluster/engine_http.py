@@ -53,7 +53,10 @@ STREAM_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine. `models[0]` is the base model, the rest are LoRA adapters, whose caches are apart."""
+    """One engine. Without a `name` it is called by the address it listens on.
+
+    `models[0]` is the base model, the rest are LoRA adapters, whose caches are apart.
+    """
 
     name: str
     models: tuple[str, ...]
@@ -74,7 +77,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._book = AnswerBook(tokenizer, config.answer_tokens, config.seed)
         self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
-        self._headers: Headers = [(b"x-engine", config.name.encode())]
+        self.name = config.name
         self._created = int(time.time())
         self._requests = 0
         self._routes: dict[tuple[bytes, bytes], Callable[[HttpRequest, Client], Awaitable[None]]] = {
@@ -92,6 +95,10 @@ class Engine:
             (b"POST", b"/admin/clear"): self.clear,
             (b"GET", b"/admin/stats"): self.statistics,
         }
+
+    @property
+    def _headers(self) -> Headers:
+        return [(b"x-engine", self.name.encode())]
 
     async def handle(self, request: HttpRequest, client: Client) -> None:
         """One request of the server."""
@@ -117,14 +124,12 @@ class Engine:
         job, answer = await self._prepare(ask, len(request.body))
         self._requests += 1
         kind = "chatcmpl" if chat else "cmpl"
-        request_id = f"{kind}-{self.config.name}-{self._requests}"
+        request_id = f"{kind}-{self.name}-{self._requests}"
         mailbox = self._submit(request_id, job)
-        reply = Reply(request_id, int(time.time()), ask.model, self.config.name, chat)
+        reply = Reply(request_id, int(time.time()), ask.model, self.name, chat)
         try:
             if ask.stream:
-                done = await self._stream(
-                    StreamWriter(request, client, self.config.name), ask, reply, mailbox, answer, fault
-                )
+                done = await self._stream(StreamWriter(request, client, self.name), ask, reply, mailbox, answer, fault)
             else:
                 done = await self._whole(client, reply, mailbox, answer, fault)
         finally:
@@ -289,7 +294,7 @@ class Engine:
 
     async def statistics(self, _: HttpRequest, client: Client) -> None:
         body = {
-            "name": self.config.name,
+            "name": self.name,
             "model": self.config.models[0],
             "started_at": self.live.started_at,
             **asdict(self.live.statistics()),

@@ -119,7 +119,8 @@ class ModelTokenizer:
         return str(text)
 
     def encode(self, text: str, *, special: bool) -> TokenIds:
-        return np.asarray(self._backend.encode(text, add_special_tokens=special).ids, dtype=np.uint32)
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # no offsets: a quarter less
+        return np.asarray(encoding.ids, dtype=np.uint32)
 
     def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
         """`encode` of many texts, without special tokens, on all cores."""

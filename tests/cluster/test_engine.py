@@ -24,7 +24,7 @@ from cluster.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
 ROOT = Path(__file__).parents[2]
 FAST = EngineLimits(cache_tokens=4000, prefill_tokens_per_s=1e6, decode_s=0.0)
 SLOW = EngineLimits(cache_tokens=4000, prefill_tokens_per_s=1e6, decode_s=0.02, running_max=2)
-DEADLINE_S = 10
+DEADLINE_S = 30
 
 
 class Lab:
