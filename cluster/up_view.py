@@ -25,11 +25,11 @@ class Column:
     planned: int
     state: str = "waiting"
     ledger: Ledger = field(default_factory=Ledger)
-    began_s: float = 0.0
+    began_s: float | None = None
     ended_s: float | None = None
 
     def outcome(self, now_s: float) -> Report:
-        if self.state == "waiting":
+        if self.began_s is None:
             return report(self.ledger, 0.0)
         return report(self.ledger, (now_s if self.ended_s is None else self.ended_s) - self.began_s)
 
@@ -54,7 +54,7 @@ def rows(columns: Sequence[Column], outcomes: Sequence[Report]) -> Iterable[tupl
     yield "requests", [f"{one.ok} of {column.planned}" for column, one in zip(columns, outcomes, strict=True)]
     yield "failed", [f"[red]{one.failed}[/]" if one.failed else "0" for one in outcomes]
     yield "time", [f"{one.duration_s:.1f} s" for one in outcomes]
-    yield "token hit rate, by the engines", [f"[bold]{show_rate(one.hit_rate)}[/]" for one in outcomes]
+    yield "hit rate by the engines", [f"[bold]{show_rate(one.hit_rate)}[/]" for one in outcomes]
     yield "prompt tokens", [f"{one.prompt_tokens:,}" for one in outcomes]
     yield "  prefill saved", [f"{one.cached_tokens:,}" for one in outcomes]
     yield "  prefill computed", [f"{one.prompt_tokens - one.cached_tokens:,}" for one in outcomes]
@@ -76,8 +76,8 @@ def plain_line(column: Column, now_s: float) -> str:
     """Where there is no terminal: one line that says where we are."""
     one = column.outcome(now_s)
     return (
-        f"{column.policy:>12} {one.duration_s:5.1f} s: {one.ok} of {column.planned} ok, {one.failed} failed, "
-        f"hit rate {show_rate(one.hit_rate)}, TTFT p50 {show_ms(one.ttft_s['p50'])} p95 {show_ms(one.ttft_s['p95'])}"
+        f"{column.policy:>12} {column.state} {one.duration_s:5.1f} s: {one.ok} of {column.planned} ok, "
+        f"{one.failed} failed, hit rate {show_rate(one.hit_rate)}, TTFT p50 {show_ms(one.ttft_s['p50'])} p95 {show_ms(one.ttft_s['p95'])}"
     )
 
 

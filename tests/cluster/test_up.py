@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,12 +16,12 @@ import pytest
 import trio
 from rich.console import Console
 
-from cluster import up
+from cluster import engine, up
 from cluster.load_answer import Failure
 from cluster.load_stats import Sample
 from cluster.names import Address
 from cluster.up_children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
-from cluster.up_plan import EnginePlace, Settings, node_command, plan
+from cluster.up_plan import EnginePlace, Settings, engine_command, node_command, plan
 from cluster.up_view import Column, client_help, live_table, plain_line, summary
 
 DEADLINE_S = 60
@@ -260,6 +261,18 @@ def test_a_node_is_started_as_anybody_would_start_it() -> None:
     assert (command.ready_port, command.ready_path) == (9180, "/readyz")
 
 
+def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    words = iter(argv)
+    return ((word, next(words)) for word in words if word.startswith("--"))
+
+
+def test_the_engines_flags_are_the_ones_the_engine_knows() -> None:
+    argv = engine_command(Settings(tokenizer="bytes"), EnginePlace("engine-1", 20001)).argv[4:]
+    arguments = engine.parser().parse_args(argv)
+    assert dict(options_of(argv))["--name"] == arguments.name == "engine-1"
+    assert arguments.cache_tokens == Settings().cache_tokens
+
+
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"engines": 99}, {"turns": 0}, {"think_s": -1.0}, {"policies": ()}])
 def test_senseless_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"want|must"):
@@ -290,8 +303,8 @@ def test_the_table_shows_both_policies_side_by_side() -> None:
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") > 2}
-    assert "20.0%" in lines["token hit rate, by the engines"]
-    assert "80.0%" in lines["token hit rate, by the engines"]
+    assert "20.0%" in lines["hit rate by the engines"]
+    assert "80.0%" in lines["hit rate by the engines"]
     assert "240" in lines["prefill saved"]
     assert "250 ms" in lines["time to first token p95"]
     assert "67%" in lines["engine-1"]
