@@ -2,11 +2,11 @@
 
 Where messages end in token space, found by three functions, tried in this order:
 
-1. `ends_by_offsets`: the text of every prefix was rendered; exact. A prefix that ends inside a token is no clean cut (-1).
-2. `ends_by_markers`: one special token starts each message; exact, and works where prefixes do not render alone. Refuses
+1. `ends_by_offsets`: the text of each prefix was rendered. Exact; a prefix that ends inside a token is no clean cut.
+2. `ends_by_markers`: one special token starts each message. Exact, also where prefixes do not render alone. Refuses
    when the count of markers is not what the messages explain, for example because a message quotes the marker.
-3. `ends_by_estimate`: share of characters; within 2 to 5 tokens for running text (seed 003), worse where a template adds
-   much text or moves messages. Rounding down to a block forgives most of it; what it does not forgive is a cache miss.
+3. `ends_by_estimate`: share of characters. Within 2 to 5 tokens for running text (seed 003), worse where a template
+   adds much text or moves messages. Rounding down to a block forgives most of it; the rest costs a cache miss.
 
 Cost: vectorised, a few us per 10,000 tokens.
 """

@@ -2,19 +2,19 @@
 
 Nothing is known of a template beforehand. The probe learns the affixes of plain messages from one conversation, then
 tries to refute them: system text or none, tools or none, tool calls with one and several results, histories of several
-turns, contents with blank edges, nothing, markers, other scripts, and each extra variable that the template reads. What
-is refuted is not used. Conversations that a template refuses prove nothing and are skipped.
+turns, contents with blank edges, nothing, markers, other scripts, and each extra variable that the template reads.
+What is refuted is not used. Conversations that a template refuses prove nothing and are skipped.
 
 Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
 tokens(start) + tokens(pieces). It is no proof; tests/edge/test_tokenizer.py compares the two on random conversations.
-Cost: a few hundred renderings of short conversations, about 50 ms, once at start.
+Cost: about a thousand renderings of short conversations, a few tenths of a second, once at start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from ranvier_py.core.boundaries import Chat, Message
@@ -27,22 +27,35 @@ from ranvier_py.core.templates import (
     history_text,
     is_cut,
     normalise,
+    part,
     piece_of_plain,
     prefix_end,
     unwrapped,
-    window_pieces,
+    window_text,
 )
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Token ids of each text, without added special tokens."""
 
+Trial = tuple[list[dict[str, Any]], list[str | None]]
+"""Messages, and the text of each of their starts: None where it is refused."""
+
 SENTINEL = "Sq7xZ"  # occurs in no template, and no template has a reason to touch it
+MARKERS_TRIED = 4  # of the first and of the last special tokens, quoted in contents
 SETTLED_MAX = 3  # leading messages that may depend on tools: Llama 3 puts them into the second
 
 CONTENTS = (
-    "Hello there.", "  blank edges \n", "\n\nnew lines\n\n", "", " ", "\ttab", "ends in blank ", "größer 你好 😀", "{{ 1 }}",
-    "<|user|>", "[INST] x [/INST]", "{\"name\": \"f\"}", "a\r\nb", "'s", "<tool_response>\nx\n</tool_response>", "1234567",
-)  # fmt: skip
+    *("Hello there.", "  blank edges \n", "\n\nnew lines\n\n", "", " ", "\ttab", "ends in blank ", "größer 你好 😀"),
+    *(
+        "{{ 1 }}",
+        "<|user|>",
+        "[INST] x [/INST]",
+        '{"name": "f"}',
+        "a\r\nb",
+        "'s",
+        "<tool_response>\nx\n</tool_response>",
+    ),
+)
 
 TOOLS: tuple[Any, ...] = (
     {
@@ -55,7 +68,7 @@ TOOLS: tuple[Any, ...] = (
     },
 )
 CALL_IDS = ("call00001", "call00002")  # nine letters and digits: Mistral's templates refuse others
-VALUES: tuple[Any, ...] = (True, False, "x", ["x"], 1)
+VALUES: tuple[Any, ...] = (True, False, "x", ["x"])
 """Tried for each extra variable of a template."""
 
 
@@ -63,8 +76,8 @@ VALUES: tuple[Any, ...] = (True, False, "x", ["x"], 1)
 class TemplateFacts:
     """What the edge reads from a template's source and its tokenizer.
 
-    `clean` are the added tokens that cut any text they stand in; `quoting` and `exact` the texts that the template compares
-    contents with; `variables` those it reads beyond the usual ones; `trailers` what it may end a finished text with.
+    `clean` are the added tokens that cut any text they stand in; `quoting` and `exact` the texts that the template
+    compares contents with; `variables` those it reads beyond the usual ones; `trailers` what it may end a text with.
     """
 
     clean: tuple[str, ...]
@@ -122,7 +135,7 @@ class TemplateProbe:
         except TemplateRefused as refused:
             return replace(self._profile, reason=f"refuses a single question: {refused}")
         self._profile = replace(self._profile, starter=self._starter())
-        reason = self._keeping() or self._pieces() or self._tokens()
+        reason = self._keeping() or self._pieces()
         return replace(self._profile, incremental=not reason, reason=reason or "pieces add up")
 
     def _chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any) -> Chat:
@@ -134,6 +147,10 @@ class TemplateProbe:
             return history_text(self._chat(messages, tools), self._profile, self._render)
         except TemplateRefused:
             return None
+
+    def _texts(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str | None]:
+        """The text of every start of a conversation."""
+        return [self._text(messages[:size], tools) for size in range(1, len(messages) + 1)]
 
     def _reads_parts(self) -> bool:
         """Whether the template iterates over the parts of a content: vLLM's content format "openai"."""
@@ -161,16 +178,15 @@ class TemplateProbe:
     def _keeping(self) -> str:
         """Choose the trailer and the way of closing that keep turns. Returns why none does, or nothing."""
         broken = "earlier turns do not stay a prefix"
-        for closing in (False, True):
-            for trailer in self._facts.trailers:
-                self._profile = replace(self._profile, trailer=trailer, closing=closing, affixes={})
-                if closing and not self._learn("user"):
-                    continue
-                if broken_at := self._first_broken():
-                    broken = broken_at
-                    continue
-                self._profile = replace(self._profile, keeps_turns=True, reasoning_moves=self._moves_reasoning())
-                return ""
+        for closing, trailer in product((False, True), self._facts.trailers):
+            self._profile = replace(self._profile, trailer=trailer, closing=closing, affixes={})
+            if closing and not self._learn("user"):
+                continue
+            if broken_at := self._first_broken():
+                broken = broken_at
+                continue
+            self._profile = replace(self._profile, keeps_turns=True, reasoning_moves=self._moves_reasoning())
+            return ""
         self._profile = replace(self._profile, trailer="", closing=False, affixes={})
         return broken
 
@@ -181,13 +197,13 @@ class TemplateProbe:
                 for tools in (None, TOOLS):
                     if not self._stays_prefix(messages, tools):
                         system = "a" if messages[0]["role"] == "system" else "no"
-                        return f"earlier turns do not stay a prefix ({kind} messages, {system} system text, tools: {bool(tools)})"
+                        given = f"{kind} messages, {system} system text, {'tools' if tools else 'no tools'}"
+                        return f"earlier turns do not stay a prefix ({given})"
         return ""
 
     def _stays_prefix(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
-        texts = [self._text(messages[:size], tools) for size in range(1, len(messages) + 1)]
         known = ""
-        for size, text in enumerate(texts, 1):
+        for size, text in enumerate(self._texts(messages, tools), 1):
             if text is None or (size < len(messages) and messages[size]["role"] == "tool"):
                 continue  # a turn is never sent before all results of its calls are there
             if not text.startswith(known):
@@ -197,26 +213,26 @@ class TemplateProbe:
 
     def _moves_reasoning(self) -> bool:
         """Whether reasoning of an earlier turn is left out, as it is by Qwen3's template."""
-        thought = {**says("assistant", "Yes."), "reasoning_content": SENTINEL}
-        tagged = says("assistant", f"<think>\n{SENTINEL}\n</think>\n\nYes.")
-        for message in (thought, tagged):
-            early, late = (
-                self._text([says("user", "Why?"), message, *more])
-                for more in ([], [says("user", "So?"), says("assistant", "So."), says("user", "And?")])
-            )
-            if early is None or late is None or not late.startswith(early):
-                return True
+        called, result = calls(1)
+        for members in ({"reasoning_content": SENTINEL}, {"content": f"<think>\n{SENTINEL}\n</think>\n\nYes."}):
+            for turn in ([says("assistant", "Yes.")], [called, result]):
+                start = [says("user", "Why?"), {**turn[0], **members}, *turn[1:]]
+                later = [*start, says("user", "So?"), says("assistant", "So."), says("user", "And?")]
+                early, late = self._text(start), self._text(later)
+                if early is None or late is None or not late.startswith(early):
+                    return True
         return False
 
     # --- do pieces add up? ------------------------------------------------------------------------------------------
 
     def _pieces(self) -> str:
-        """Learn the affixes, find out how many messages settle, and drop what is refuted. Returns why not, or nothing."""
+        """Learn the affixes, see what settles, drop what is refuted. Returns why pieces do not add up, or nothing."""
         for role in PLAIN_ROLES:
             self._learn(role)
+        trials = list(self._trials())
         for settled in range(1, SETTLED_MAX + 1):
             self._profile = replace(self._profile, settled=settled)
-            if not (wrong := self._refuted()):
+            if not (wrong := self._refuted(trials)):
                 break
         for role in wrong:
             self._drop(role)
@@ -225,7 +241,7 @@ class TemplateProbe:
         self._profile = replace(
             self._profile, windows=self._windows_hold(), arguments_matter=not self._arguments_are_harmless()
         )
-        return ""
+        return self._tokens(trials)
 
     def _drop(self, role: str) -> None:
         kept = {name: affixes for name, affixes in self._profile.affixes.items() if name != role}
@@ -253,82 +269,78 @@ class TemplateProbe:
         self._profile = replace(self._profile, affixes={**self._profile.affixes, role: affixes})
         return True
 
-    def _refuted(self) -> list[str]:
+    def _refuted(self, trials: Sequence[Trial]) -> list[str]:
         """Roles whose affixes fail in some conversation after it has settled."""
         wrong: dict[str, None] = {}
-        for messages, tools in self._trials():
-            texts = [self._text(messages[:size], tools) for size in range(1, len(messages) + 1)]
+        for messages, texts in trials:
             for at in range(self._profile.settled, len(messages)):
                 known, text = texts[at - 1], texts[at]
                 piece = piece_of_plain(messages[at], self._profile)
-                if piece is None or known is None or text is None:
+                if piece is None or text is None:
                     continue
-                if text != known + piece or not is_cut(text, len(known), self._facts.clean):
+                if known is None or text != known + piece or not is_cut(text, len(known), self._facts.clean):
                     wrong[messages[at]["role"]] = None
         return list(wrong)
 
-    def _trials(self) -> Iterator[tuple[list[dict[str, Any]], Sequence[Any] | None]]:
-        """Conversations in which the affixes must hold."""
+    def _trials(self) -> Iterator[Trial]:
+        """Conversations in which the affixes must hold, and the texts of their starts."""
         for tools in (None, TOOLS):
             for messages in (*plain_chats(), *tool_chats()):
-                yield messages, tools
-        special = [*self._facts.clean[:8], *self._facts.clean[-8:]]
+                yield messages, self._texts(messages, tools)
+        special = [*self._facts.clean[:MARKERS_TRIED], *self._facts.clean[-MARKERS_TRIED:]]
         for content in (*CONTENTS, *special, *(f"a{mark}b" for mark in special)):
             turn = [says("user", content), says("assistant", content)]
-            yield [says("system", content), *turn, *turn], None
-            yield [*turn, *turn, says("system", content), says("user", content)], None
+            for messages in ([says("system", content), *turn, *turn], [*turn, says("system", content), turn[0]]):
+                yield messages, self._texts(messages)
 
     def _windows_hold(self) -> bool:
         """Whether pieces from a window equal those of the whole conversation, wherever it is cut."""
         return any(self._text(messages, TOOLS) for messages in tool_chats()) and all(
-            self._window_holds(messages, tools)
+            self._window_holds(self._chat(messages, tools), range(self._profile.settled, len(messages)))
             for messages in (*tool_chats(), *plain_chats())
             for tools in (None, TOOLS)
         )
 
-    def _window_holds(self, messages: Sequence[Message], tools: Sequence[Any] | None, **arguments: Any) -> bool:
-        chat = self._chat(messages, tools, **arguments)
+    def _window_holds(self, chat: Chat, cuts: Iterable[int]) -> bool:
         try:
             text = history_text(chat, self._profile, self._render)
         except TemplateRefused:
             return True
-        for known in range(self._profile.settled, len(messages)):
-            begin = prefix_end(Chat(chat.messages[:known], tools, arguments), text, self._profile, self._render)
-            pieces = window_pieces(chat, known, self._profile, self._render)
-            if begin >= 0 and pieces is not None and text[:begin] + "".join(filter(None, pieces)) != text:
+        for known in cuts:
+            begin = prefix_end(part(chat, known), text, self._profile, self._render)
+            found = window_text(chat, known, self._profile, self._render)
+            if begin >= 0 and found is not None and text[begin:] != found[3].removeprefix(found[2]):
                 return False
         return True
 
     def _arguments_are_harmless(self) -> bool:
         """Whether no extra variable of the template changes a piece."""
-        chats = [next(plain_chats()), *list(plain_chats())[1:2], *list(tool_chats())[:2]]
         return all(
-            self._window_holds(messages, tools, **{name: value}) and self._plain_holds(messages, tools, name, value)
+            self._arguments_hold(self._chat(messages, tools, **{name: value}))
             for name in self._facts.variables
             for value in VALUES
-            for messages in chats
+            for messages in (list(plain_chats())[1], next(tool_chats()))
             for tools in (None, TOOLS)
         )
 
-    def _plain_holds(self, messages: Sequence[Message], tools: Sequence[Any] | None, name: str, value: Any) -> bool:
-        chat = self._chat(messages, tools, **{name: value})
-        pieces = [piece_of_plain(unwrapped(message), self._profile) for message in chat.messages]
-        texts = []
-        for size in range(1, len(messages) + 1):
+    def _arguments_hold(self, chat: Chat) -> bool:
+        """Whether plain messages, and a window in the middle, are the same with these arguments."""
+        count = len(chat.messages)
+        known = ""
+        for size in range(self._profile.settled, count + 1):
             try:
-                shorter = Chat(chat.messages[:size], tools, chat.template)
-                texts.append(history_text(shorter, self._profile, self._render))
+                text = history_text(part(chat, size), self._profile, self._render)
             except TemplateRefused:
-                texts.append("")
-        return all(
-            not (piece and known and text) or text == known + piece
-            for piece, known, text in list(zip(pieces[1:], texts, texts[1:], strict=False))[self._profile.settled - 1 :]
-        )
+                text = ""
+            piece = piece_of_plain(unwrapped(chat.messages[size - 1]), self._profile)
+            if known and text and piece is not None and text != known + piece:
+                return False
+            known = text
+        return self._window_holds(chat, (count // 2, count - 2))
 
-    def _tokens(self) -> str:
+    def _tokens(self, trials: Sequence[Trial]) -> str:
         """Check the same on tokens. Returns why not, or nothing."""
-        for messages, tools in self._trials():
-            texts = [self._text(messages[:size], tools) for size in range(1, len(messages) + 1)]
+        for _, texts in trials:
             whole = texts[-1]
             if whole is None:
                 continue

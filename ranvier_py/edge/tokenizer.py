@@ -1,17 +1,16 @@
 """transformers and tokenizers: chats -> token ids, in worker threads.
 
-The template decides the text, the tokenizer the ids, both exactly as the engines use them: rendered text is encoded
-without added special tokens (templates print their own), plain prompts of /v1/completions with them, as vLLM does.
+The template decides the text, the tokenizer the ids, both as the engines use them: rendered text is encoded without
+added special tokens (templates print their own), plain prompts of /v1/completions with them, as vLLM does.
 
-Rules: synchronous and safe to call from several threads; nothing is remembered between calls; encoding happens in batches
-in which the interpreter lock is released, and never in a thread pool of the library. The event loop never calls this.
+Rules: synchronous and safe to call from several threads; nothing is remembered between calls; encoding happens in
+batches in which the interpreter lock is released, never in a thread pool of the library. The event loop never calls it.
 Invariant: tokenize(start) followed by tokenize_tail(rest) equals tokenize(whole), or tokenize_tail says None.
 Cost: a plain tail of 200 bytes in a batch of 64 about 15 us of the lock and 60 us in all (benchmarks/tokenize.py).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.meta
 import numpy as np
 
 from ranvier_py.core.boundaries import (
@@ -36,6 +34,7 @@ from ranvier_py.core.boundaries import (
 )
 from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.template_probe import TemplateFacts, TemplateProbe
+from ranvier_py.core.template_source import compared_texts, read_variables
 from ranvier_py.core.templates import (
     Pieces,
     TemplateProfile,
@@ -47,24 +46,7 @@ from ranvier_py.core.templates import (
     tail_pieces,
 )
 
-log = logging.getLogger(__name__)
-
 EMBEDDED = Path(__file__).parent.parent / "data" / "tokenizer"
-USUAL_VARIABLES = frozenset(
-    "messages tools documents add_generation_prompt bos_token eos_token pad_token unk_token sep_token cls_token "
-    "mask_token raise_exception strftime_now namespace range dict lipsum cycler joiner loop".split()
-)
-RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"))
-MESSAGE_KEYS = frozenset(
-    "role content name tool_calls tool_call_id tool_call function arguments reasoning reasoning_content thinking type "
-    "text image image_url video audio tools id parameters properties description".split()
-)
-"""Texts that templates look for in mappings: not a mark of a special treatment of contents."""
-
-TEXT_METHODS = frozenset(
-    "split rsplit startswith endswith replace find rfind index rindex count partition rpartition strip lstrip rstrip "
-    "removeprefix removesuffix".split()
-)
 RENDER_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -78,11 +60,13 @@ RENDER_ERRORS = (
 """What a template may raise on messages that it was not made for."""
 
 MEASURE = (
-    "The router reads each conversation once and remembers where its messages end. When the next question arrives, only "
-    "the new words are turned into tokens; everything before them is already known. Could you check my reservation for "
-    "the 14th of March, please? I paid 249.90 for two seats.\n\ndef longest_prefix(tree, chain):\n    for depth in "
-    'reversed(chain):\n        if depth in tree:\n            return tree[depth]\n    return None\n{"name": "book_flight"}'
+    "The router reads each conversation once and remembers where its messages end. When the next question arrives, "
+    "only the new words are turned into tokens; everything before them is already known. Could you check my "
+    "reservation for the 14th of March, please? I paid 249.90 for two seats.\n\ndef longest_prefix(tree, chain):\n    "
+    "for depth in reversed(chain):\n        if depth in tree:\n            return tree[depth]\n    return None\n"
+    '{"name": "book_flight"}'
 )
+"""Prose, numbers and code, to measure `chars_per_token` on."""
 
 
 class ChatTokenizer:
@@ -136,8 +120,10 @@ class ChatTokenizer:
             raise TemplateRefused("no messages")
         text, pieces = chat_pieces(ready, self.profile, self._render)
         if pieces is not None:
-            return self._joined(pieces, iter(self._encode(whole_texts(pieces))), chat.messages)
-        return self._by_text(ready, text)
+            texts = [piece for piece in pieces if piece is not None]
+            return self._joined(pieces, iter(self._encode(texts)), ready.messages)
+        found = self._by_text(ready, text)
+        return replace(found, ends=self._lasting(list(found.ends), ready.messages))
 
     def tokenize_tail(self, tail: Sequence[Message], context: Callable[[], Chat], known: int) -> TokenizedChat | None:
         """The messages after the first `known` ones; `context()` gives the whole chat and is called only when needed.
@@ -211,10 +197,14 @@ class ChatTokenizer:
             parts = [next(encoded) if text is not None else None for text in pieces]
             ids = [token for tokens in parts if tokens for token in tokens]
             ends = ends_by_pieces([-1 if tokens is None else len(tokens) for tokens in parts])
+        return TokenizedChat(np.array(ids, dtype=np.uint32), self._lasting(ends, messages), "rendered")
+
+    def _lasting(self, ends: list[int], messages: Sequence[Message]) -> list[int]:
+        """Ends after reasoning which later turns leave out are no cuts."""
         if self.profile.reasoning_moves:
             stable = stable_count(messages)
             ends[stable:] = [-1] * (len(ends) - stable)
-        return TokenizedChat(np.array(ids, dtype=np.uint32), ends, "rendered")
+        return ends
 
     def _by_text(self, chat: Chat, text: str) -> TokenizedChat:
         """A chat whose template does not cut it into pieces: encode it whole and find the ends, as well as can be."""
@@ -226,7 +216,8 @@ class ChatTokenizer:
         count = len(chat.messages)
         loose = replace(self.profile, closing=False)
         text_ends = prefix_ends(chat, 0, text, loose, self._render)
-        if count == 1 or any(end >= 0 for end in text_ends[:-1]):
+        lead = 1 if chat.messages[0]["role"] == "system" else 0  # all templates keep what is before the first turn
+        if count == 1 or any(end >= 0 for end in text_ends[lead:-1]):
             ends = ends_by_offsets(encoding.offsets, text_ends)
             return TokenizedChat(ids, [*ends[:-1], len(ids)], "rendered")
         marker = self._backend.token_to_id(self.profile.starter) if self.profile.starter else None
@@ -240,14 +231,14 @@ class ChatTokenizer:
         if template is None:
             return TemplateProfile(reason="no chat template")
         tree = parse_template(template)
-        self._variables = frozenset(jinja2.meta.find_undeclared_variables(tree)) - RESERVED
+        self._variables, extra = read_variables(tree)
         eos = self._special.get("eos_token", "")
         quoting, exact = compared_texts(tree)
         facts = TemplateFacts(
             clean=clean,
             quoting=quoting,
             exact=exact,
-            variables=tuple(sorted(self._variables - USUAL_VARIABLES)),
+            variables=extra,
             trailers=tuple(dict.fromkeys(("", eos, eos + "\n"))),
         )
         return TemplateProbe(self._render, self._encode, facts).profile()
@@ -264,12 +255,12 @@ class ChatTokenizer:
 def load_tokenizer(source: str, *, local: bool) -> Any:
     """AutoTokenizer, quietly. Raises ConfigError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads batch; a second pool would fight them
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it advises to install PyTorch
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - whatever the library meets in foreign files
+    except Exception as error:
         raise ConfigError([f"tokenizer: {source!r} can't be loaded: {error}"]) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError([f"tokenizer: {source!r} has no tokenizer.json (a fast tokenizer is needed)"])
@@ -326,34 +317,11 @@ def render_template(template: str, chat: Chat, arguments: Mapping[str, Any], gen
     return text
 
 
-def compared_texts(tree: jinja2.nodes.Template) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Texts a template may look for in a content: (anywhere, as the whole of it). Read from its syntax tree."""
-    anywhere: dict[str, None] = {}
-    whole: dict[str, None] = {}
-    for compare in tree.find_all(jinja2.nodes.Compare):
-        for operand in compare.ops:
-            into = anywhere if operand.op in ("in", "notin") else whole
-            into.update(dict.fromkeys([*texts_of(compare.expr), *texts_of(operand.expr)]))
-    for call in tree.find_all(jinja2.nodes.Call):
-        if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr in TEXT_METHODS:
-            anywhere.update(dict.fromkeys(text for argument in call.args for text in texts_of(argument)))
-    for applied in (*tree.find_all(jinja2.nodes.Filter), *tree.find_all(jinja2.nodes.Test)):
-        into = anywhere if isinstance(applied, jinja2.nodes.Filter) and applied.name == "replace" else whole
-        into.update(dict.fromkeys(text for argument in applied.args for text in texts_of(argument)))
-    return tuple(text for text in anywhere if text.strip() and text not in MESSAGE_KEYS), frozenset(whole) - {""}
-
-
-def texts_of(node: jinja2.nodes.Node) -> list[str]:
-    """The string constants at or below a node."""
-    found = [*node.find_all(jinja2.nodes.Const), *([node] if isinstance(node, jinja2.nodes.Const) else [])]
-    return [const.value for const in found if isinstance(const.value, str)]
-
-
 def clean_tokens(backend: Any) -> tuple[str, ...]:
     """Added tokens that cut every text they stand in, whatever is around them.
 
-    They are found in the raw text before anything else, take no blanks with them, and no other added token can swallow a
-    part of them: none overlaps their start, contains them, or goes on where they stop.
+    They are found in the raw text before anything else, take no blanks with them, and no other added token can swallow
+    a part of them: none overlaps their start, contains them, or goes on where they stop.
     """
     added = list(backend.get_added_tokens_decoder().values())
     texts = {token.content for token in added if token.content}
@@ -372,7 +340,3 @@ def clean_tokens(backend: Any) -> tuple[str, ...]:
         if not (token.normalized or token.lstrip or token.rstrip or token.single_word or backend.encode_special_tokens)
     }
     return tuple(sorted((clean & texts) - swallowed))
-
-
-def whole_texts(pieces: Pieces) -> list[str]:
-    return [text for text in pieces if text is not None]
