@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator
 
 ROWS_MIN = 1024
-"""Columns start with this many rows, about 70 kB, and double until the capacity: at most 20 ms, at a million rows. Small
+"""Columns start with this many rows, 70 kB, and double until the capacity: at most 20 ms, at a million rows. Smaller
 steps would leave holes in the heap, 35 bytes for each row (measured)."""
 
 NO_BACKEND = -1

@@ -32,7 +32,7 @@ CHILDREN_COUNTED_MAX = 10_000
 """The admin page does not count further: about 1 ms."""
 
 TOKENS_MAX = 2**32 - 1
-FINGERPRINT_MAX = 2**64 - 1
+FINGERPRINT_BITS = 64
 EPOCH_MAX = 2**31 - 1
 """What the columns hold."""
 
@@ -127,9 +127,8 @@ class RouteTable:
 
         Raises ValueError for ids, epochs, depths or fingerprints out of range; nothing is changed then.
         """
-        check_backend(backend)
-        if not 0 <= epoch <= EPOCH_MAX:
-            raise ValueError(f"an epoch is 0 … {EPOCH_MAX}: {epoch}")
+        if not (0 <= backend < BACKENDS_MAX and 0 <= epoch <= EPOCH_MAX):
+            raise ValueError(f"a backend id is 0 … {BACKENDS_MAX - 1}, an epoch 0 … {EPOCH_MAX}: {backend}, {epoch}")
         claims, tree = self._claims, self._tree
         claims.now = max(claims.now, now)
         second = int(now)
@@ -154,7 +153,6 @@ class RouteTable:
         is one step for each claim removed: each was paid for when it was learned. One call removes at most
         WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and until then what is left is a hint that costs a cache miss.
         """
-        check_backend(backend)
         _, token, text = stop_or_fp if isinstance(stop_or_fp, tuple) else (0, stop_or_fp, 0)
         row = self._rows.index.get(token or text) or self._rows.index.get(text)
         if row is None or self._claims.get(row, backend) is None:
@@ -231,7 +229,7 @@ class RouteTable:
             tokens, token, text = stop
             if tokens <= 0 or not (token or text):
                 continue
-            if not (tokens <= TOKENS_MAX and 0 <= token <= FINGERPRINT_MAX and 0 <= text <= FINGERPRINT_MAX):
+            if tokens > TOKENS_MAX or (token | text) >> FINGERPRINT_BITS:  # a negative one leaves -1
                 raise ValueError(f"not a stop: {stop}")
             taken.append(stop)
             row = get(token or text)
@@ -315,8 +313,3 @@ class RouteTable:
 
 def is_among(backend: int, holders: Sequence[Holder]) -> bool:
     return any(holder.backend == backend for holder in holders)
-
-
-def check_backend(backend: int) -> None:
-    if not 0 <= backend < BACKENDS_MAX:
-        raise ValueError(f"a backend id is 0 … {BACKENDS_MAX - 1}: {backend}")

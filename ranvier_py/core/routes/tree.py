@@ -51,23 +51,29 @@ class Tree:
         path, pinned = self._path, self._pinned
         if self._rows.count + len(stops) > self._capacity:
             self._pin_known(stops)
-        used = self._rows.used
+        rows, index, used = self._rows, self._rows.index, self._rows.used
         for tokens, token, text in stops:
-            row = self._row(tokens, token, text, second)
-            if not row:
+            if token in index or text in index:
+                row = self._known(tokens, token, text, second)
+            elif rows.count < self._capacity or self.evict():
+                row = rows.create(tokens, token, text, second)
+                self.created += 1
+            else:
                 self.refused += 1
-            elif row not in path:
+                continue
+            if row and row not in path:
                 path[row] = pinned[row] = None
-                used[row] = max(used[row], second)
+                if used[row] != second:
+                    used[row] = max(used[row], second)
         chain = list(path)
         return chain, self._link(chain)
 
     def settle(self) -> None:
         """Unpin the path: its leaves queue for eviction."""
-        rows, pinned = self._rows, self._pinned
+        pinned, children, lanes = self._pinned, self._rows.child, self._rows.lane
         self._path, self._pinned = {}, {}
         for row in pinned:
-            if not rows.child[row] and not rows.lane[row] and rows.parent[row] >= 0:
+            if not children[row] and not lanes[row]:
                 self.tidy(row)
 
     def tidy(self, row: int) -> None:
@@ -101,8 +107,8 @@ class Tree:
                 if row:
                     self._pinned[row] = None
 
-    def _row(self, tokens: int, token: int, text: int, second: int) -> int:
-        """The row of one stop; 0 when it is unknown and there is no room."""
+    def _known(self, tokens: int, token: int, text: int, second: int) -> int:
+        """The row of a stop of which one fingerprint is known; 0 when it needs another row and there is no room."""
         rows = self._rows
         by_token = rows.index.get(token, 0) if token else 0
         by_text = rows.index.get(text, 0) if text else 0
@@ -119,13 +125,11 @@ class Tree:
             rows.index[token] = by_text
             self.attached += 1
             return by_text
-        return self._create(tokens, token, 0 if by_text else text, second)
-
-    def _create(self, tokens: int, token: int, text: int, second: int) -> int:
-        if self._rows.count >= self._capacity and not self.evict():
+        if rows.count >= self._capacity and not self.evict():  # these tokens under a text that has other tokens
+            self.refused += 1
             return 0
         self.created += 1
-        return self._rows.create(tokens, token, text, second)
+        return rows.create(tokens, token, 0, second)
 
     def _absorb(self, source: int, target: int) -> None:
         """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""
