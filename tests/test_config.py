@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.config import SECRETS, Config, flag_of, load, variable_of
-from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.placement.policies import make_policy
 from ranvier_py.reference import reference, toml_value, unit_of
@@ -281,29 +280,6 @@ def test_the_configuration_can_not_be_changed() -> None:
 def test_names_of_flags_and_variables_follow_from_the_key() -> None:
     assert flag_of("probe_interval_s") == "--probe-interval-s"
     assert variable_of("probe_interval_s") == "RANVIER_PROBE_INTERVAL_S"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("127.0.0.1:80", ("127.0.0.1", 80)),
-        ("[::1]:80", ("::1", 80)),
-        ("localhost:0", ("localhost", 0)),
-    ],
-)
-def test_an_address_is_host_and_port(text: str, expected: tuple[str, int]) -> None:
-    assert host_port(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", ":80", "a", "a:", "a:b", "a:-1", "::1:80", "a:²", "a:65536"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be"):
-        host_port(text)
-
-
-def test_only_this_machine_is_loopback() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org")))
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ class Handlers:
         return json_response(self._port.config())
 
     async def explain(self) -> Response:
-        body = await request.get_data(as_text=False)
+        body = await raw_body()
         with input_errors():
             return json_response(await self._port.explain(body))
 
@@ -300,10 +300,16 @@ def input_errors() -> Iterator[None]:
         raise NotFound(str(error.args[0]) if error.args else "not found") from error
 
 
+async def raw_body() -> bytes:
+    data = await request.get_data()
+    assert isinstance(data, bytes), "text only comes on request"
+    return data
+
+
 async def json_body() -> Mapping[str, Any]:
     """The request's JSON object. Raises BadRequest."""
     try:
-        body = orjson.loads(await request.get_data())
+        body = orjson.loads(await raw_body())
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
