@@ -75,10 +75,9 @@ def share_cell(outcome: Report, engine: str) -> str:
 def plain_line(column: Column, now_s: float) -> str:
     """Where there is no terminal: one line that says where we are."""
     one = column.outcome(now_s)
-    return (
-        f"{column.policy:>12} {column.state} {one.duration_s:5.1f} s: {one.ok} of {column.planned} ok, "
-        f"{one.failed} failed, hit rate {show_rate(one.hit_rate)}, TTFT p50 {show_ms(one.ttft_s['p50'])} p95 {show_ms(one.ttft_s['p95'])}"
-    )
+    first = f"TTFT p50 {show_ms(one.ttft_s['p50'])} p95 {show_ms(one.ttft_s['p95'])}"
+    counts = f"{one.ok} of {column.planned} ok, {one.failed} failed, hit rate {show_rate(one.hit_rate)}, {first}"
+    return f"{column.policy:>12} {column.state} {one.duration_s:5.1f} s: {counts}"
 
 
 def summary(outcomes: Sequence[tuple[str, Report]]) -> str:
