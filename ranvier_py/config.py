@@ -85,7 +85,10 @@ class Config(BaseSettings):
     tls_certificate_file: OptionalPath = key(None, "Ports", "PEM certificate chain of the public port; turns TLS on.")
     tls_key_file: OptionalPath = key(None, "Ports", "PEM private key that belongs to the certificate.")
     workers: Annotated[int, Field(ge=1, le=256)] = key(
-        1, "Ports", "Nodes that share the public port, each a process of its own (SO_REUSEPORT)."
+        1,
+        "Ports",
+        "Nodes that share the public port, each a process of its own (SO_REUSEPORT). What is changed over a control "
+        "port is changed for that worker alone.",
     )
 
     backend: Backends = key(
