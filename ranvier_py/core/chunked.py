@@ -71,6 +71,8 @@ class ChunkedReader:
             if line is None:
                 self._hold(data[at : at + LINE_BYTES_MAX + 1])
                 return size
+            if line.end() - at > LINE_BYTES_MAX:
+                raise ChunkError("a chunk's line is too long")
             at = line.end()
             if self._pattern is not TRAILER:
                 self._begin_chunk(int(line[1], 16))

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import trio
 
 from ranvier_py.core.errors import ClientGone, RanvierError, RequestTimeout, UpstreamTimeout
-from ranvier_py.core.http import Phase
-from ranvier_py.edge.answers import JSON, Fields, error_response, own_head
+from ranvier_py.core.http import HttpResponseHead, Phase
+from ranvier_py.edge.answers import JSON, Fields, error_response, own_head, response_head
 from ranvier_py.edge.transport import Transport
 
 SEND = Phase.SEND
@@ -88,6 +88,12 @@ class Client:
         """Send pieces of the answer, uncopied. Waits while the client is slow. Raises ClientGone."""
         self.started = True
         await self.write(parts)
+
+    async def relay_head(self, head: HttpResponseHead, extra: Fields = (), body: bytes = b"") -> None:
+        """Begin a backend's answer: its head with our fields, and what of its body is here. Raises ClientGone."""
+        if head.framing == "close":
+            self.must_close = True
+        await self.send(response_head(head, extra, close=self.must_close), body)
 
     async def write(self, parts: Sequence[bytes]) -> None:
         """Send bytes that are not the answer yet (an interim response). Raises ClientGone."""

@@ -74,6 +74,7 @@ class DataServer:
         self._refusing = 0
         self._in_flight = 0
         self._draining = False
+        self._listeners: list[socket.socket] = []
         self._accepting = trio.CancelScope()
         self._stopped = trio.Event()
         self._watchdog = Watchdog(limits.tick_s)
@@ -105,7 +106,7 @@ class DataServer:
         task_status: trio.TaskStatus[list[tuple[str, int]]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve until drained. Reports the bound (host, port) pairs. Raises OSError if it cannot bind."""
-        listeners = await listen(host, port, reuse_port=reuse_port)
+        self._listeners = listeners = await listen(host, port, reuse_port=reuse_port)
         try:
             async with trio.open_nursery() as watchers:
                 watchers.start_soon(self._watchdog.tick)
@@ -116,12 +117,9 @@ class DataServer:
                             for listener in listeners:
                                 acceptors.start_soon(self._accept, listener, connections)
                             task_status.started([listener.getsockname()[:2] for listener in listeners])
-                    for listener in listeners:
-                        listener.close()
                 watchers.cancel_scope.cancel()
         finally:
-            for listener in listeners:
-                listener.close()
+            self._close_listeners()
             self._watchdog.close()
             self._stopped.set()
 
@@ -129,6 +127,7 @@ class DataServer:
         """Stop accepting, finish running requests, cut what is left after `deadline_s`; returns when all is closed."""
         self._draining = True
         self._accepting.cancel()
+        self._close_listeners()
         for client in list(self._clients.values()):
             client.must_close = True
             if client.phase is IDLE:
@@ -138,6 +137,12 @@ class DataServer:
         for client in list(self._clients.values()):
             client.cancel(NodeBusy("the node is shutting down"))
         await self._stopped.wait()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            trio.lowlevel.notify_closing(listener)
+            listener.close()
+        self._listeners.clear()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
         while True:
