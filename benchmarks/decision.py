@@ -32,6 +32,10 @@ HOLDERS_PER_SYSTEM_PROMPT = 16
 MESSAGES = 20
 CHAT_TOKENS = 10_000
 EPOCH = 1
+SWEEPS = 100
+ROWS_PER_ROUND = 80
+"""A new chat and two turns more bring no more rows than this."""
+
 CHATS_PER_S = 20.0
 """How fast the filled chats are spread over time: 1 M routes are then about 15 minutes of traffic, within the TTL."""
 
@@ -83,9 +87,8 @@ class Chats:
         return self._rng.getrandbits(64) | 1
 
 
-def fill(table: RouteTable, chats: Chats, routes: int) -> float:
+def fill(table: RouteTable, chats: Chats, routes: int, now: float = 0.0) -> float:
     """Learn chats, CHATS_PER_S of them, until the table has `routes` rows. Returns the time it is then."""
-    now = 0.0
     while len(table) < routes:
         learn(table, chats.new(), now)
         now += 1 / CHATS_PER_S
@@ -116,19 +119,22 @@ def memory_of_process() -> int:
 
 
 def measure_table(routes: int, rounds: int, seed: int) -> dict[str, Any]:
-    """Memory and times of a route table that is full."""
+    """Memory and times of a route table: learning while there is room, everything else while it is full."""
     chats = Chats(seed)
     table = RouteTable(capacity=routes)
     gc.collect()
     before = memory_of_process()
-    now = fill(table, chats, routes)
+    now = fill(table, chats, routes - rounds * ROWS_PER_ROUND)
+    gc.disable()
+    times = times_with_room(table, chats, rounds, now)
+    gc.enable()
+    now = fill(table, chats, routes, now + 100.0)
     gc.collect()
     sizes = sizes_of(table, memory_of_process() - before)
     gc.disable()
-    times = times_of(table, chats, rounds, now)
+    times |= times_when_full(table, chats, rounds, now)
     gc.enable()
-    evicted = table.statistics().evicted
-    return {"table": sizes, "microseconds": times, "rows_evicted_meanwhile": evicted.local}
+    return {"table": sizes, "microseconds": times, "rows_evicted_meanwhile": table.statistics().evicted.local}
 
 
 def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
@@ -143,8 +149,22 @@ def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
     }
 
 
-def times_of(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, dict[str, float]]:
-    """Microseconds of each kind of call. The table is full: each new row evicts one."""
+def times_with_room(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, dict[str, float]]:
+    """Microseconds of learning. A turn soon after the last one finds all older evidence to be of the same second."""
+    known = [chats.new() for _ in range(rounds)]
+    turns = [chats.next_turn(chat) for chat in known]
+    later = [chats.next_turn(chat) for chat in turns]
+    return {
+        "learn_a_new_chat": measure(lambda i: partial(learn, table, known[i], now), rounds),
+        "learn_the_next_turn_within_a_second": measure(lambda i: partial(learn, table, turns[i], now), rounds),
+        "learn_the_next_turn_half_a_minute_later": measure(
+            lambda i: partial(learn, table, later[i], now + 30.0 + i / CHATS_PER_S), rounds
+        ),
+    }
+
+
+def times_when_full(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, dict[str, float]]:
+    """Microseconds of each kind of call; each new row evicts one."""
     known = [chats.new() for _ in range(rounds)]
     branches = [chats.new() for _ in range(rounds)]
     strangers = [chats.stranger() for _ in range(rounds)]
@@ -152,19 +172,21 @@ def times_of(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[s
     new = measure(lambda i: partial(learn, table, known[i], now), rounds)
     turns = [chats.next_turn(chat) for chat in known]
     later = now + 30.0
-    result = {
-        "match_at_the_deepest_stop": measure(lambda i: partial(table.match, known[i].stops, epochs, now), rounds),
-        "match_of_the_next_turn": measure(lambda i: partial(table.match, turns[i].stops, epochs, now), rounds),
-        "match_of_a_shared_system_prompt": measure(
-            lambda i: partial(table.match, branches[i].stops, epochs, now), rounds
+
+    def match(several: Sequence[Chat]) -> dict[str, float]:
+        return measure(lambda i: partial(table.match, several[i].stops, epochs, now), rounds)
+
+    return {
+        "match_at_the_deepest_stop": match(known),
+        "match_of_the_next_turn": match(turns),
+        "match_of_a_shared_system_prompt": match(branches),
+        "match_of_nothing": match(strangers),
+        "learn_a_new_chat_when_full": new,
+        "learn_the_next_turn_when_full": measure(
+            lambda i: partial(learn, table, turns[i], later + i / CHATS_PER_S), rounds
         ),
-        "match_of_nothing": measure(lambda i: partial(table.match, strangers[i].stops, epochs, now), rounds),
-        "learn_a_new_chat": new,
-        "learn_the_next_turn": measure(lambda i: partial(learn, table, turns[i], later + i / CHATS_PER_S), rounds),
+        "sweep_2000_rows": measure(lambda _: partial(table.sweep, later + rounds / CHATS_PER_S, epochs), SWEEPS),
     }
-    swept = later + rounds / CHATS_PER_S
-    result["sweep_2000_rows"] = measure(lambda _: partial(table.sweep, swept, epochs), 100)
-    return result
 
 
 def main() -> None:

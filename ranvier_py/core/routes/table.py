@@ -132,12 +132,14 @@ class RouteTable:
         claims, tree = self._claims, self._tree
         claims.now = max(claims.now, now)
         second = int(now)
-        unread = self._read(stops)
+        unread, known = self._read(stops)
         if not unread or second <= claims.horizon:
             return 0
         created, refused = tree.created, tree.refused
+        claim = Claim(epoch, int(trust), second)
+        if known > 0 and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
+            return tree.created - created
         path, linked = tree.store(unread, second)
-        claim = Claim(epoch, trust, second)
         for row in path[:1] if linked else path:
             claims.raise_from(row, backend, claim)
         if linked and trust == Trust.LOCAL and refused == tree.refused:
@@ -220,10 +222,11 @@ class RouteTable:
                 walks.pop()
         return views
 
-    def _read(self, stops: Iterable[Stop]) -> list[Stop]:
-        """The stops up to the first one that ends the walk, that one included. A stop of no tokens is no prefix."""
+    def _read(self, stops: Iterable[Stop]) -> tuple[list[Stop], int]:
+        """The stops up to the one that ends the walk, and its row if it is the only known one. No tokens, no prefix."""
         get, flags = self._rows.index.get, self._rows.flags
         taken: list[Stop] = []
+        known = 0
         texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
         for stop in stops:
             tokens, token, text = stop
@@ -233,10 +236,13 @@ class RouteTable:
                 raise ValueError(f"not a stop: {stop}")
             taken.append(stop)
             row = get(token or text)
-            if row is not None and flags[row] & WHOLE and (get(text) == row if text else not texts):
-                break
-            texts = texts or text != 0
-        return taken
+            if row is not None:
+                if flags[row] & WHOLE and (get(text) == row if text else not texts):
+                    return taken, known or row
+                known = -1
+            if text:
+                texts = True
+        return taken, -1
 
     def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ranvier_py.core.prompt import Stop
-from ranvier_py.core.routes.claims import Claims
+from ranvier_py.core.routes.claims import Claim, Claims
 from ranvier_py.core.routes.leaves import LeafQueue
 from ranvier_py.core.routes.rows import WHOLE, Rows
 
@@ -67,6 +67,35 @@ class Tree:
                     used[row] = max(used[row], second)
         chain = list(path)
         return chain, self._link(chain)
+
+    def extend(self, row: int, stops: Sequence[Stop], backend: int, claim: Claim, *, whole: bool) -> bool:
+        """The short way of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
+
+        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 2 us a row.
+        """
+        rows, index, capacity = self._rows, self._rows.index, self._capacity
+        names = [name for _, token, text in stops for name in (token, text) if name]
+        if len(stops) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
+            return False
+        self._pinned[row] = None
+        second = claim.evidence
+        rows.used[row] = max(rows.used[row], second)
+        above = row
+        for tokens, token, text in reversed(stops):
+            if rows.count >= capacity and not self.evict():
+                self.refused += 1
+                break
+            new = rows.create(tokens, token, text, second)
+            self.created += 1
+            rows.place(new, above)
+            if whole:
+                rows.flags[new] = WHOLE
+            above = new
+        self._claims.raise_from(above, backend, claim)
+        self.settle()
+        if above != row:
+            self.tidy(above)
+        return True
 
     def settle(self) -> None:
         """Unpin the path: its leaves queue for eviction."""
