@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common import write_result
 from benchmarks.hit_rate_replay import Outcome, Replay
-from benchmarks.hit_rate_router import RouterPlacement
+from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement
 from benchmarks.hit_rate_traces import TRACES, Prepared, Reference, Trace, data_folder, prepare, reference
 from cluster.engine_model import EngineLimits
 from cluster.engine_text import ModelTokenizer
@@ -54,7 +54,7 @@ def measure(trace: Trace, arguments: argparse.Namespace) -> dict[str, Any]:
     known = reference([item.job for item in items], arguments.engines, arguments.seed)
     show(f"{trace.name}: {len(items)} requests, {sum(item.job.prompt_tokens for item in items):,} prompt tokens")
     show(f"  reference: ideal {known.ideal:.3f}  greedy {known.greedy:.3f}  random {known.random:.3f}")
-    tokenizer = ChatTokenizer.load(source)
+    tokenizer = RememberingTokenizer(ChatTokenizer.load(source))
     sizes = arguments.cache_tokens or [LARGE_CACHE_TOKENS, SMALL_CACHE_TOKENS[trace.name]]
     runs = [
         run(items, policy, tokenizer, cache_tokens, known, arguments)
@@ -74,7 +74,7 @@ def measure(trace: Trace, arguments: argparse.Namespace) -> dict[str, Any]:
 def run(
     items: Sequence[Prepared],
     policy: str,
-    tokenizer: ChatTokenizer,
+    tokenizer: RememberingTokenizer,
     cache_tokens: int,
     known: Reference,
     arguments: argparse.Namespace,

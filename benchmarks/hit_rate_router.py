@@ -6,7 +6,11 @@ once, with the learner's own code: the tail is taught when the first token comes
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
 from random import Random
+from typing import cast
 
 import orjson
 
@@ -14,21 +18,53 @@ from benchmarks.hit_rate_traces import Prepared
 from cluster.engine_api import usage_of
 from ranvier_py.config import Config
 from ranvier_py.core.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.router import CHAT_PATH, Flight
 from ranvier_py.edge.learner import Learner, Lesson
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.node import make_router
 
 
+class RememberingTokenizer:
+    """The node's tokenizer, asked once for each distinct text: the runs of one trace say the same things."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[bytes, TokenizedChat | None] = {}
+        self.identity = tokenizer.identity
+        self.keeps_turns = tokenizer.keeps_turns
+        self.chars_per_token = tokenizer.chars_per_token
+
+    def tokenize(self, chat: Chat) -> TokenizedChat:
+        found = self._remember(chat, 0, lambda: self._tokenizer.tokenize(chat))
+        assert found is not None
+        return found
+
+    def tokenize_tails(self, jobs: Sequence[TailJob]) -> list[TokenizedChat | None]:
+        return [self._remember(job.context(), job.known, partial(self._tail, job)) for job in jobs]
+
+    def tokenize_text(self, text: str) -> TokenIds:
+        return self._tokenizer.tokenize_text(text)
+
+    def _tail(self, job: TailJob) -> TokenizedChat | None:
+        return self._tokenizer.tokenize_tails([job])[0]
+
+    def _remember(self, chat: Chat, known: int, ask: Callable[[], TokenizedChat | None]) -> TokenizedChat | None:
+        key = blake2b(orjson.dumps((known, chat.messages)), digest_size=16).digest()
+        if key not in self._known:
+            self._known[key] = ask()
+        return self._known[key]
+
+
 class RouterPlacement:
     """A Placement (see `hit_rate_replay`) by one policy of the real router."""
 
-    def __init__(self, policy: str, tokenizer: ChatTokenizer, engines: int, seed: int) -> None:
+    def __init__(self, policy: str, tokenizer: RememberingTokenizer, engines: int, seed: int) -> None:
         names = [f"http://engine-{index}:8000" for index in range(engines)]
-        config = Config(policy=policy, backends=names, cluster_secret="hit-rate-benchmark")  # type: ignore[arg-type]  # noqa: S106
+        config = Config(policy=policy, cluster_secret="hit-rate-benchmark")  # type: ignore[arg-type]  # noqa: S106
         registry = Registry(BackendLimits())
         self._engine_of = {registry.add(name).id: index for index, name in enumerate(names)}
-        self.router = make_router(config, tokenizer, registry, Random(seed))
+        self.router = make_router(config, cast("ChatTokenizer", tokenizer), registry, Random(seed))
         self._learner = Learner(tokenizer, self.router.hasher, self.router)
 
     def route(self, item: Prepared, now: float) -> tuple[int, Flight]:
