@@ -7,12 +7,13 @@ stops accepting, lets running answers finish up to the drain deadline, and ends.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import signal
 import ssl
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from random import Random
@@ -43,6 +44,10 @@ from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
 from ranvier_py.pipeline import Pipeline, PipelineLimits
 
 log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0002
+"""The event loop gives up the interpreter lock at each system call and gets it back from a tokenizing thread at the
+latest after this. CPython's default of 5 ms would be added to a request several times over."""
 
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
 SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
@@ -126,11 +131,24 @@ class Node:
             scope.cancel()
 
 
-async def run(config: Config) -> None:
-    """Run one node until it is told to stop. Raises ConfigError and OSError (an address in use) at the start."""
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a running node listens: (host, port) pairs of the public port, URL of the control port."""
+
+    public: Sequence[tuple[str, int]]
+    control: str
+
+    def __str__(self) -> str:
+        public = " ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.public)
+        return f"{public} control {self.control}"
+
+
+async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED) -> None:
+    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
-    node = Node(config, tokenizer, Random(int.from_bytes(os.urandom(8), "little")))  # noqa: S311  # placement, not secrets
     log.info("node.tokenizer %s", tokenizer.probe_report)
+    node = Node(config, tokenizer, Random(secrets.randbits(64)))  # noqa: S311  # placement draws no secrets
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.learner.run)
@@ -139,11 +157,15 @@ async def run(config: Config) -> None:
         settings = control_settings(config)
         url = await nursery.start(partial(control.serve, node.admin, settings, render, shutdown=shutdown))
         await nursery.start(node.stop_on_signal)
+        with trio.move_on_after(config.probe_timeout_s):  # who serves which model, before the first request asks
+            await node.prober.wait_first_round()
         async with trio.open_nursery() as serving:
             host, port = host_port(config.listen)
             bound = await serving.start(partial(node.server.serve, host, port, reuse_port=config.workers > 1))
-            log.info("node.ready on %s, control %s", ", ".join(f"{host}:{port}" for host, port in bound), url)
-            print(f"ranvier listening on {' '.join(f'{h}:{p}' for h, p in bound)} control {url}", flush=True)
+            addresses = Addresses(bound, url)
+            log.info("node.ready on %s", addresses)
+            print(f"ranvier listening on {addresses}", flush=True)
+            task_status.started(addresses)
         shutdown.set()
         await node.upstream.aclose()
         nursery.cancel_scope.cancel()

@@ -162,54 +162,65 @@ class TokenHasher:
             ids: uint32, the new tokens.
             ends: ascending; each <= len(ids).
         """
-        done, running = self._sums(state, ids)
+        return self.extend_many([(state, ids, ends)])[0]
+
+    def extend_many(self, jobs: Sequence[tuple[TokenState, TokenIds, Sequence[int]]]) -> list[list[Segment]]:
+        """`extend` for each job, with the blocks of all of them hashed in the same few calls."""
+        size = self.block_tokens
+        pieces: list[TokenIds] = []
+        counts: list[int] = []
+        for state, ids, _ in jobs:
+            count = (len(state.rest) + len(ids)) // size
+            counts.append(count)
+            if count:
+                if state.rest:
+                    pieces.append(np.array(state.rest, dtype=np.uint32))
+                pieces.append(ids[: count * size - len(state.rest)])
+        running = self._running(pieces, [state.tokens // size for state, _, _ in jobs], counts)
+        results = []
+        start = 0
+        for (state, ids, ends), count in zip(jobs, counts, strict=True):
+            before = running[start]
+            totals = [(value - before + state.total) & MASK for value in running[start : start + count + 1]]
+            results.append(self._segments(state, ids, ends, totals))
+            start += count
+        return results
+
+    def _running(self, pieces: list[TokenIds], dones: list[int], counts: list[int]) -> list[int]:
+        """0 and then the running sum after each block, over all jobs one after the other, modulo 2^64."""
+        if not pieces:
+            return [0]
+        blocks = np.concatenate(pieces).reshape(-1, self.block_tokens).astype(U64)
+        digests = mix_array((blocks + U64(1)) @ self._token_keys)
+        places = [np.arange(done + 1, done + count + 1, dtype=U64) for done, count in zip(dones, counts, strict=True)]
+        weights = mix_array(np.concatenate(places) * U64(GOLDEN) + U64(self._position_seed)) | U64(1)
+        sums: list[int] = np.cumsum(digests * weights, dtype=U64).tolist()
+        return [0, *sums]
+
+    def _segments(self, state: TokenState, ids: TokenIds, ends: Sequence[int], totals: list[int]) -> list[Segment]:
+        """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
+        done = low = state.tokens // self.block_tokens
         segments = []
-        low = done
         for end in ends:
             tokens = state.tokens + end
             blocks = tokens // self.block_tokens
             wanted = anchors_between(low, blocks)
             if not wanted or wanted[-1] != blocks:
                 wanted.append(blocks)
-            pairs = self._fingerprints(wanted, done, state.total, running)
-            anchors = tuple(pairs[:-1])
-            total = int(running[blocks - done - 1]) if blocks > done else state.total
-            segments.append(Segment(anchors, pairs[-1], TokenState(tokens, total, self._rest(state, ids, end, blocks))))
+            pairs = [self._pair(depth, totals[depth - done]) for depth in wanted]
+            after = TokenState(tokens, totals[blocks - done], self._rest(state, ids, end, blocks))
+            segments.append(Segment(tuple(pairs[:-1]), pairs[-1], after))
             low = blocks
         return segments
 
-    def _sums(self, state: TokenState, ids: TokenIds) -> tuple[int, npt.NDArray[np.uint64]]:
-        """Whole blocks before `ids`, and the running sums at the depths that `ids` completes."""
-        size = self.block_tokens
-        done = state.tokens // size
-        if state.rest:
-            ids = np.concatenate((np.array(state.rest, dtype=np.uint32), ids))
-        count = len(ids) // size
-        if count == 0:
-            return done, np.empty(0, dtype=U64)
-        blocks = ids[: count * size].reshape(count, size).astype(U64)
-        digests = mix_array(((blocks + U64(1)) * self._token_keys).sum(axis=1, dtype=U64))
-        positions = np.arange(done + 1, done + count + 1, dtype=U64)
-        weights = mix_array(positions * U64(GOLDEN) + U64(self._position_seed)) | U64(1)
-        return done, np.cumsum(digests * weights, dtype=U64) + U64(state.total)
-
-    def _fingerprints(
-        self, depths: list[int], done: int, total: int, running: npt.NDArray[np.uint64]
-    ) -> list[tuple[int, Fingerprint]]:
-        pairs = []
-        for depth in depths:
-            if depth == 0:
-                pairs.append((0, Fingerprint(0)))
-                continue
-            value = int(running[depth - done - 1]) if depth > done else total
-            mixed = mix((value + depth * GOLDEN) & MASK ^ self._final_seed)
-            pairs.append((depth * self.block_tokens, Fingerprint(mixed or 1)))
-        return pairs
+    def _pair(self, depth: int, total: int) -> tuple[int, Fingerprint]:
+        if depth == 0:
+            return 0, Fingerprint(0)
+        return depth * self.block_tokens, Fingerprint(mix((total + depth * GOLDEN) & MASK ^ self._final_seed) or 1)
 
     def _rest(self, state: TokenState, ids: TokenIds, end: int, blocks: int) -> tuple[int, ...]:
-        start = (
-            blocks * self.block_tokens - state.tokens
-        )  # of the rest, as an index into ids; negative: still inside state.rest
+        """The tokens after the last whole block of the prefix that ends at `end`."""
+        start = blocks * self.block_tokens - state.tokens  # as an index into ids; negative: still inside state.rest
         if start >= 0:
             return tuple(ids[start:end].tolist())
         return state.rest[len(state.rest) + start :] + tuple(ids[:end].tolist())

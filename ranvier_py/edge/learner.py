@@ -21,7 +21,7 @@ import trio
 
 from ranvier_py.core.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.errors import RanvierError
-from ranvier_py.core.fingerprint import Segment, TokenHasher
+from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.request import Prompt
 from ranvier_py.core.router import Flight, Router
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 BATCH_MAX = 64  # lessons in one hop to the worker thread: about 5 ms of work, so that no lesson waits long
 GATHER_S = 0.004  # how long the first lesson of a batch waits for company: a hop costs as much as two lessons
+LEARN_SHARE = 0.25
+"""Most of one core's time that learning may take. It competes with the event loop for the interpreter lock: measured
+under full load (benchmarks/data_plane.py), more learning costs more requests than its matches can save."""
+
 TOKENIZE_THREADS = 2  # prompts tokenized before placement at one time; more would fight the event loop for its core
 
 
@@ -124,10 +128,12 @@ class Learner:
                 await self._wake.wait()
             await trio.sleep(GATHER_S)
             batch = [self._take() for _ in range(min(len(self._queue), BATCH_MAX))]
+            began = time.monotonic()
             results = await trio.to_thread.run_sync(self._teach_all, batch)
             now = time.monotonic()
             for lesson, taught in zip(batch, results, strict=True):
                 self._router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
+            await trio.sleep((now - began) * (1 / LEARN_SHARE - 1))
 
     def statistics(self) -> LearnerStatistics:
         return LearnerStatistics(
@@ -154,60 +160,57 @@ class Learner:
     # --- in worker threads: these read prompts and never change them ------------------------------------------------
 
     def _teach_all(self, batch: Sequence[Lesson]) -> list[Taught]:
-        """Each lesson's tokens; those that only continue a known chat share one call of the tokenizer."""
-        tasks = [Task.of(lesson) for lesson in batch]
-        tails = [task for task in tasks if task.continues]
-        found = dict(zip(map(id, tails), self._tokenizer.tokenize_tails([task.job() for task in tails]), strict=True))
-        return [self._taught(task, found.get(id(task))) for task in tasks]
+        return self._taught([Task.of(lesson) for lesson in batch])
 
     def _teach(self, prompt: Prompt) -> Taught | None:
-        task = Task(prompt, NOTHING, prompt.end.tokenized_ancestor())
-        tail = self._tokenizer.tokenize_tails([task.job()])[0] if task.continues else None
-        taught = self._taught(task, tail)
+        taught = self._taught([Task(prompt, NOTHING)])[0]
         return taught if taught.segments else None
 
-    def _taught(self, task: Task, tail: TokenizedChat | None) -> Taught:
+    def _taught(self, tasks: Sequence[Task]) -> list[Taught]:
+        """Each task's tokens and fingerprints; tails share one call of the tokenizer, and all share one of the
+        hasher."""
+        tails = [task for task in tasks if task.continues]
+        for task, tail in zip(tails, self._tokenizer.tokenize_tails([task.job() for task in tails]), strict=True):
+            task.tokenized = tail
+        for task in tasks:
+            self._tokenize(task)
+        hashed = [task for task in tasks if task.tokenized is not None]
+        self._learned += len(hashed)
+        for task, segments in zip(hashed, self._hasher.extend_many([task.stretch() for task in hashed]), strict=True):
+            task.take(segments)
+        return [Taught(task.ancestor, task.segments, task.answer) for task in tasks]
+
+    def _tokenize(self, task: Task) -> None:
+        """Whatever is more than a tail: first contacts, completions, and tails that can't be cut off."""
+        if task.tokenized is not None or task.is_known:
+            return
+        task.ancestor = task.prompt.end.root()
         try:
-            taught = self._segments(task, tail)
+            if task.prompt.kind == "completion":
+                ids = self._tokenizer.tokenize_text(task.prompt.text)
+                task.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
+            else:
+                task.tokenized = self._tokenizer.tokenize(task.chat())
         except RanvierError as refused:  # the template refuses this conversation: the engine will say so itself
             log.debug("tokenize.refused %s", refused)
+            task.ancestor = task.prompt.end
             self._failed += 1
-            return Taught(task.prompt.end, (), task.answer)
-        self._learned += 1
-        return taught
-
-    def _segments(self, task: Task, tail: TokenizedChat | None) -> Taught:
-        prompt, ancestor = task.prompt, task.ancestor
-        if prompt.end.state is not None and (prompt.kind == "completion" or not task.messages):
-            return Taught(prompt.end, (), task.answer)
-        if prompt.kind == "completion":
-            ancestor = prompt.end.root()
-            ids = self._tokenizer.tokenize_text(prompt.text)
-            return Taught(ancestor, self._hashed(ancestor, ids, [len(ids)]), task.answer)
-        if tail is None:
-            ancestor = prompt.end.root()
-            tail = self._tokenizer.tokenize(task.chat())
-        return Taught(ancestor, self._hashed(ancestor, tail.ids, tail.ends), task.answer)
-
-    def _hashed(self, ancestor: Boundary, ids: TokenIds, ends: Sequence[int]) -> list[Segment | None]:
-        """One segment for each message; None where its end is no clean cut, and the next one covers it."""
-        assert ancestor.state is not None
-        found = iter(self._hasher.extend(ancestor.state, ids, [end for end in ends if end >= 0]))
-        return [next(found) if end >= 0 else None for end in ends]
 
 
 class Task:
     """One prompt, with its answer if there is one, as the worker thread sees it."""
 
-    __slots__ = ("ancestor", "answer", "messages", "prompt")
+    __slots__ = ("ancestor", "answer", "messages", "prompt", "segments", "tokenized")
 
-    def __init__(self, prompt: Prompt, answer: Answer, ancestor: Boundary) -> None:
+    def __init__(self, prompt: Prompt, answer: Answer) -> None:
         self.prompt = prompt
         self.answer = answer
-        self.ancestor = ancestor
+        self.ancestor = prompt.end.tokenized_ancestor()
         self.messages: list[Message] = []
+        self.tokenized: TokenizedChat | None = None
+        self.segments: Sequence[Segment | None] = ()
         if prompt.kind == "chat":
-            self.messages.extend(prompt.messages_after(ancestor))
+            self.messages.extend(prompt.messages_after(self.ancestor))
             if answer.message is not None:
                 self.messages.append(answer.message)
 
@@ -216,12 +219,29 @@ class Task:
         prompt, answer = lesson.flight.prompt, NOTHING
         if lesson.raw is not None:
             answer = read_answer(lesson.raw, chunked=lesson.chunked, streamed=lesson.streamed, kind=prompt.kind)
-        return cls(prompt, answer, prompt.end.tokenized_ancestor())
+        return cls(prompt, answer)
 
     @property
     def continues(self) -> bool:
         """Whether only new messages of a tokenized chat are to be tokenized."""
         return self.ancestor.messages > 0 and bool(self.messages)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is nothing to tokenize."""
+        return self.prompt.end.state is not None and not self.messages
+
+    def stretch(self) -> tuple[TokenState, TokenIds, Sequence[int]]:
+        """What is to be hashed: the state before, the tokens, and where messages end in them."""
+        assert self.tokenized is not None
+        assert self.ancestor.state is not None
+        return self.ancestor.state, self.tokenized.ids, [end for end in self.tokenized.ends if end >= 0]
+
+    def take(self, segments: Sequence[Segment]) -> None:
+        """One segment for each message; None where its end is no clean cut, and the next one covers it."""
+        assert self.tokenized is not None
+        found = iter(segments)
+        self.segments = [next(found) if end >= 0 else None for end in self.tokenized.ends]
 
     def job(self) -> TailJob:
         return TailJob(self.messages, self.chat, self.ancestor.messages)
