@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.hit_rate_replay import Replay
+from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement
 from benchmarks.hit_rate_traces import (
     QUESTION_SYSTEM,
     TRACES,
@@ -24,6 +25,7 @@ from benchmarks.hit_rate_traces import (
 from cluster.block_cache import Job
 from cluster.engine_model import EngineLimits
 from cluster.engine_text import ModelTokenizer
+from ranvier_py.edge.tokenizer import ChatTokenizer
 
 EMBEDDED = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 
@@ -148,6 +150,34 @@ def test_a_replay_in_virtual_time_gives_the_arithmetic_of_the_engines() -> None:
         ("first", 0), ("first", 1), ("finished", 1), ("finished", 0), ("first", 2), ("finished", 2),
     ]  # fmt: skip
     assert outcome.ended_at_s == pytest.approx(9.02)
+
+
+def grown(session: int, turns: int) -> list[ChatRequest]:
+    """A dialogue in which every prompt is the one before, its answer, and a new question."""
+    messages, found = [say("system", f"You are helper {session}. " * 20)], []
+    for turn in range(turns):
+        messages = [*messages, say("user", f"question {turn} of {session} " * 10)]
+        answer = say("assistant", f"answer {turn} of {session} " * 10)
+        found.append(ChatRequest(10.0 * turn + session, f"s{session}", messages, answer))
+        messages = [*messages, answer]
+    return found
+
+
+def test_the_real_router_brings_every_turn_back_to_its_engine_and_knows_how_much_is_there() -> None:
+    requests = sorted((each for session in range(4) for each in grown(session, 5)), key=lambda request: request.at)
+    items = prepare(requests, ModelTokenizer(str(EMBEDDED)), "m")
+    known = reference([each.job for each in items], engines=4, seed=1)
+    tokenizer = RememberingTokenizer(ChatTokenizer.load("embedded"))
+    rates = {}
+    for policy in ("affinity", "random"):
+        placement = RouterPlacement(policy, tokenizer, engines=4, seed=1)
+        outcome = Replay(items, placement, 4, EngineLimits()).run()
+        rates[policy] = outcome.hit_rate
+        if policy == "affinity":
+            predicted = placement.router.counters.predicted_tokens
+            assert abs(predicted - outcome.cached_tokens) <= 16 * len(items)  # a block each
+    assert rates["affinity"] >= known.ideal  # answers count here, and not in the reference
+    assert rates["random"] < 0.8 * rates["affinity"]
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)
