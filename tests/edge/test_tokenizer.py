@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -14,10 +16,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from cluster.train_tokenizer import settings as settings_of_embedded
+from cluster.train_tokenizer import train
 from ranvier_py.core.boundaries import Chat, TailJob, TokenizedChat
 from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.templates import normalise
-from ranvier_py.edge.tokenizer import EMBEDDED, ChatTokenizer, load_tokenizer
+from ranvier_py.edge.tokenizer import EMBEDDED, ChatTokenizer, load_tokenizer, read_template
 
 DATA = Path(os.environ.get("RANVIER_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "tokenizers"
 TEMPLATES = (
@@ -104,15 +108,20 @@ GREETS_BY_NAME = """
 
 
 @cache
+def library_tokenizer(path: Path) -> Any:
+    return load_tokenizer(str(path), local=True)
+
+
+@cache
 def loaded(name: str, template: str) -> ChatTokenizer:
-    source = "embedded"
-    chosen: str | None = template or None
-    if name != "embedded":
-        if not (DATA / name).is_dir():
-            pytest.skip("the shared tokenizers are not here (set RANVIER_DATA)")
-        source = str(DATA / name)
-        chosen = str(DATA / "templates" / f"{template}.jinja") if template else None
-    return ChatTokenizer.load(source, chat_template=chosen)
+    """A tokenizer with its own template (""), a template of ours (embedded), or one of the shared ones."""
+    if name == "embedded":
+        return ChatTokenizer.load("embedded", chat_template=template or None)
+    if not (DATA / name).is_dir():
+        pytest.skip("the shared tokenizers are not here (set RANVIER_DATA)")
+    library = library_tokenizer(DATA / name)
+    chosen = str(DATA / "templates" / f"{template}.jinja") if template else None
+    return ChatTokenizer(library, read_template(library, chosen), identity=f"{name} {template}")
 
 
 def says(role: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -244,7 +253,7 @@ def test_a_template_whose_pieces_depend_on_their_place_is_not_incremental(templa
 def test_tokens_are_those_of_transformers(name: str, template: str) -> None:
     """Prompts end in a user message or tool results; then nothing but the generation prompt may follow."""
     tokenizer = loaded(name, template)
-    reference = load_tokenizer(str(EMBEDDED if name == "embedded" else DATA / name), local=True)
+    reference = library_tokenizer(EMBEDDED if name == "embedded" else DATA / name)
     text = (DATA / "templates" / f"{template}.jinja").read_text() if template else None
 
     @settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
@@ -256,9 +265,7 @@ def test_tokens_are_those_of_transformers(name: str, template: str) -> None:
         except TemplateRefused:
             return
         plain = [normalise(message, parts=False) for message in messages]
-        expected = reference.apply_chat_template(
-            plain, tools=tools, chat_template=text, tokenize=True, return_dict=False
-        )
+        expected = reference.apply_chat_template(plain, tools=tools, chat_template=text, return_dict=False)
         if tokenizer.profile.trailer:
             expected = expected[: -len(reference.encode(tokenizer.profile.trailer, add_special_tokens=False))]
         assert found == expected
@@ -401,6 +408,22 @@ def test_what_cannot_be_loaded_is_a_problem_of_the_configuration(tmp_path: Path)
 
 def test_english_costs_about_four_characters_a_token() -> None:
     assert 3 < loaded("embedded", "").chars_per_token < 6
+
+
+def test_the_embedded_tokenizer_is_what_its_script_makes() -> None:
+    """Nobody can tell where a file comes from that no script makes again."""
+    assert train().to_str(pretty=False) + "\n" == (EMBEDDED / "tokenizer.json").read_text(encoding="utf-8")
+    assert settings_of_embedded() == json.loads((EMBEDDED / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert (EMBEDDED / "tokenizer.json").stat().st_size < 600_000
+
+
+def test_several_threads_can_tokenize_at_once() -> None:
+    tokenizer = loaded("embedded", "")
+    chats = [Chat([says("system", "s"), says("user", "word " * size)]) for size in range(1, 200)]
+    alone = [tokenizer.tokenize(chat).ids.tolist() for chat in chats]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda chat: tokenizer.tokenize(chat).ids.tolist(), chats))
+    assert together == alone
 
 
 def test_segments_cover_all_tokens() -> None:
