@@ -17,6 +17,9 @@ from ranvier_py.edge.server import DataServer, ServerLimits
 
 DEFAULT_TOKENIZER = Path(__file__).parent.parent / "ranvier_py" / "data" / "tokenizer"
 
+SERVER_LIMITS = ServerLimits(connections_max=16_384, in_flight_max=16_384)
+"""The model's own queue is to be the limit, as in vLLM, whose server has none."""
+
 
 def parser() -> argparse.ArgumentParser:
     defaults = EngineLimits()
@@ -96,7 +99,7 @@ async def serve(
     engine: Engine, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve until cancelled. Started with the address it listens on."""
-    server = DataServer(engine.handle, ServerLimits())
+    server = DataServer(engine.handle, SERVER_LIMITS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.live.run)
         addresses = await nursery.start(server.serve, host, port)
