@@ -127,7 +127,7 @@ class UpstreamTimeout(UpstreamError):
 
 
 class TemplateRefused(RanvierError):
-    """The chat template does not render these messages, or there is none. The schema is the engine's, so never a 4xx."""
+    """The chat template does not render these messages, or there is none. The engine decides: never a 4xx of ours."""
 
     status, code = 422, "template_refused"
 
