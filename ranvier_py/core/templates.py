@@ -344,8 +344,10 @@ def plain_pieces(tail: Sequence[Message], profile: TemplateProfile) -> Pieces | 
 
 
 def stable_count(messages: Sequence[Message]) -> int:
-    """How many messages stand before the first one with reasoning, which later turns will leave out."""
-    return next((at for at, message in enumerate(messages) if thinks(message)), len(messages))
+    """How many messages stand before reasoning that the next question will remove: that after the last question."""
+    count = len(messages)
+    asked = next((at for at in range(count - 1, -1, -1) if messages[at].get("role") == "user"), 0)
+    return next((at for at in range(asked, count) if thinks(messages[at])), count)
 
 
 def content_length(message: Message) -> int:

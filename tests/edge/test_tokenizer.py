@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cluster.train_tokenizer import settings as settings_of_embedded
 from cluster.train_tokenizer import train
-from ranvier_py.core.boundaries import Chat, TailJob, TokenizedChat
+from ranvier_py.core.boundaries import Chat, TailJob
 from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.templates import normalise
 from ranvier_py.edge.tokenizer import EMBEDDED, ChatTokenizer, load_tokenizer, read_template
@@ -179,12 +179,6 @@ def prefixes(parts: list[list[dict[str, Any]]]) -> Iterator[tuple[list[dict[str,
         if known:
             yield known, new
         known = [*known, *new]
-
-
-def segments(found: TokenizedChat) -> list[list[int]]:
-    """Tokens between the ends that were found."""
-    cuts = [0, *(end for end in found.ends if end >= 0)]
-    return [found.ids[a:b].tolist() for a, b in pairwise(cuts)]
 
 
 def check_turn_by_turn(tokenizer: ChatTokenizer, parts: list[list[dict[str, Any]]], tools: Any) -> int:
@@ -424,9 +418,3 @@ def test_several_threads_can_tokenize_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda chat: tokenizer.tokenize(chat).ids.tolist(), chats))
     assert together == alone
-
-
-def test_segments_cover_all_tokens() -> None:
-    found = loaded("embedded", "").tokenize(Chat([says("system", "s"), says("user", "a"), says("assistant", "b")]))
-    assert [token for segment in segments(found) for token in segment] == found.ids.tolist()
-    assert found.how == "rendered"
