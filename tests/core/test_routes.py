@@ -258,6 +258,22 @@ def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None
     assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
 
 
+def test_learning_a_known_path_again_counts_as_a_use_of_it() -> None:
+    table = RouteTable(capacity=2)
+    table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 0.0)
+    table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
+    table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 2.0)
+    table.learn(plain(64, name="c"), ONE, 7, Trust.LOCAL, 3.0)
+    assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
+
+
+def test_equal_tokens_of_other_messages_get_the_names_of_both(table: RouteTable) -> None:
+    """A template may strip spaces: the tokens are known, the texts are not."""
+    table.learn([(64, 40, 41), (32, 30, 0), (16, 20, 21)], ONE, 7, Trust.LOCAL, 0.0)
+    assert table.learn([(64, 40, 141), (32, 30, 0), (16, 20, 121)], ONE, 7, Trust.LOCAL, 0.0) == 0
+    assert [depth(table, [(64, 0, text)]) for text in (41, 141, 21, 121)] == [64, 64, 16, 16]
+
+
 def test_a_path_longer_than_the_table_is_stored_from_its_deep_end() -> None:
     table = RouteTable(capacity=2)
     assert table.learn(plain(16, 32, 64, 128), ONE, 7, Trust.LOCAL, 0.0) == 2

@@ -137,7 +137,7 @@ class RouteTable:
             return 0
         created, refused = tree.created, tree.refused
         claim = Claim(epoch, int(trust), second)
-        if known > 0 and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
+        if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
         path, linked = tree.store(unread, second)
         for row in path[:1] if linked else path:
@@ -223,10 +223,9 @@ class RouteTable:
         return views
 
     def _read(self, stops: Iterable[Stop]) -> tuple[list[Stop], int]:
-        """The stops up to the one that ends the walk, and its row if it is the only known one. No tokens, no prefix."""
+        """The stops up to the one that ends the walk, and its row, or 0. A stop of no tokens is no prefix."""
         get, flags = self._rows.index.get, self._rows.flags
         taken: list[Stop] = []
-        known = 0
         texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
         for stop in stops:
             tokens, token, text = stop
@@ -236,13 +235,11 @@ class RouteTable:
                 raise ValueError(f"not a stop: {stop}")
             taken.append(stop)
             row = get(token or text)
-            if row is not None:
-                if flags[row] & WHOLE and (get(text) == row if text else not texts):
-                    return taken, known or row
-                known = -1
+            if row is not None and flags[row] & WHOLE and (get(text) == row if text else not texts):
+                return taken, row
             if text:
                 texts = True
-        return taken, -1
+        return taken, 0
 
     def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""
