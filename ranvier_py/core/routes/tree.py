@@ -46,7 +46,8 @@ class Tree:
     def store(self, stops: Sequence[Stop], second: int) -> tuple[list[int], bool]:
         """The rows of a path, deepest first, created where missing and pinned until `settle`.
 
-        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, 3 more when it evicts one.
+        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, and as
+        much again when it evicts one.
         """
         path, pinned = self._path, self._pinned
         if self._rows.count + len(stops) > self._capacity:
@@ -71,7 +72,7 @@ class Tree:
     def extend(self, row: int, stops: Sequence[Stop], backend: int, claim: Claim, *, whole: bool) -> bool:
         """The short way of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
 
-        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 2 to 3 us a row.
+        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 3 us a row.
         """
         rows, index, capacity = self._rows, self._rows.index, self._capacity
         names = [name for _, token, text in stops for name in (token, text) if name]
