@@ -46,8 +46,8 @@ class Tree:
     def store(self, stops: Sequence[Stop], second: int) -> tuple[list[int], bool]:
         """The rows of a path, deepest first, created where missing and pinned until `settle`.
 
-        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, and as
-        much again when it evicts one.
+        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, and
+        as much again when it evicts one.
         """
         path, pinned = self._path, self._pinned
         if self._rows.count + len(stops) > self._capacity:
