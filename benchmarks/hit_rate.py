@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.trace and trace.name not in arguments.trace:
             continue
         if not (data_folder() / "traces" / trace.file).is_file():
-            show(f"{trace.name}: skipped, {trace.file} is not there (RANVIER_DATA says where to look)")
+            show(f"{trace.name}: skipped, {trace.file} is not there (SHARED_DATA says where to look)")
             continue
         measured.append(measure(trace, arguments))
     if measured:

@@ -77,8 +77,8 @@ class Reference:
 
 
 def data_folder() -> Path:
-    """Where traces and tokenizers lie: RANVIER_DATA, or `shared/data` beside the repository."""
-    given = os.environ.get("RANVIER_DATA")
+    """Where traces and tokenizers lie: SHARED_DATA, or `shared/data` beside the repository."""
+    given = os.environ.get("SHARED_DATA")
     return Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
 
 

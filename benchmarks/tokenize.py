@@ -9,7 +9,7 @@ For histories of 2k, 10k and 50k tokens, in milliseconds, medians over rounds in
 - `full`: the whole conversation, as every turn would cost without incremental tokenizing.
 
 `batch` is a batch of 64 plain tails of 200 bytes: microseconds per tail, in all and in Python code that holds the
-interpreter lock. With the embedded tokenizer, and with the one in $RANVIER_DATA/tokenizers/qwen2.5 where it is present.
+interpreter lock. With the embedded tokenizer, and with the one in $SHARED_DATA/tokenizers/qwen2.5 where it is present.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TURN_ROUNDS = 20  # rounds of a single turn, which takes well under a millisecon
 BATCH = 64
 TAIL_BYTES = 200
 SEED = 1
-DATA = Path(os.environ.get("RANVIER_DATA", ROOT.parent / "shared" / "data")) / "tokenizers" / "qwen2.5"
+DATA = Path(os.environ.get("SHARED_DATA", ROOT.parent / "shared" / "data")) / "tokenizers" / "qwen2.5"
 
 
 def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:

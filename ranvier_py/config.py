@@ -161,7 +161,9 @@ class Config(BaseSettings):
         30.0, "Limits", "Time that answers have to finish after SIGTERM."
     )
 
-    worker_retries_max: CountOrNone = key(1, "Retries", "Further tries at the same backend, before the first byte.")
+    worker_retries_max: Count = key(
+        1, "Retries", "Failed tries at one backend, before the first byte, that move a request on to the next backend."
+    )
     total_retries_max: CountOrNone = key(3, "Retries", "Further tries altogether.")
     retry_statuses: Statuses = key([429, 500, 502, 503, 504], "Retries", "Answers that are worth another try.")
 

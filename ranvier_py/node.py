@@ -49,6 +49,8 @@ SWITCH_INTERVAL_S = 0.0002
 """The event loop gives up the interpreter lock at each system call and gets it back from a tokenizing thread at the
 latest after this. CPython's default of 5 ms would be added to a request several times over."""
 
+CLOSE_S = 1.0  # for closing pooled connections, which waits for nobody
+
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
 SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
 
@@ -149,6 +151,17 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
     log.info("node.tokenizer %s", tokenizer.probe_report)
     node = Node(config, tokenizer, Random(secrets.randbits(64)))  # noqa: S311  # placement draws no secrets
+    try:
+        await run_parts(node, task_status)
+    finally:
+        with trio.move_on_after(CLOSE_S, shield=True):
+            await node.upstream.aclose()
+    log.info("node.stopped")
+
+
+async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None:
+    """Start the parts in order, serve until drained, stop them in reverse."""
+    config = node.config
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.learner.run)
@@ -167,9 +180,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
             print(f"ranvier listening on {addresses}", flush=True)
             task_status.started(addresses)
         shutdown.set()
-        await node.upstream.aclose()
         nursery.cancel_scope.cancel()
-    log.info("node.stopped")
 
 
 # --- from the configuration to the parts ----------------------------------------------------------------------------

@@ -120,6 +120,15 @@ def plain_text(part: object) -> object:
     return part
 
 
+def media_of(message: Message) -> bytes:
+    """The parts of a message that are no text, as bytes; none for most."""
+    content = message.get("content")
+    if type(content) is not list:
+        return b""
+    parts = [part for part in content if isinstance(part, dict) and part.get("type") != "text"]
+    return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS) if parts else b""
+
+
 class TokenState(NamedTuple):
     """Where token hashing stands at one depth: enough to continue, nothing that could be read back but the rest."""
 
@@ -154,6 +163,12 @@ class TokenHasher:
 
     def start(self, namespace: Fingerprint) -> TokenState:
         return TokenState(0, mix(namespace ^ self._start_seed), ())
+
+    def salted(self, state: TokenState, salt: bytes) -> TokenState:
+        """The state of the same tokens where something else came with them: media, whose tokens are mere
+        placeholders."""
+        number = int.from_bytes(blake2b(salt, digest_size=8).digest(), "little")
+        return TokenState(state.tokens, mix(state.total ^ number), state.rest)
 
     def extend(self, state: TokenState, ids: TokenIds, ends: Sequence[int]) -> list[Segment]:
         """Segments of consecutive stretches: stretch i is ids[ends[i-1]:ends[i]], after the prefix `state` stands for.

@@ -3,7 +3,7 @@
 from typing import NewType
 
 BackendId = NewType("BackendId", int)
-"""Index of a backend in this node's registry: 0 … 4095. Means nothing outside this node; peers use the backend's name."""
+"""Index of a backend in this node's registry: 0 … 4095. Means nothing to other nodes; they use the backend's name."""
 
 Fingerprint = NewType("Fingerprint", int)
 """Unsigned 64-bit keyed hash of a whole prefix up to one depth. 0 stands for «not known»."""

@@ -30,7 +30,7 @@ class Boundary:
     `tokens` is block-aligned and estimated until `state` is there. The root of a chain is the empty prefix.
     """
 
-    __slots__ = ("anchors", "home", "messages", "parent", "size", "state", "text", "token", "tokens")
+    __slots__ = ("anchors", "first", "messages", "parent", "size", "state", "text", "token", "tokens")
 
     def __init__(self, parent: Boundary | None, text: Fingerprint, size: int, tokens: int) -> None:
         self.parent = parent
@@ -41,7 +41,7 @@ class Boundary:
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
         self.anchors: tuple[tuple[int, Fingerprint], ...] = ()
-        self.home: Fingerprint = parent.home if parent and parent.messages else text
+        self.first: Boundary = parent.first if parent and parent.messages else self
 
     def tokenized(self, segment: Segment) -> None:
         """Fill in what the tokens of this message say."""

@@ -71,11 +71,6 @@ class Prompt:
         """Length in tokens, exact or estimated."""
         return self.end.tokens
 
-    @property
-    def home(self) -> Fingerprint:
-        """Fingerprint of the first boundary: where a prefix that nobody holds belongs. 0 for an opaque prompt."""
-        return self.end.home if self.end.messages else Fingerprint(0)
-
     def messages_after(self, boundary: Boundary) -> Sequence[Message]:
         """The messages between `boundary`, which is on this prompt's chain, and its end."""
         missing = self.end.messages - boundary.messages
@@ -200,7 +195,10 @@ class PromptReader:
             rest = load_rest(body, cut)
             if rest is not None and rest.pop("messages") == [None, messages[-1]] and list(rest) == after:
                 head = {name: fields[name] for name in names if name not in rest}
-                self._remember(body, cut, root.text, self._reduced(head), rest, messages, end)
+                known = self._reduced(head)
+                if "stream" in head:
+                    known["stream"] = head["stream"]
+                self._remember(body, cut, root.text, known, rest, messages, end)
             break
         return self._prompt("chat", fields, body, end, root, messages, "")
 

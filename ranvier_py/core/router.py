@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from ranvier_py.core.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.fingerprint import Segment, TokenHasher
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
-from ranvier_py.core.ids import BackendId
+from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.placement import Choice, Decision, Holder, Match, Policy
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
@@ -151,7 +151,7 @@ class Router:
 
     def place(self, prompt: Prompt, found: Found) -> Decision:
         """The policy's choice among what was found."""
-        match = Match(found.holders, prompt.tokens, prompt.home)
+        match = match_of(prompt, found)
         choice = self.policy.choose(match, found.pool.backends, self._rng)
         return self._decision(prompt, found, choice)
 
@@ -258,7 +258,7 @@ class Router:
     def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
         """What would happen to this prompt, and why. Changes nothing."""
         found = self.find(prompt, now, touch=False)
-        match = Match(found.holders, prompt.tokens, prompt.home)
+        match = match_of(prompt, found)
         rng = Random()  # noqa: S311  # placement draws no secrets
         rng.setstate(self._rng.getstate())
         decision = self._decision(prompt, found, copy(self.policy).choose(match, found.pool.backends, rng))
@@ -300,6 +300,13 @@ class Router:
             return
         learned = self.routes.learn(self.stops(end), flight.backend, flight.epoch, Trust.LOCAL, now)
         self.counters.learned_rows += learned
+
+
+def match_of(prompt: Prompt, found: Found) -> Match:
+    if not prompt.end.messages:
+        return Match((), prompt.tokens, UNKNOWN)
+    first = prompt.end.first
+    return Match(found.holders, prompt.tokens, first.text, first.tokens, prompt.end.text)
 
 
 def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:

@@ -21,7 +21,7 @@ import trio
 
 from ranvier_py.core.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.errors import RanvierError
-from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState
+from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.request import Prompt
 from ranvier_py.core.router import Flight, Router
@@ -174,11 +174,30 @@ class Learner:
             task.tokenized = tail
         for task in tasks:
             self._tokenize(task)
-        hashed = [task for task in tasks if task.tokenized is not None]
-        self._learned += len(hashed)
-        for task, segments in zip(hashed, self._hasher.extend_many([task.stretch() for task in hashed]), strict=True):
+        found = [task for task in tasks if task.tokenized is not None]
+        self._learned += len(found)
+        plain = [task for task in found if not task.has_media]
+        for task, segments in zip(plain, self._hasher.extend_many([task.stretch() for task in plain]), strict=True):
             task.take(segments)
+        for task in found:
+            if task.has_media:
+                task.take(self._hashed_with_media(task))
         return [Taught(task.ancestor, task.segments, task.answer) for task in tasks]
+
+    def _hashed_with_media(self, task: Task) -> list[Segment]:
+        """Message by message, each salted with its media: equal placeholders must not make two images equal."""
+        state, ids, _ = task.stretch()
+        assert task.tokenized is not None
+        segments: list[Segment] = []
+        start = 0
+        for message, end in zip(task.messages, task.tokenized.ends, strict=True):
+            media = media_of(message)
+            if media:
+                state = self._hasher.salted(state, media)
+            if end >= 0:
+                segments += self._hasher.extend(state, ids[start:end], [end - start])
+                state, start = segments[-1].state, end
+        return segments
 
     def _tokenize(self, task: Task) -> None:
         """Whatever is more than a tail: first contacts, completions, and tails that can't be cut off."""
@@ -190,7 +209,9 @@ class Learner:
                 ids = self._tokenizer.tokenize_text(task.prompt.text)
                 task.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
             else:
-                task.tokenized = self._tokenizer.tokenize(task.chat())
+                chat = task.chat()
+                task.messages = chat.messages
+                task.tokenized = self._tokenizer.tokenize(chat)
         except RanvierError as refused:  # the template refuses this conversation: the engine will say so itself
             log.debug("tokenize.refused %s", refused)
             task.ancestor = task.prompt.end
@@ -206,13 +227,11 @@ class Task:
         self.prompt = prompt
         self.answer = answer
         self.ancestor = prompt.end.tokenized_ancestor()
-        self.messages: list[Message] = []
+        self.messages: Sequence[Message] = ()
         self.tokenized: TokenizedChat | None = None
         self.segments: Sequence[Segment | None] = ()
         if prompt.kind == "chat":
-            self.messages.extend(prompt.messages_after(self.ancestor))
-            if answer.message is not None:
-                self.messages.append(answer.message)
+            self.messages = (*prompt.messages_after(self.ancestor), *([answer.message] if answer.message else ()))
 
     @classmethod
     def of(cls, lesson: Lesson) -> Task:
@@ -230,6 +249,10 @@ class Task:
     def is_known(self) -> bool:
         """Whether there is nothing to tokenize."""
         return self.prompt.end.state is not None and not self.messages
+
+    @property
+    def has_media(self) -> bool:
+        return any(type(message.get("content")) is list and media_of(message) for message in self.messages)
 
     def stretch(self) -> tuple[TokenState, TokenIds, Sequence[int]]:
         """What is to be hashed: the state before, the tokens, and where messages end in them."""

@@ -23,7 +23,7 @@ from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.templates import normalise
 from ranvier_py.edge.tokenizer import EMBEDDED, ChatTokenizer, load_tokenizer, read_template
 
-DATA = Path(os.environ.get("RANVIER_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "tokenizers"
+DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data")) / "tokenizers"
 TEMPLATES = (
     "Qwen-Qwen2.5-7B-Instruct",
     "meta-llama-Llama-3.1-8B-Instruct",
@@ -118,7 +118,7 @@ def loaded(name: str, template: str) -> ChatTokenizer:
     if name == "embedded":
         return ChatTokenizer.load("embedded", chat_template=template or None)
     if not (DATA / name).is_dir():
-        pytest.skip("the shared tokenizers are not here (set RANVIER_DATA)")
+        pytest.skip("the shared tokenizers are not here (set SHARED_DATA)")
     library = library_tokenizer(DATA / name)
     chosen = str(DATA / "templates" / f"{template}.jinja") if template else None
     return ChatTokenizer(library, read_template(library, chosen), identity=f"{name} {template}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, Protocol
 
-from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 
 
 class Candidate(Protocol):
@@ -44,6 +44,8 @@ class Match(NamedTuple):
     holders: Sequence[Holder]
     prompt_tokens: int  # exact or estimated
     home: Fingerprint  # of the first boundary: names the rendezvous home of a cold prefix; 0 = no prefix known
+    home_tokens: int = 0  # depth of the first boundary: what all chats of one application share
+    own: Fingerprint = UNKNOWN  # of the whole prompt: tells it from others with the same home
 
 
 NO_MATCH = Match((), 0, Fingerprint(0))

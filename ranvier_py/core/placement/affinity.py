@@ -6,6 +6,12 @@ request and computes the prefix anew (ties: the deepest holder, then rendezvous 
 goes to its rendezvous home, or to the next in that order that is not too busy, so that peers agree before they have
 told each other. No prefix at all: the least loaded, ties drawn.
 
+What all chats of one application share is no affinity. A match that ends with the first boundary (the system prompt)
+and covers less than half of the prompt says where the application runs, not where this chat is: following it would pile
+every new document onto the engines that happen to hold a few blocks of instructions. Such a prompt goes to the least
+loaded backend (ties: rendezvous by the prompt's own fingerprint). Ranvier has no such rule; on documents with questions
+it is the difference between a third and most of the possible hits (benchmarks/hit_rate.py, qmsum under cache pressure).
+
 The median is the upper one over all candidates. With two candidates that would be the busier of both and nothing
 could ever exceed twice itself, so there the other one's load counts. The floor is in requests and keeps idle clusters
 from flapping. Loads are compared per unit of weight. At least half of the candidates are at or below the median, so
@@ -13,8 +19,8 @@ someone always is not too busy. Unlike Ranvier, what is learned is who served (c
 a second holder by being diverted.
 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
-Reasons: only, affinity, diverted, cold, cold_diverted, no_prefix. Cost: a hit on a holder with load <= floor reads
-nothing else; for 64 candidates a hit takes about 7 µs, a cold prefix 13 µs, a diversion 20 µs.
+Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder with load <= floor
+reads nothing else; for 64 candidates a hit takes about 7 µs, a cold prefix 13 µs, a diversion 20 µs.
 """
 
 from __future__ import annotations
@@ -26,6 +32,13 @@ from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.placement.least_loaded import held_tokens, least_loaded, relative_loads
 from ranvier_py.core.placement.rendezvous import Rendezvous
+
+COMMON_SHARE = 0.5
+"""A match of at least this share of the prompt is worth following, whoever else shares it."""
+
+COMMON_SLACK_TOKENS = 32
+"""Two blocks beyond the first boundary: role markers, and words that every first question of an application begins
+with."""
 
 
 class Affinity:
@@ -45,7 +58,7 @@ class Affinity:
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
         if match.holders:
-            return self.choose_warm(match, candidates)
+            return self.choose_common(match, candidates) if is_common(match) else self.choose_warm(match, candidates)
         if match.home == UNKNOWN:
             chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
             return Choice(chosen.id, "no_prefix", 0)
@@ -79,6 +92,14 @@ class Affinity:
         chosen = candidates[self.first(match, candidates, tied)]
         return Choice(chosen.id, "diverted", warm[0].tokens if warm else 0)
 
+    def choose_common(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
+        tied = least_loaded(relative_loads(candidates))
+        position = tied[0]
+        if len(tied) > 1:
+            scores = self.rendezvous.scores(match.own, candidates)
+            position = max(tied, key=scores.__getitem__)
+        return Choice(candidates[position].id, "common", held_tokens(match, candidates[position]))
+
     def choose_cold(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
         home = candidates[self.rendezvous.best(match.home, candidates)]
         if home.load <= self.floor:
@@ -103,6 +124,12 @@ class Affinity:
             return positions[0]
         scores = self.rendezvous.scores(match.home, candidates)
         return max(positions, key=scores.__getitem__)
+
+
+def is_common(match: Match) -> bool:
+    """Whether the deepest match is no more than what every chat of the application has."""
+    deepest = match.holders[0].tokens
+    return deepest <= match.home_tokens + COMMON_SLACK_TOKENS and deepest < COMMON_SHARE * match.prompt_tokens
 
 
 def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:

@@ -165,6 +165,9 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     if choice.reason in ("cold", "cold_diverted"):
         assert not holders
         assert loads[choice.backend] <= 2 * median + 2
+    elif choice.reason == "common":
+        assert max(holders.values()) <= 32
+        assert loads[choice.backend] == min(loads)
     elif choice.reason == "diverted":
         assert loads[choice.backend] == min(loads)
         assert choice.tokens == holders.get(choice.backend, 0)
@@ -172,3 +175,31 @@ def test_whoever_is_chosen_is_either_the_deepest_holder_or_not_too_busy(loads: l
     else:
         assert (choice.reason, choice.tokens) == ("affinity", max(holders.values()))
         assert loads[choice.backend] <= 2 * median + 2
+
+
+def test_a_few_blocks_that_all_chats_share_are_no_affinity() -> None:
+    """Documents behind one short instruction must not pile up where the instruction is warm."""
+    instruction = 64
+    chosen = {
+        choose(
+            Match([Holder(BackendId(0), instruction, 2)], 10_000, Fingerprint(5), instruction, Fingerprint(own)),
+            engines(0, 0, 0, 0),
+        ).backend
+        for own in range(1, 200)
+    }
+    assert chosen == {0, 1, 2, 3}
+
+
+def test_a_common_prefix_that_is_half_of_the_prompt_is_followed() -> None:
+    match = Match([Holder(BackendId(1), 5000, 2)], 10_000, Fingerprint(5), 5000, Fingerprint(9))
+    assert choose(match, engines(0, 0, 0)) == Choice(BackendId(1), "affinity", 5000)
+
+
+def test_a_chats_own_turns_are_followed_however_long_its_new_message_is() -> None:
+    match = Match([Holder(BackendId(1), 1000, 2)], 50_000, Fingerprint(5), 64, Fingerprint(9))
+    assert choose(match, engines(0, 0, 0)) == Choice(BackendId(1), "affinity", 1000)
+
+
+def test_what_is_common_goes_to_the_least_loaded() -> None:
+    match = Match([Holder(BackendId(0), 64, 2)], 10_000, Fingerprint(5), 64, Fingerprint(9))
+    assert choose(match, engines(1, 2, 0)) == Choice(BackendId(2), "common", 0)
