@@ -7,7 +7,8 @@ each round every target takes its turn at every case, so that what else the mach
 over the rounds and their ratios to this node are the result; the ratios mean more than the numbers.
 
 Cases: 16 connections with chats of 3 kB and of 60 kB, each request with a message nobody has seen; the same as streams
-of 100 chunks; and one connection, whose latency beyond the direct one is what the router adds.
+of 100 chunks, written by the engine at once or in ten steps; and one connection, whose latency beyond the direct one is
+what the router adds.
 The other routers are installed in environments of their own under --peers-dir, and left out where that fails.
 """
 
@@ -43,13 +44,14 @@ class Case:
     name: str
     connections: int
     history_bytes: int
-    stream: bool = False
+    kind: str = ""  # of answer: one piece, a stream written at once, or a stream in steps
 
 
 CASES = (
     Case("chat_3kB", 16, 3_000),
     Case("chat_60kB", 16, 60_000),
-    Case("stream_100_chunks", 16, 3_000, stream=True),
+    Case("stream_100_chunks", 16, 3_000, kind="stream"),
+    Case("stream_in_10_steps", 16, 3_000, kind="steps"),
     Case("one_connection", 1, 3_000),
 )
 
@@ -172,7 +174,7 @@ def peer_router(peer: Peer, bin_dir: Path, urls: list[str]) -> Iterator[str]:
 def load(base: str, case: Case, seconds: float) -> dict[str, float]:
     """One run of wrk: requests/s, p50 and p99 in µs, and failures."""
     command = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "-s", str(SCRIPT)]
-    command += [f"{base}/v1/chat/completions", "--", str(case.history_bytes), "stream" if case.stream else ""]
+    command += [f"{base}/v1/chat/completions", "--", str(case.history_bytes), case.kind]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = json.loads(output.split("RESULT ", 1)[1])
     found["per_s"] = found["requests"] / found["seconds"]

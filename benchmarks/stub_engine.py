@@ -2,8 +2,8 @@
 
 One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
 answers several times as many requests as any of them forwards. A POST gets a chat completion, or with "stream": true a
-hundred server-sent events in pieces of ten, interleaved over all running streams; a GET gets what routers ask engines
-when they register them. It trusts its clients and is for benchmarks alone.
+hundred server-sent events: at once, or with "user": "steps" in pieces of ten, interleaved over all running streams. A
+GET gets what routers ask engines when they register them. It trusts its clients and is for benchmarks alone.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def chunk(data: bytes) -> bytes:
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = chunk(EVENT) * CHUNKS_PER_WRITE
 STREAM_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+STREAM = STREAM_HEAD + chunk(EVENT) * CHUNKS + STREAM_END
 ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-STREAM = re.compile(rb'"stream": ?true')
+STREAMED = re.compile(rb'"stream": ?true')
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Connection:
     sock: socket.socket
     missing: int = 0  # bytes of the body that are still to come
     streams: bool = False
+    steps: bool = False
     reads_only: bool = False
     pieces: int = 0  # left of the stream that runs
 
@@ -95,14 +97,17 @@ class Stub:
             length = LENGTH.search(data, 0, end)
             connection.missing = int(length[1]) - (len(data) - end) if length else 0
             connection.reads_only = data.startswith(b"GET")
-            connection.streams = STREAM.search(data, end, end + 200) is not None
+            connection.streams = STREAMED.search(data, end, end + 200) is not None
+            connection.steps = data.find(b'"user":"steps"', end, end + 200) > 0
         if connection.missing <= 0:
             connection.missing = 0
             self.answer(fd, connection)
 
     def answer(self, fd: int, connection: Connection) -> None:
         with suppress(OSError):
-            if connection.streams:
+            if connection.streams and not connection.steps:
+                connection.sock.send(STREAM)
+            elif connection.streams:
                 connection.sock.send(STREAM_HEAD)
                 connection.pieces = CHUNKS // CHUNKS_PER_WRITE
                 self.streaming[fd] = connection

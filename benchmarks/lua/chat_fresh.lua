@@ -1,5 +1,5 @@
 -- Chats that go on: every request repeats one of 64 histories and adds a message nobody has seen.
--- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream]
+-- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream|steps]
 local HISTORIES, TURN_BYTES, NEW_BYTES = 64, 300, 200
 local WORDS = { "water", "ledger", "copper", "winter", "signal", "garden", "orbit", "timber", "violin", "harbour" }
 local prefixes, sent = {}, 0
@@ -26,10 +26,11 @@ local function history(number, bytes)
 end
 
 function init(arguments)
-  local bytes, stream = tonumber(arguments[1] or "3000"), arguments[2] == "stream"
+  local bytes = tonumber(arguments[1] or "3000")
+  local kind = ({ stream = '"stream":true,', steps = '"stream":true,"user":"steps",' })[arguments[2]] or ""
   math.randomseed(20)
   for number = 1, HISTORIES do
-    prefixes[number] = '{"model":"m",' .. (stream and '"stream":true,' or "") .. '"messages":[' .. history(number, bytes)
+    prefixes[number] = '{"model":"m",' .. kind .. '"messages":[' .. history(number, bytes)
   end
   math.randomseed(os.time())
   wrk.method = "POST"

@@ -9,11 +9,20 @@ Cost: a microsecond per piece of a chunked body, less for one with a length.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from ranvier_py.core.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.errors import UpstreamClosed, UpstreamGarbled
 from ranvier_py.core.http import HttpResponseHead
 from ranvier_py.edge.pool import Connection
+
+
+class Chunks(Protocol):
+    """Follows a chunked body: `feed` says how many of these bytes belong to it, `done` that it has ended."""
+
+    @property
+    def done(self) -> bool: ...
+    def feed(self, data: bytes) -> int: ...
 
 
 class Exchange:
@@ -27,13 +36,12 @@ class Exchange:
     """
 
     __slots__ = (
+        "_chunks",
         "_connection",
         "_left",
         "_pending",
-        "_reader",
         "_release",
         "_reusable",
-        "_unchunk",
         "body_bytes",
         "complete",
         "head",
@@ -45,21 +53,20 @@ class Exchange:
         head: HttpResponseHead,
         length: int,
         pending: bytes,
+        chunks: Chunks | ChunkedReader | None,
         reusable: bool,
-        unchunk: bool,
         release: Callable[[Connection, bool], None],
     ) -> None:
         self._connection: Connection | None = connection
         self._left = length
         self._pending = pending
         self._reusable = reusable
-        self._unchunk = unchunk and head.framing == "chunked"
-        self._reader = ChunkedReader(keep=self._unchunk) if head.framing == "chunked" else None
+        self._chunks = chunks
         self._release = release
         self.head = head
         self.body_bytes = 0
         self.complete = False
-        if self._unchunk:
+        if isinstance(chunks, ChunkedReader):  # its payload alone goes on
             head.framing = "close"
         if head.framing == "none":
             self._ended(len(pending))
@@ -88,18 +95,18 @@ class Exchange:
 
     def _advance(self, data: bytes) -> bytes:
         """Follow the framing through `data`; returns what may go on to the client."""
-        reader = self._reader
-        if reader is not None:
+        chunks = self._chunks
+        if chunks is not None:
             try:
-                used = reader.feed(data)
+                used = chunks.feed(data)
             except ChunkError as error:
                 raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
-            if reader.done:
+            if chunks.done:
                 self._ended(len(data) - used)
                 data = data[:used]
-            if self._unchunk:
-                data = b"".join(reader.payload or ())
-                reader.payload = []
+            if isinstance(chunks, ChunkedReader):
+                data = b"".join(chunks.payload or ())
+                chunks.payload = []
         elif self.head.framing == "length":
             surplus = len(data) - self._left
             if surplus >= 0:
@@ -111,7 +118,7 @@ class Exchange:
 
     def _end_of_stream(self) -> bytes:
         self._reusable = False
-        if self.head.framing != "close" or self._reader is not None:
+        if self.head.framing != "close" or self._chunks is not None:
             raise UpstreamClosed("the backend closed the connection in the middle of its answer")
         self.complete = True
         return b""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import httptools
 import trio
 
+from ranvier_py.core.chunked import ChunkedReader
 from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamGarbled
 from ranvier_py.core.http import Headers, HttpRequest, HttpResponseHead
 from ranvier_py.edge.answers import Fields, dropped_fields, response_head
@@ -39,16 +40,27 @@ REQUEST_DROPPED = (b"host", b"content-length", b"expect")
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
 
+EMPTY_LINE = b"\r\n\r\n"
+
 INTERIM_MAX = 16
 """Interim (1xx) answers read before the final one; a backend that sends more is not going to answer."""
 
 
 class ResponseParser:
-    """Parses one response head; the callbacks are httptools'."""
+    """Parses one response head and follows its chunks; the callbacks are httptools'.
 
-    __slots__ = ("_complete", "_headers", "_parser", "_reason", "reusable")
+    llhttp does not tell where in its input a message ended. A chunked one ends right after an empty line, so it is fed
+    up to each empty line in turn: one call for a piece that has none, as the pieces of an event stream do.
+
+    Attributes:
+        done: the chunked message has ended.
+    """
+
+    __slots__ = ("_complete", "_headers", "_parser", "_reason", "_split", "done", "reusable")
 
     def __init__(self) -> None:
+        self.done = False
+        self._split = False  # the piece before ended within what may be an empty line
         self._headers: Headers = []
         self._reason = b""
         self._complete = False
@@ -65,6 +77,34 @@ class ResponseParser:
         self._complete = True
         self.reusable = self._parser.should_keep_alive()
 
+    def on_message_complete(self) -> None:
+        self.done = True
+
+    def feed(self, data: bytes) -> int:
+        """Follow the chunks. Returns how many bytes belong to this message: all until `done`.
+
+        Raises UpstreamGarbled.
+        """
+        try:
+            at = self._feed_split(data) if self._split else 0
+            while not self.done and at < len(data):
+                found = data.find(EMPTY_LINE, max(0, at - 2))
+                end = len(data) if found < 0 else found + 4
+                self._parser.feed_data(data[at:end])
+                at = end
+        except httptools.HttpParserError as error:
+            raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
+        self._split = data[-1:] in (b"\r", b"\n")
+        return at
+
+    def _feed_split(self, data: bytes) -> int:
+        """An empty line may have begun in the piece before: its end is looked for byte by byte."""
+        for at in range(min(3, len(data))):
+            self._parser.feed_data(data[at : at + 1])
+            if self.done:
+                return at + 1
+        return min(3, len(data))
+
     def parse(self, data: bytes, method: bytes) -> tuple[HttpResponseHead, int]:
         """The head that `data` is, and the length of its body where it has one. Raises UpstreamGarbled."""
         try:
@@ -75,6 +115,7 @@ class ResponseParser:
             raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
         if not self._complete or b"\r\n " in data or b"\r\n\t" in data:
             raise UpstreamGarbled("the backend's answer has a malformed head")
+        self.done = False  # that was said of the head alone
         status = self._parser.get_status_code()
         framing, length = self._framing(status, method)
         return HttpResponseHead(status, self._reason, self._headers, framing), length
@@ -177,8 +218,9 @@ class Upstream:
         except BaseException:
             connection.close()
             raise
-        reusable = parser.reusable and sent_all
-        return Exchange(connection, head, length, rest, reusable, request.http_minor == 0, self._release)
+        unchunk = request.http_minor == 0 and head.framing == "chunked"
+        chunks = (ChunkedReader(keep=True) if unchunk else parser) if head.framing == "chunked" else None
+        return Exchange(connection, head, length, rest, chunks, parser.reusable and sent_all, self._release)
 
     async def _send(self, connection: Connection, parts: Sequence[bytes]) -> bool:
         """Send the request. False if the backend answered before it had all of it."""

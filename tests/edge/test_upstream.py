@@ -8,11 +8,13 @@ import time
 import pytest
 import trio
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamError, UpstreamGarbled
 from ranvier_py.core.http import HttpRequest
 from ranvier_py.edge.server import Client, ServerLimits
-from ranvier_py.edge.upstream import Address, Exchange, Upstream, UpstreamLimits
+from ranvier_py.edge.upstream import Address, Exchange, ResponseParser, Upstream, UpstreamLimits
 from tests.edge.wire import (
     CHUNKED_HEAD,
     GET,
@@ -287,6 +289,23 @@ async def test_a_backend_that_closes_before_it_answers_is_a_502() -> None:
             await wire.send(GET)
             assert (await wire.response())[0] == 502
         assert proxy.upstream.statistics().replaced == 0
+
+
+@given(st.lists(st.sampled_from([b"a", b"\r\n", b"\r\n\r\n", b"\r", b"0\r\n\r\n"]).map(lambda x: x * 2)), st.data())
+def test_the_end_of_a_chunked_answer_is_found_to_the_byte_however_it_is_cut(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    trailer = data.draw(st.sampled_from([b"", b"t: u\r\n"]))
+    message = b"".join(chunk(payload) for payload in payloads) + b"0\r\n" + trailer + b"\r\n"
+    stream = message + data.draw(st.sampled_from([b"", b"\r\n", b"\r\n\r\n", b"x", answer(b"stray")]))
+    parser = ResponseParser()
+    parser.parse(CHUNKED_HEAD, b"GET")
+    at = used = 0
+    while not parser.done:
+        step = data.draw(st.integers(1, 40))
+        used += parser.feed(stream[at : at + step])
+        at += step
+    assert used == len(message)
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
