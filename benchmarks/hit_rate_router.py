@@ -72,7 +72,7 @@ class RouterPlacement:
         prompt = router.read(CHAT_PATH, item.body)
         found = router.find(prompt, now)
         if router.too_little(prompt, found):
-            taught = self._learner._teach(prompt)
+            taught = self._learner.teach(prompt)
             if taught is not None:
                 router.absorb(prompt, taught.ancestor, taught.segments)
                 found = router.find(prompt, now)
@@ -81,16 +81,16 @@ class RouterPlacement:
 
     def first_token(self, flight: Flight, now: float) -> None:
         self.router.first_token(flight, now)
-        self._teach(Lesson(flight), now)
+        self.teach(Lesson(flight), now)
 
     def finished(self, flight: Flight, item: Prepared, cached_tokens: int, now: float) -> None:
-        self._teach(Lesson(flight, answer_body(item, cached_tokens)), now)
+        self.teach(Lesson(flight, answer_body(item, cached_tokens)), now)
         self.router.land(flight, Outcome.SUCCESS, now)
 
-    def _teach(self, lesson: Lesson, now: float) -> None:
+    def teach(self, lesson: Lesson, now: float) -> None:
         if not self.router.policy.depths_wanted:
             return  # a policy that asks for no prefix is not changed by what is known of them
-        for taught in self._learner._teach_all([lesson]):
+        for taught in self._learner.teach_all([lesson]):
             self.router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
 
 

@@ -27,17 +27,18 @@ class Boundary:
     """The end of one message. Everything but the token part is fixed at birth; the token part is set once, by
     `tokenized`.
 
-    `tokens` is block-aligned and estimated until `state` is there. The root of a chain is the empty prefix.
+    `length` is the depth in tokens, `tokens` the same rounded down to a block; estimates until `state` is there. The
+    root of a chain is the empty prefix.
     """
 
-    __slots__ = ("anchors", "first", "messages", "parent", "size", "state", "text", "token", "tokens")
+    __slots__ = ("anchors", "first", "length", "messages", "parent", "state", "text", "token", "tokens")
 
-    def __init__(self, parent: Boundary | None, text: Fingerprint, size: int, tokens: int) -> None:
+    def __init__(self, parent: Boundary | None, text: Fingerprint, length: int, block_tokens: int = 1) -> None:
         self.parent = parent
         self.text = text
         self.messages: int = parent.messages + 1 if parent else 0
-        self.size = size  # bytes of message text up to here
-        self.tokens = tokens
+        self.length = length
+        self.tokens = length // block_tokens * block_tokens
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
         self.anchors: tuple[tuple[int, Fingerprint], ...] = ()
@@ -46,6 +47,7 @@ class Boundary:
     def tokenized(self, segment: Segment) -> None:
         """Fill in what the tokens of this message say."""
         self.tokens, self.token = segment.end
+        self.length = segment.state.tokens
         self.anchors = segment.anchors
         self.state = segment.state
 

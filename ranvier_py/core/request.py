@@ -143,9 +143,8 @@ class PromptReader:
         except (TypeError, UnicodeError):
             return self.opaque(fields, body)
         fingerprint = self._texts.extend_bytes(root.text, data)
-        end = self.memory.boundary(fingerprint) or Boundary(
-            root, fingerprint, len(data), self._estimate(len(data), 0) if ids is None else len(ids)
-        )
+        length = self._estimate(data) if ids is None else len(ids)
+        end = self.memory.boundary(fingerprint) or Boundary(root, fingerprint, length, self._tokens.block_tokens)
         if ids is not None and end.state is None and root.state is not None:
             end.tokenized(self._tokens.extend(root.state, ids, [len(ids)])[0])
         self.memory.keep(end)
@@ -161,14 +160,13 @@ class PromptReader:
 
     def opaque(self, fields: Mapping[str, Any], body: bytes) -> Prompt:
         """A prompt that says nothing about its prefix."""
-        root = Boundary(None, Fingerprint(0), 0, 0)
+        root = Boundary(None, Fingerprint(0), 0)
         return self._prompt("opaque", fields, body, root, root, (), "")
 
     def _continuing(self, body: bytes) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
-        view = memoryview(body)
         for cut in message_cuts(body):
-            known = self.memory.find(xxhash.xxh3_128_intdigest(view[:cut], self._seed))
+            known = self.memory.find(self._digest(body, cut))
             if known is None:
                 continue
             rest = load_rest(body, cut)
@@ -182,7 +180,7 @@ class PromptReader:
                 end = self._extend(known.end, messages)
             except (TypeError, UnicodeError):
                 return None
-            self._remember(body, cut, known.namespace, known.fields, rest, messages, end)
+            self._remember(body, cut, KnownPrefix(end, known.namespace, known.fields), list(rest), messages)
             return self._prompt("chat", fields, body, end, known.end, messages, "")
         return None
 
@@ -190,16 +188,11 @@ class PromptReader:
         root = self._root(fields)
         end = self._extend(root, messages)
         names = list(fields)
-        after = names[names.index("messages") + 1 :]
-        for cut in message_cuts(body):
-            rest = load_rest(body, cut)
-            if rest is not None and rest.pop("messages") == [None, messages[-1]] and list(rest) == after:
-                head = {name: fields[name] for name in names if name not in rest}
-                known = self._reduced(head)
-                if "stream" in head:
-                    known["stream"] = head["stream"]
-                self._remember(body, cut, root.text, known, rest, messages, end)
-            break
+        place = names.index("messages")
+        head = self._reduced({name: fields[name] for name in names[:place]})
+        if "stream" in names[:place]:
+            head["stream"] = fields["stream"]
+        self._remember(body, 0, KnownPrefix(end, root.text, head), names[place + 1 :], messages)
         return self._prompt("chat", fields, body, end, root, messages, "")
 
     def _extend(self, boundary: Boundary, messages: Sequence[Message]) -> Boundary:
@@ -219,46 +212,45 @@ class PromptReader:
         known = self.memory.boundary(text)
         if known is not None:
             return known
-        size = boundary.size + len(canonical)
-        return Boundary(boundary, text, size, self._estimate(size, boundary.messages + 1))
+        length = boundary.length + MESSAGE_OVERHEAD_TOKENS + self._estimate(canonical)
+        return Boundary(boundary, text, length, self._tokens.block_tokens)
 
     def _remember(
-        self,
-        body: bytes,
-        cut: int,
-        namespace: Fingerprint,
-        head: Mapping[str, Any],
-        rest: Mapping[str, Any],
-        messages: Sequence[Message],
-        end: Boundary,
+        self, body: bytes, cut: int, known: KnownPrefix, after: Sequence[str], messages: Sequence[Message]
     ) -> None:
-        """Make the last two message ends of `body` known. `cut` is a proven message end, `rest` what follows
-        `messages`."""
-        view = memoryview(body)
+        """Make the last two message ends of `body` known: the next turn continues at one, a branch at the other.
+
+        Args:
+            cut: a message end that is known already, or 0.
+            known: what the whole of `messages` stands for.
+            after: names of the members that follow `messages` in the body.
+            messages: those after `cut`.
+        """
+        before = next(message_cuts(body), 0)
+        end = known.end
+        if before > cut and end.parent is not None and self._is_cut(body, before, messages[-1:], after):
+            self.memory.remember(self._digest(body, before), KnownPrefix(end.parent, known.namespace, known.fields))
         if not messages:
             return
-        before = next(message_cuts(body), 0)
-        if before >= cut and end.parent is not None and end.parent.parent is not None:
-            digest = xxhash.xxh3_128_intdigest(view[:before], self._seed)
-            if self.memory.find(digest) is None and self._is_cut(body, before, messages[-1:], rest):
-                self.memory.remember(digest, KnownPrefix(end.parent, namespace, head))
         for match in islice(ARRAY_END.finditer(body, max(before, cut)), ENDS_MAX):
-            if self._is_cut(body, match.start() + 1, (), rest):
-                digest = xxhash.xxh3_128_intdigest(view[: match.start() + 1], self._seed)
-                self.memory.remember(digest, KnownPrefix(end, namespace, head))
+            if self._is_cut(body, match.start() + 1, (), after):
+                self.memory.remember(self._digest(body, match.start() + 1), known)
                 break
 
-    def _is_cut(self, body: bytes, cut: int, following: Sequence[Message], rest: Mapping[str, Any]) -> bool:
-        """Whether `cut` is the message end before exactly `following`, with the members `rest` after `messages`."""
+    def _is_cut(self, body: bytes, cut: int, following: Sequence[Message], after: Sequence[str]) -> bool:
+        """Whether `cut` is the message end before exactly `following`, with the members `after` behind `messages`."""
         found = load_rest(body, cut)
-        return found is not None and found.pop("messages") == [None, *following] and list(found) == list(rest)
+        return found is not None and found.pop("messages") == [None, *following] and list(found) == list(after)
+
+    def _digest(self, body: bytes, cut: int) -> int:
+        return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], self._seed)
 
     def _root(self, fields: Mapping[str, Any]) -> Boundary:
         """The empty prefix of a namespace. Raises TypeError for values beyond JSON."""
         namespace = self._namespace(fields)
         root = self.memory.boundary(namespace)
         if root is None:
-            root = Boundary(None, namespace, 0, 0)
+            root = Boundary(None, namespace, 0)
             root.state = self._tokens.start(namespace)
             self.memory.keep(root)
         return root
@@ -285,9 +277,8 @@ class PromptReader:
             if fields.get(name)
         }
 
-    def _estimate(self, size: int, messages: int) -> int:
-        block = self._tokens.block_tokens
-        return int(size / self._bytes_per_token + messages * MESSAGE_OVERHEAD_TOKENS) // block * block
+    def _estimate(self, text: bytes) -> int:
+        return int(len(text) / self._bytes_per_token)
 
     def _prompt(
         self,

@@ -112,7 +112,7 @@ class Learner:
         """Tokenize a prompt before it is placed. False when the deadline passed or the template refuses it."""
         taught: Taught | None = None
         with trio.move_on_after(deadline_s):
-            taught = await trio.to_thread.run_sync(self._teach, prompt, limiter=self._limiter, abandon_on_cancel=True)
+            taught = await trio.to_thread.run_sync(self.teach, prompt, limiter=self._limiter, abandon_on_cancel=True)
         if taught is None:
             self._deadlines_missed += 1
             return False
@@ -129,7 +129,7 @@ class Learner:
             await trio.sleep(GATHER_S)
             batch = [self._take() for _ in range(min(len(self._queue), BATCH_MAX))]
             began = time.monotonic()
-            results = await trio.to_thread.run_sync(self._teach_all, batch)
+            results = await trio.to_thread.run_sync(self.teach_all, batch)
             now = time.monotonic()
             for lesson, taught in zip(batch, results, strict=True):
                 self._router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
@@ -159,10 +159,10 @@ class Learner:
 
     # --- in worker threads: these read prompts and never change them ------------------------------------------------
 
-    def _teach_all(self, batch: Sequence[Lesson]) -> list[Taught]:
+    def teach_all(self, batch: Sequence[Lesson]) -> list[Taught]:
         return self._taught([Task.of(lesson) for lesson in batch])
 
-    def _teach(self, prompt: Prompt) -> Taught | None:
+    def teach(self, prompt: Prompt) -> Taught | None:
         taught = self._taught([Task(prompt, NOTHING)])[0]
         return taught if taught.segments else None
 

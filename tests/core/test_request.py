@@ -102,6 +102,26 @@ def test_a_branch_from_a_known_history_reads_only_its_last_message(style: str) -
     assert (prompt.base.messages, len(prompt.tail)) == (9, 1)
 
 
+@pytest.mark.parametrize("style", ["openai", "curl", "compact"])
+def test_a_chat_that_began_with_one_message_is_found_too(style: str) -> None:
+    growing = reader()
+    growing.chat(chat_body(turns(1)[1:], style))
+    prompt = growing.chat(chat_body(turns(3)[1:], style))
+    assert (prompt.base.messages, len(prompt.tail)) == (1, 2)
+
+
+def test_estimates_grow_from_what_is_known_exactly() -> None:
+    growing = reader()
+    first = growing.chat(chat_body(turns(3)))
+    hasher = TokenHasher(KEY)
+    root = first.end.root()
+    assert root.state is not None
+    ids = np.arange(1000, dtype=np.uint32)
+    first.end.tokenized(hasher.extend(root.state, ids, [1000])[0])
+    after = growing.chat(chat_body([*turns(3), {"role": "assistant", "content": "x" * 400}]))
+    assert 1080 <= after.end.tokens <= 1120
+
+
 def test_a_chat_resumed_in_another_spelling_keeps_its_boundaries() -> None:
     growing = reader()
     one = growing.chat(chat_body(turns(5), "curl"))
@@ -225,4 +245,4 @@ def test_large_tools_are_not_kept_in_memory() -> None:
 
 
 def test_a_boundary_says_what_it_is() -> None:
-    assert repr(Boundary(None, reader()._texts.namespace({}), 0, 0)) == "<Boundary 0 messages, 0 tokens (estimated)>"
+    assert repr(Boundary(None, reader()._texts.namespace({}), 0)) == "<Boundary 0 messages, 0 tokens (estimated)>"
