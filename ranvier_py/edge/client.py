@@ -1,6 +1,6 @@
 """One client connection, as the pipeline sees it.
 
-Rules: a deadline is armed by two attribute writes; the watchdog finds out when it was missed and cancels `scope`. The
+Rules: a deadline is armed by three attribute writes; the watchdog finds out when it was missed and cancels `scope`. The
 first cause wins and stays in `verdict`, where a handler that is being cancelled may read why. Sending blocks only while
 the client is slow, under a deadline of its own that every accepted byte renews, and holds no more than was passed in.
 Invariant: `started` is set before the first byte of an answer leaves, so nobody answers twice.
@@ -18,6 +18,7 @@ from ranvier_py.core.errors import ClientGone, RanvierError, RequestTimeout, Ups
 from ranvier_py.core.http import HttpResponseHead, Phase
 from ranvier_py.edge.answers import JSON, Fields, error_response, own_head, response_head
 from ranvier_py.edge.transport import Transport
+from ranvier_py.edge.watchdog import Alarm
 
 SEND = Phase.SEND
 
@@ -38,6 +39,7 @@ class Client:
     """
 
     __slots__ = (
+        "_alarm",
         "api",
         "bytes_sent",
         "deadline",
@@ -56,7 +58,8 @@ class Client:
         "verdict",
     )
 
-    def __init__(self, transport: Transport, peer: str, send_s: float) -> None:
+    def __init__(self, transport: Transport, peer: str, send_s: float, alarm: Alarm) -> None:
+        self._alarm = alarm
         self.transport = transport
         self.fd = transport.fd
         self.peer = peer
@@ -78,6 +81,13 @@ class Client:
         """From now on wait for `phase`, at most so long."""
         self.phase = phase
         self.deadline = time.monotonic() + seconds
+        self._alarm.armed = True
+
+    def arm_until(self, phase: Phase, deadline: float) -> None:
+        """The same with a point in monotonic time."""
+        self.phase = phase
+        self.deadline = deadline
+        self._alarm.armed = True
 
     def work(self) -> None:
         """From now on it is our turn: no deadline."""
@@ -110,7 +120,7 @@ class Client:
         began = time.monotonic()
         self.arm(SEND, self.send_s)
         await self.transport.send_rest(rest, self._sent)
-        self.phase, self.deadline = phase, armed + (time.monotonic() - began)
+        self.arm_until(phase, armed + (time.monotonic() - began))
 
     def _sent(self, count: int) -> None:
         self.bytes_sent += count

@@ -216,7 +216,7 @@ async def _receive(client: Client, bytes_max: int, until: float) -> bytes:
     """The next piece of a body: often it is here already. Raises BadRequest at the end of the stream."""
     data = client.transport.receive_now(bytes_max)
     if data is None:
-        client.phase, client.deadline = BODY, until
+        client.arm_until(BODY, until)
         data = await client.transport.receive(bytes_max)
     if not data:
         raise BadRequest("the request ended in its body")

@@ -164,7 +164,7 @@ class DataServer:
         if len(self._clients) < self._limits.connections_max:
             transport = TlsTransport(sock, self._tls) if self._tls else PlainTransport(sock)
             peer = f"{address[0]}:{address[1]}"
-            client = Client(transport, peer, self._limits.send_s)
+            client = Client(transport, peer, self._limits.send_s, self._watchdog.alarm)
             self._clients[client.fd] = client
             self._watchdog.watch(client)
             connections.start_soon(self._run, client)
@@ -174,7 +174,9 @@ class DataServer:
             sock.close()
             return
         self._refusing += 1
-        connections.start_soon(self._refuse, Client(PlainTransport(sock), "", self._limits.send_s))
+        connections.start_soon(
+            self._refuse, Client(PlainTransport(sock), "", self._limits.send_s, self._watchdog.alarm)
+        )
 
     async def _refuse(self, client: Client) -> None:
         try:

@@ -1,13 +1,13 @@
 """Who watches the clients, so that a request costs no timer and no task of its own.
 
 Two tasks per server. The *ticker* looks at every connection a few times a second and expires those whose deadline has
-passed: arming a deadline is two attribute writes. The *hang-up watcher* waits on one epoll set in which every client
+passed: arming a deadline is three attribute writes. The *hang-up watcher* waits on one epoll set in which every client
 socket stands for EPOLLRDHUP alone, edge-triggered: a client that closes is noticed at once, also while we only write to
 it, and pipelined bytes are not mistaken for an end. A client that closes only its sending side counts as gone, as it
 does for nginx (ngx_http_upstream_check_broken_connection) and Go's net/http.
 
 Invariant: a watched connection is in the table exactly while its socket is open.
-Cost: 1000 connections take about 50 µs per tick; no connection, no tick.
+Cost: a tick looks at 1000 connections in 0.1 ms, at none if none was armed since; no connection, no tick.
 """
 
 from __future__ import annotations
@@ -15,14 +15,25 @@ from __future__ import annotations
 import math
 import select
 import time
+from operator import attrgetter
 from typing import Protocol
 
 import trio
 
 NEVER = math.inf
+DEADLINE = attrgetter("deadline")
 
 EVENTS_MAX = 256
 """Hang-ups taken from the kernel in one call; the rest come with the next."""
+
+
+class Alarm:
+    """Set by whoever arms a deadline, so that a tick need not look at connections that have not moved."""
+
+    __slots__ = ("armed",)
+
+    def __init__(self) -> None:
+        self.armed = False
 
 
 class Watched(Protocol):
@@ -51,6 +62,7 @@ class Watchdog:
     def __init__(self, tick_s: float) -> None:
         self.tick_s = tick_s
         self.ticks = 0
+        self.alarm = Alarm()
         self._watched: dict[int, Watched] = {}
         self._epoll = select.epoll()
         self._occupied = trio.Event()
@@ -67,6 +79,7 @@ class Watchdog:
 
     async def tick(self) -> None:
         """Expire what is late, for ever."""
+        earliest = NEVER
         while True:
             if not self._watched:
                 self._occupied = trio.Event()
@@ -74,6 +87,13 @@ class Watchdog:
             await trio.sleep(self.tick_s)
             self.ticks += 1
             now = time.monotonic()
+            if not self.alarm.armed and now < earliest:  # nobody moved: all are idle, and none is late
+                continue
+            self.alarm.armed = False
+            earliest = min(map(DEADLINE, self._watched.values()), default=NEVER)
+            if now <= earliest:
+                continue
+            earliest = now
             for connection in [each for each in self._watched.values() if each.deadline < now]:
                 connection.expire()
 
