@@ -1,11 +1,19 @@
-"""How long does the core take to find a prompt among a million routes, and to learn it; how much memory is a route?
+"""How long does a decision take among a million routes, and learning what came of it; how much memory is a route?
 
     python -m benchmarks.decision [--routes 1000000] [--rounds 2000] [--seed 1] [--out FILE]
 
 The mix: chats of 20 messages and 10,000 tokens, in blocks of 16: about 20 boundaries, each with both fingerprints,
-and about 40 anchors. Every chat starts with one of 200 system prompts, each held by up to 16 of 64 backends. The result
-goes to stdout, to benchmarks/results/decision.json, and to FILE. Times are in microseconds, each of one call, with the
-garbage collector off as in a node that froze its start-up objects.
+and about 40 anchors. Every chat starts with one of 200 system prompts, each held by up to 16 of 64 backends.
+
+`table` and `microseconds` are those of the route table alone. `request_microseconds` are those of a Router over the
+same table, as the node makes it (policy affinity), with two requests in flight per backend and uneven loads:
+
+- `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
+- `flight_…`: `depart`, `first_token` and `land`, which is all the bookkeeping of a request that succeeds;
+- `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known.
+
+The result goes to stdout, to benchmarks/results/decision.json, and to FILE. Times are in microseconds, each of one
+call, with the garbage collector off as in a node that froze its start-up objects.
 """
 
 from __future__ import annotations
@@ -20,10 +28,19 @@ from random import Random
 from time import perf_counter_ns
 from typing import Any
 
+import orjson
+
 from benchmarks.common import percentiles, to_json, write_result
-from ranvier_py.core.fingerprint import anchors_between
-from ranvier_py.core.ids import BackendId
+from ranvier_py.core.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.placement import Decision
+from ranvier_py.core.placement.policies import make_policy
+from ranvier_py.core.prompt import Boundary, PromptMemory
+from ranvier_py.core.request import Prompt, PromptReader
+from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.routes import RouteTable, Stop, Trust
+from ranvier_py.core.speculation import Speculation
 
 BACKENDS = 64
 BLOCK_TOKENS = 16
@@ -38,6 +55,12 @@ ROWS_PER_ROUND = 80
 
 CHATS_PER_S = 20.0
 """How fast the filled chats are spread over time: 1 M routes are then about 15 minutes of traffic, within the TTL."""
+
+LOAD_MAX = 5  # uneven enough that holders are told apart, even enough that none is too busy
+FLIGHTS = 2 * BACKENDS  # running while others are decided
+DOCUMENT_TOKENS = 8_000  # of a prompt's 10,000: a shared prefix that is worth following
+BODY_BYTES = (3_000, 60_000)
+GOALS = {"decide_p50_us": 50, "decide_p99_us": 150}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +82,19 @@ class Chats:
         """A chat of MESSAGES messages that starts with one of the system prompts."""
         rng = self._rng
         number = rng.randrange(SYSTEM_PROMPTS)
-        stops = self._systems[number]
+        stops = self.branch(self._systems[number])
+        return Chat(stops, BackendId((number + rng.randrange(HOLDERS_PER_SYSTEM_PROMPT)) % BACKENDS))
+
+    def prefix(self, tokens: int) -> Sequence[Stop]:
+        """A first message of so many tokens."""
+        return self._extend([], tokens)
+
+    def branch(self, stops: Sequence[Stop]) -> Sequence[Stop]:
+        """A chat of MESSAGES messages and CHAT_TOKENS tokens behind a first one."""
         mean = (CHAT_TOKENS - stops[0][0]) / (MESSAGES - 1)
         for _ in range(MESSAGES - 1):
-            stops = self._extend(stops, int(rng.uniform(0.2, 1.8) * mean))
-        return Chat(stops, BackendId((number + rng.randrange(HOLDERS_PER_SYSTEM_PROMPT)) % BACKENDS))
+            stops = self._extend(stops, int(self._rng.uniform(0.2, 1.8) * mean))
+        return stops
 
     def next_turn(self, chat: Chat) -> Chat:
         """The same chat with an answer and a question more, of 300 tokens each."""
@@ -133,8 +164,15 @@ def measure_table(routes: int, rounds: int, seed: int) -> dict[str, Any]:
     sizes = sizes_of(table, memory_of_process() - before)
     gc.disable()
     times |= times_when_full(table, chats, rounds, now)
+    evicted = table.statistics().evicted.local
+    of_requests = times_of_requests(table, chats, rounds, now + 60.0 + rounds / CHATS_PER_S)
     gc.enable()
-    return {"table": sizes, "microseconds": times, "rows_evicted_meanwhile": table.statistics().evicted.local}
+    return {
+        "table": sizes,
+        "microseconds": times,
+        "rows_evicted_meanwhile": evicted,
+        "request_microseconds": of_requests,
+    }
 
 
 def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
@@ -189,6 +227,118 @@ def times_when_full(table: RouteTable, chats: Chats, rounds: int, now: float) ->
     }
 
 
+# --- whole requests -------------------------------------------------------------------------------------------------
+
+
+def make_router(table: RouteTable, seed: int) -> Router:
+    """A Router over `table`, as the node makes it, with backends of uneven load."""
+    registry = Registry(BackendLimits())
+    rng = Random(seed)
+    for number in range(BACKENDS):
+        backend = registry.add(f"http://10.0.0.{number + 1}:8000")
+        assert backend.epoch == EPOCH
+        registry.set_peer_load(backend.id, rng.randrange(LOAD_MAX))
+    key = rng.randbytes(32)
+    hasher, memory = TokenHasher(key, BLOCK_TOKENS), PromptMemory()
+    reader = PromptReader(TextHasher(key), hasher, memory, identity="t", bytes_per_token=4.0, digest_seed=seed)
+    return Router(
+        reader=reader,
+        hasher=hasher,
+        routes=table,
+        speculation=Speculation(),
+        registry=registry,
+        policy=make_policy("affinity"),
+        rng=rng,
+    )
+
+
+def prompt_of(stops: Sequence[Stop], new: int = 0) -> Prompt:
+    """The prompt of a chat, tokenized but for its last `new` messages, of which only the text is known."""
+    root = end = Boundary(None, Fingerprint(1), 0)
+    messages = sum(text != 0 for _, _, text in stops)
+    anchors: list[tuple[int, Fingerprint]] = []
+    for tokens, token, text in reversed(stops):
+        if not text:
+            anchors.append((tokens, Fingerprint(token)))
+            continue
+        end = Boundary(end, Fingerprint(text), tokens, BLOCK_TOKENS)
+        if end.messages <= messages - new:
+            end.tokenized(Segment(tuple(anchors), (tokens, Fingerprint(token)), TokenState(tokens, 0, ())))
+        anchors = []
+    return Prompt("chat", "m", False, end, root, (), b"")
+
+
+def decide(router: Router, prompt: Prompt, now: float) -> Decision:
+    return router.place(prompt, router.find(prompt, now))
+
+
+def fly(router: Router, prompt: Prompt, decision: Decision, now: float) -> None:
+    """All that is noted of a request that succeeds."""
+    flight = router.depart(prompt, decision, now)
+    router.first_token(flight, now)
+    router.land(flight, Outcome.SUCCESS, now)
+
+
+def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, Any]:
+    """Microseconds of what a request costs in the core, by kind of prompt."""
+    router = make_router(table, rounds)
+    for _ in range(FLIGHTS):
+        running = prompt_of(chats.stranger().stops)
+        router.depart(running, decide(router, running, now), now)
+    prompts = prompts_of_requests(table, chats, rounds, now)
+    times: dict[str, Any] = {
+        f"decide_{kind}": measure(lambda i, several=several: partial(decide, router, several[i], now), rounds)  # type: ignore[misc]
+        for kind, several in prompts.items()
+    }
+    for kind in ("the_next_turn", "a_new_chat_behind_a_shared_system_prompt", "a_cold_prompt"):
+        several = prompts[kind]
+        decisions = [decide(router, prompt, now) for prompt in several]
+        times[f"flight_of_{kind}"] = measure(partial(prepare_flight, router, several, decisions, now), rounds)
+    for size in BODY_BYTES:
+        times[f"read_the_next_turn_of_{size // 1000}_kB"] = measure(partial(prepare_read, router, size, 2), rounds)
+        times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(prepare_read, router, size, 0), rounds)
+    return times
+
+
+def prompts_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, list[Prompt]]:
+    """By kind: prompts whose chains are there, as they are when a request has been read."""
+    known = [chats.new() for _ in range(rounds)]
+    for chat in known:
+        learn(table, chat, now)
+    shared = [chats.prefix(1_000), chats.prefix(DOCUMENT_TOKENS)]
+    for stops in shared:
+        for number in range(BACKENDS):
+            learn(table, Chat(stops, BackendId(number)), now - number)
+    of_all, document = shared
+    return {
+        "the_next_turn": [prompt_of(chats.next_turn(chat).stops, new=2) for chat in known],
+        "a_new_chat_behind_a_shared_system_prompt": [prompt_of(chats.new().stops) for _ in range(rounds)],
+        "the_same_where_all_64_backends_hold_it": [prompt_of(chats.branch(of_all)) for _ in range(rounds)],
+        "a_question_on_a_document_that_all_64_hold": [prompt_of(chats.branch(document)) for _ in range(rounds)],
+        "a_cold_prompt": [prompt_of(chats.stranger().stops) for _ in range(rounds)],
+    }
+
+
+def prepare_flight(
+    router: Router, prompts: Sequence[Prompt], decisions: Sequence[Decision], now: float, number: int
+) -> Callable[[], object]:
+    return partial(fly, router, prompts[number], decisions[number], now + number / CHATS_PER_S)
+
+
+def prepare_read(router: Router, size: int, new: int, number: int) -> Callable[[], object]:
+    """Reading a body of about `size` bytes that no other shares anything with; all but `new` messages were met before,
+    or none."""
+    text = Random(f"{size}/{new}/{number}").randbytes(size // 2 // MESSAGES).hex()
+    messages = [{"role": ("user", "assistant")[place % 2], "content": f"{place} {text}"} for place in range(MESSAGES)]
+
+    def body(count: int) -> bytes:
+        return orjson.dumps({"model": "m", "messages": messages[:count], "stream": True})
+
+    if new:
+        router.read(CHAT_PATH, body(MESSAGES - new))
+    return partial(router.read, CHAT_PATH, body(MESSAGES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--routes", type=int, default=1_000_000)
@@ -200,6 +350,7 @@ def main() -> None:
         "benchmark": "decision",
         "seed": arguments.seed,
         "backends": BACKENDS,
+        "goals": GOALS,
         **measure_table(arguments.routes, arguments.rounds, arguments.seed),
     }
     write_result("decision", result)
