@@ -79,16 +79,16 @@ class Affinity:
         holders = match.holders
         if len(holders) == 1 or holders[1].tokens < holders[0].tokens:
             return position_of(holders[0].backend, candidates)
-        tied = [position_of(holder.backend, candidates) for holder in holders if holder.tokens == holders[0].tokens]
+        tied = positions_of(deepest_of(holders), candidates)
         loads = relative_loads([candidates[position] for position in tied])
         return self.first(match, candidates, [tied[index] for index in least_loaded(loads)])
 
     def divert(self, match: Match, candidates: Sequence[Candidate], loads: Sequence[float]) -> Choice:
         tied = least_loaded(loads)
-        among = [candidates[position].id for position in tied]
+        among = {candidates[position].id for position in tied}
         warm = [holder for holder in match.holders if holder.backend in among]
         if warm:
-            tied = [position_of(backend, candidates) for backend in deepest_of(warm)]
+            tied = positions_of(deepest_of(warm), candidates)
         chosen = candidates[self.first(match, candidates, tied)]
         return Choice(chosen.id, "diverted", warm[0].tokens if warm else 0)
 
@@ -139,5 +139,12 @@ def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:
     raise AssertionError(f"holder {backend} is not a candidate")
 
 
+def positions_of(backends: Sequence[BackendId], candidates: Sequence[Candidate]) -> list[int]:
+    """The same for several, in one pass: a shared prefix can have as many holders as there are candidates."""
+    positions = {candidate.id: position for position, candidate in enumerate(candidates)}
+    return [positions[backend] for backend in backends]
+
+
 def deepest_of(holders: Sequence[Holder]) -> list[BackendId]:
-    return [holder.backend for holder in holders if holder.tokens == holders[0].tokens]
+    deepest = holders[0].tokens
+    return [holder.backend for holder in holders if holder.tokens == deepest]

@@ -247,16 +247,27 @@ class RouteTable:
 
     def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""
-        claims, known, horizon = self._claims, len(epochs), self._claims.horizon
-        seen = {holder.backend for holder in found}
+        rows, claims, known = self._rows, self._claims, len(epochs)
+        horizon = claims.horizon
         ranked: list[tuple[int, int, int, int]] = []
         for row in among:
-            tokens = self._rows.tokens[row]
-            for backend, (epoch, trust, evidence) in claims.of(row):
-                if backend < known and epochs[backend] == epoch and evidence > horizon:
-                    ranked.append((-trust, -evidence, backend, tokens))
+            tokens = rows.tokens[row]
+            backend = rows.backend[row]
+            if 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon:
+                ranked.append((-rows.trust[row], -rows.evidence[row], backend, tokens))
+            if rows.flags[row] & SHARED:
+                ranked += [
+                    (-trust, -evidence, backend, tokens)
+                    for backend, (epoch, trust, evidence) in claims.others(row).items()
+                    if backend < known and epochs[backend] == epoch and evidence > horizon
+                ]
+        ranked.sort()
+        if len(among) == 1 and not found:  # the usual row, in which nobody comes twice
+            found += [Holder(BackendId(number), tokens, -trust) for trust, _, number, tokens in ranked]
+            return bool(found)
         before = len(found)
-        for trust, _, number, tokens in sorted(ranked):
+        seen = {holder.backend for holder in found}
+        for trust, _, number, tokens in ranked:
             holder = BackendId(number)
             if holder not in seen:
                 seen.add(holder)
