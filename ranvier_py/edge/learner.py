@@ -5,6 +5,10 @@ releases the interpreter lock. What comes back is given to the Router in one syn
 come faster than one thread can tokenize, the oldest is dropped and counted: its text fingerprints were learned at the
 first token, so the chat goes on being placed; only mid-message matches of that turn are lost.
 
+Rules: whatever a client sends, and whatever a template makes of it, costs its own lesson at most: it is counted as
+failed, and the others of its batch are taught. What waits is bounded in number and in bytes, what is tokenized at once
+in tokens. Counters change on the event loop alone.
+
 The same tokenizer serves the few prompts that must be tokenized before placement, each with a deadline.
 """
 
@@ -20,7 +24,7 @@ from typing import Protocol
 import trio
 
 from ranvier_py.core.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
-from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.errors import TemplateRefused
 from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.request import Prompt
@@ -34,6 +38,14 @@ GATHER_S = 0.004  # how long the first lesson of a batch waits for company: a ho
 LEARN_SHARE = 0.25
 """Most of one core's time that learning may take. It competes with the event loop for the interpreter lock: measured
 under full load (benchmarks/data_plane.py), more learning costs more requests than its matches can save."""
+
+QUEUE_BYTES_MAX = 64 << 20
+"""Bodies and answers that wait. A lesson keeps its body, for templates that need the whole chat: a thousand of the
+largest would be 64 GB."""
+
+TOKENS_MAX = 1 << 19
+"""Tokens, as estimated, of one prompt and of one batch. The tokenizer takes about 200 bytes and 1 us for each while it
+works; a prompt that is longer is placed by its text alone."""
 
 TOKENIZE_THREADS = 2  # prompts tokenized before placement at one time; more would fight the event loop for its core
 
@@ -56,6 +68,17 @@ class Lesson:
     streamed: bool = False
     taken: bool = False
 
+    @property
+    def size_bytes(self) -> int:
+        """What it keeps alive."""
+        return len(self.flight.prompt.body) + len(self.raw or b"")
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are to find, as far as is known."""
+        end = self.flight.prompt.end
+        return end.length - end.tokenized_ancestor().length
+
 
 @dataclass(frozen=True, slots=True)
 class Taught:
@@ -64,6 +87,7 @@ class Taught:
     ancestor: Boundary
     segments: Sequence[Segment | None]
     answer: Answer
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +104,22 @@ class Learner:
     """Owns the tokenizing threads. `submit` and `finish` cost an append; `run` must be running for anything to come
     of it."""
 
-    def __init__(self, tokenizer: Tokenizer, hasher: TokenHasher, router: Router, *, queue_max: int = 1024) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        hasher: TokenHasher,
+        router: Router,
+        *,
+        queue_max: int = 1024,
+        queue_bytes_max: int = QUEUE_BYTES_MAX,
+    ) -> None:
         self._tokenizer = tokenizer
         self._hasher = hasher
         self._router = router
         self._queue: deque[Lesson] = deque()
         self._queue_max = queue_max
+        self._queue_bytes = 0
+        self._queue_bytes_max = queue_bytes_max
         self._wake = trio.Event()
         self._limiter = trio.CapacityLimiter(TOKENIZE_THREADS)
         self._learned = self._dropped = self._failed = 0
@@ -107,14 +141,19 @@ class Learner:
             lesson = Lesson(flight)
             self._append(lesson)
         lesson.raw, lesson.chunked, lesson.streamed = raw, chunked, streamed
+        self._queue_bytes += len(raw)
+        self._trim()
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        """Tokenize a prompt before it is placed. False when the deadline passed or the template refuses it."""
+        """Tokenize a prompt before it is placed. False when the deadline passed or it can't be tokenized."""
         taught: Taught | None = None
         with trio.move_on_after(deadline_s):
             taught = await trio.to_thread.run_sync(self.teach, prompt, limiter=self._limiter, abandon_on_cancel=True)
         if taught is None:
             self._deadlines_missed += 1
+            return False
+        if taught.failed:
+            self._failed += 1
             return False
         self._router.absorb(prompt, taught.ancestor, taught.segments)
         self._tokenized_first += 1
@@ -127,12 +166,12 @@ class Learner:
                 self._wake = trio.Event()
                 await self._wake.wait()
             await trio.sleep(GATHER_S)
-            batch = [self._take() for _ in range(min(len(self._queue), BATCH_MAX))]
+            batch = self._take_batch()
             began = time.monotonic()
             results = await trio.to_thread.run_sync(self.teach_all, batch)
             now = time.monotonic()
             for lesson, taught in zip(batch, results, strict=True):
-                self._router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
+                self._learn(lesson.flight, taught, now)
             await trio.sleep((now - began) * (1 / LEARN_SHARE - 1))
 
     def statistics(self) -> LearnerStatistics:
@@ -145,44 +184,78 @@ class Learner:
             deadlines_missed=self._deadlines_missed,
         )
 
+    def _learn(self, flight: Flight, taught: Taught, now: float) -> None:
+        try:
+            self._router.taught(flight, taught.ancestor, taught.segments, taught.answer, now)
+        except (TypeError, UnicodeError):  # an answer with values beyond JSON, such as lone surrogates
+            self._failed += 1
+            return
+        self._failed += taught.failed
+        self._learned += bool(taught.segments)
+
     def _append(self, lesson: Lesson) -> None:
-        if len(self._queue) >= self._queue_max:
-            self._queue.popleft().taken = True
-            self._dropped += 1
         self._queue.append(lesson)
+        self._queue_bytes += lesson.size_bytes
+        self._trim()
         self._wake.set()
+
+    def _trim(self) -> None:
+        """Drop what is too much, oldest first."""
+        while len(self._queue) > self._queue_max or (self._queue_bytes > self._queue_bytes_max and self._queue):
+            self._take()
+            self._dropped += 1
+
+    def _take_batch(self) -> list[Lesson]:
+        """The oldest lessons: at least one if there is any, no more than one hop should carry."""
+        batch: list[Lesson] = []
+        tokens = 0
+        while self._queue and len(batch) < BATCH_MAX:
+            tokens += self._queue[0].tokens
+            if batch and tokens > TOKENS_MAX:
+                break
+            batch.append(self._take())
+        return batch
 
     def _take(self) -> Lesson:
         lesson = self._queue.popleft()
         lesson.taken = True
+        self._queue_bytes -= lesson.size_bytes
         return lesson
 
     # --- in worker threads: these read prompts and never change them ------------------------------------------------
 
     def teach_all(self, batch: Sequence[Lesson]) -> list[Taught]:
-        return self._taught([Task.of(lesson) for lesson in batch])
+        """One Taught for each lesson. Does not raise, whatever is in them."""
+        try:
+            return self._taught([Task.of(lesson) for lesson in batch])
+        except Exception as error:
+            if len(batch) > 1:  # one of them spoils it: each alone
+                return [self.teach_all([lesson])[0] for lesson in batch]
+            return [untaught(batch[0].flight.prompt, error)]
 
-    def teach(self, prompt: Prompt) -> Taught | None:
-        taught = self._taught([Task(prompt, NOTHING)])[0]
-        return taught if taught.segments else None
+    def teach(self, prompt: Prompt) -> Taught:
+        """The same for a prompt without an answer."""
+        try:
+            return self._taught([Task(prompt, NOTHING)])[0]
+        except Exception as error:
+            return untaught(prompt, error)
 
     def _taught(self, tasks: Sequence[Task]) -> list[Taught]:
         """Each task's tokens and fingerprints; tails share one call of the tokenizer, and all share one of the
         hasher."""
-        tails = [task for task in tasks if task.continues]
+        tails = [task for task in tasks if task.continues and task.tokens <= TOKENS_MAX]
         for task, tail in zip(tails, self._tokenizer.tokenize_tails([task.job() for task in tails]), strict=True):
             task.tokenized = tail
         for task in tasks:
             self._tokenize(task)
         found = [task for task in tasks if task.tokenized is not None]
-        self._learned += len(found)
         plain = [task for task in found if not task.has_media]
         for task, segments in zip(plain, self._hasher.extend_many([task.stretch() for task in plain]), strict=True):
             task.take(segments)
         for task in found:
             if task.has_media:
                 task.take(self._hashed_with_media(task))
-        return [Taught(task.ancestor, task.segments, task.answer) for task in tasks]
+        return [Taught(task.ancestor, task.segments, task.answer, task.failed) for task in tasks]
 
     def _hashed_with_media(self, task: Task) -> list[Segment]:
         """Message by message, each salted with its media: equal placeholders must not make two images equal."""
@@ -205,6 +278,8 @@ class Learner:
             return
         task.ancestor = task.prompt.end.root()
         try:
+            if task.tokens > TOKENS_MAX:
+                raise TemplateRefused("the prompt is too long")
             if task.prompt.kind == "completion":
                 ids = self._tokenizer.tokenize_text(task.prompt.text)
                 task.tokenized = TokenizedChat(ids, [len(ids)], "rendered")
@@ -212,16 +287,21 @@ class Learner:
                 chat = task.chat()
                 task.messages = chat.messages
                 task.tokenized = self._tokenizer.tokenize(chat)
-        except RanvierError as refused:  # the template refuses this conversation: the engine will say so itself
-            log.debug("tokenize.refused %s", refused)
+        except TemplateRefused:  # the engine will say so itself
             task.ancestor = task.prompt.end
-            self._failed += 1
+            task.failed = True
+
+
+def untaught(prompt: Prompt, error: Exception) -> Taught:
+    """Nothing came of it. The log gets the error's type alone: its words may quote the prompt."""
+    log.debug("tokenize.failed %s", type(error).__name__)
+    return Taught(prompt.end, (), NOTHING, failed=True)
 
 
 class Task:
     """One prompt, with its answer if there is one, as the worker thread sees it."""
 
-    __slots__ = ("ancestor", "answer", "messages", "prompt", "segments", "tokenized")
+    __slots__ = ("ancestor", "answer", "failed", "messages", "prompt", "segments", "tokenized")
 
     def __init__(self, prompt: Prompt, answer: Answer) -> None:
         self.prompt = prompt
@@ -230,6 +310,7 @@ class Task:
         self.messages: Sequence[Message] = ()
         self.tokenized: TokenizedChat | None = None
         self.segments: Sequence[Segment | None] = ()
+        self.failed = False
         if prompt.kind == "chat":
             self.messages = (*prompt.messages_after(self.ancestor), *([answer.message] if answer.message else ()))
 
@@ -239,6 +320,11 @@ class Task:
         if lesson.raw is not None:
             answer = read_answer(lesson.raw, chunked=lesson.chunked, streamed=lesson.streamed, kind=prompt.kind)
         return cls(prompt, answer)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are to find, as far as is known."""
+        return self.prompt.end.length - self.ancestor.length
 
     @property
     def continues(self) -> bool:
