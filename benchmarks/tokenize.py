@@ -10,22 +10,42 @@ For histories of 2k, 10k and 50k tokens, in milliseconds, medians over rounds in
 
 `batch` is a batch of 64 plain tails of 200 bytes: microseconds per tail, in all and in Python code that holds the
 interpreter lock. With the embedded tokenizer, and with the one in $SHARED_DATA/tokenizers/qwen2.5 where it is present.
+
+`path` is what a request sees of all that: through a node of its own process, microseconds from the last byte of the
+body to the first byte at an engine, for chats that go on (each turn brings the engine's last answer and a new
+question). `last_byte`: from just before the last byte is sent, the rest having arrived. `in_one_send`: from just before
+the whole request is sent, so the kernel's copying of the history counts. `relay` is the same bytes through a process
+that only reads a whole request and sends it on: what any router in Python must cost here; `router` is the difference of
+the medians. Goal: `last_byte` p50 <= 300 us, with `tokenized_first` 0: no request waited for its tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import socket
+import socketserver
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
+import orjson
 from tokenizers import Tokenizer
 
-from benchmarks.common import ROOT, to_json, write_result
+from benchmarks.common import ROOT, percentiles, to_json, write_result
+from benchmarks.data_plane import await_answer, free_port, process
+from benchmarks.stub_engine import ANSWER, INFORMATION, LENGTH
 from cluster.train_tokenizer import Grammar
 from ranvier_py.core.boundaries import Chat, Message, TailJob
 from ranvier_py.edge.tokenizer import EMBEDDED, ChatTokenizer
@@ -35,6 +55,13 @@ TURN_ROUNDS = 20  # rounds of a single turn, which takes well under a millisecon
 BATCH = 64
 TAIL_BYTES = 200
 SEED = 1
+CHATS = 16  # that go on in turn, so that none grows much
+TURNS = 8  # measured of each chat, for each way of sending
+SETTLE_S = 0.005  # for bytes sent to have been read, and for what a request set off to be over
+LEARNED_S = 60.0  # longest wait until all histories are learned
+ENGINES = 2
+GOALS = {"tail_to_text_alone": 1.5, "last_byte_p50_us": 300}
+MATCHED = re.compile(rb"x-ranvier-matched-tokens: (\d+)")
 DATA = Path(os.environ.get("SHARED_DATA", ROOT.parent / "shared" / "data")) / "tokenizers" / "qwen2.5"
 
 
@@ -123,6 +150,185 @@ def measure_batch(tokenizer: ChatTokenizer, bare: Tokenizer, texts: Texts, round
     }
 
 
+# --- the path of a request ------------------------------------------------------------------------------------------
+
+
+class Engine(socketserver.ThreadingTCPServer):
+    """Answers at once, and notes when the first byte of the last POST came."""
+
+    daemon_threads = True
+    first_byte_ns = 0
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.port = int(self.server_address[1])
+
+
+class Answering(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            first = self.request.recv(1 << 18)
+            came = perf_counter_ns()
+            if first.startswith(b"POST"):
+                Engine.first_byte_ns = came
+            if not read_message(self.request, first):
+                return
+            self.request.sendall(ANSWER if first.startswith(b"POST") else INFORMATION)
+
+
+def read_message(sock: socket.socket, first: bytes = b"") -> bytes:
+    """One HTTP message whose head comes in one piece; nothing when the other side has closed."""
+    pieces = [first or sock.recv(1 << 18)]
+    end = pieces[0].find(b"\r\n\r\n") + 4
+    length = LENGTH.search(pieces[0], 0, end)
+    missing = end + (int(length[1]) if length else 0) - len(pieces[0])
+    while missing > 0 and pieces[-1]:
+        pieces.append(sock.recv(1 << 18))
+        missing -= len(pieces[-1])
+    return b"".join(pieces) if pieces[-1] else b""
+
+
+def relay(port: int, engine_port: int) -> None:
+    """The least a router does: read a request, send it on, and the answer back. One connection at a time."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        while True:
+            client, _ = listener.accept()
+            with client, connection(engine_port) as engine:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while request := read_message(client):
+                    engine.sendall(request)
+                    client.sendall(read_message(engine))
+
+
+def connection(port: int) -> socket.socket:
+    """A connection to this machine that sends at once. Tried again while its server starts."""
+    for _ in range(100):
+        try:
+            sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    raise TimeoutError(f"nobody listens on port {port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Connections to the node and to the relay, and the node's control port."""
+
+    node: socket.socket
+    relay: socket.socket
+    control: str
+
+    def learner(self) -> Mapping[str, int]:
+        with urllib.request.urlopen(f"{self.control}/admin/routes", timeout=10) as response:  # noqa: S310  # loopback
+            found: dict[str, int] = json.load(response)["learner"]
+        return found
+
+    def await_learned(self) -> None:
+        """Until nothing has been learned for a second."""
+        until, before = time.monotonic() + LEARNED_S, {"queued": 1}
+        while (now := dict(self.learner())) != before or now["queued"]:
+            if time.monotonic() > until:
+                raise TimeoutError(f"still learning after {LEARNED_S:.0f} s: {now}")
+            before = now
+            time.sleep(1.0)
+
+
+@contextmanager
+def ways(source: Path) -> Iterator[Ways]:
+    port, control, relay_port = free_port(), free_port(), free_port()
+    with ExitStack() as stack:
+        engines = [stack.enter_context(Engine()) for _ in range(ENGINES)]
+        for engine in engines:
+            threading.Thread(target=engine.serve_forever, daemon=True).start()
+            stack.callback(engine.shutdown)
+        command = [
+            sys.executable,
+            "-m",
+            "ranvier_py",
+            "serve",
+            "--listen",
+            f"127.0.0.1:{port}",
+            "--log-level",
+            "warning",
+        ]
+        command += ["--control", f"127.0.0.1:{control}", "--tokenizer", str(source), "--policy", "affinity"]
+        for engine in engines:
+            command += ["--backend", f"http://127.0.0.1:{engine.port}"]
+        stack.enter_context(process(command))
+        bare = ["-m", "benchmarks.tokenize", "--relay", str(relay_port), str(engines[0].port)]
+        stack.enter_context(process([sys.executable, *bare]))
+        await_answer(f"http://127.0.0.1:{control}/readyz")
+        through = [stack.enter_context(connection(each)) for each in (port, relay_port)]
+        yield Ways(through[0], through[1], f"http://127.0.0.1:{control}")
+
+
+def request_of(messages: Sequence[Message]) -> bytes:
+    body = orjson.dumps({"model": "m", "messages": messages})
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def send(sock: socket.socket, data: bytes, *, last_byte: bool) -> tuple[float, bytes]:
+    """Microseconds until the first byte is at the engine, and the answer."""
+    if last_byte:
+        sock.sendall(data[:-1])
+        time.sleep(SETTLE_S)
+        data = data[-1:]
+    begin = perf_counter_ns()
+    sock.sendall(data)
+    answer = read_message(sock)
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    time.sleep(SETTLE_S)
+    return (Engine.first_byte_ns - begin) / 1e3, answer
+
+
+def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> dict[str, Any]:
+    """What turns of chats of about `tokens` tokens wait for, in the node and in the relay."""
+    known = history(tokenizer, texts, tokens)
+    chats = [[{"role": "system", "content": f"Chat {number} of {tokens}."}, *known] for number in range(CHATS)]
+    for chat in chats:
+        send(through.node, request_of(chat), last_byte=False)
+    through.await_learned()
+    before = through.learner()
+    times: dict[str, list[float]] = {}
+    matched = []
+    for turn in range(2 * TURNS):
+        for chat in chats:
+            chat.append({"role": "assistant", "content": "hello"})
+            chat.append({"role": "user", "content": texts.of(int(50 * tokenizer.chars_per_token))})
+            kind, data = ("last_byte", "in_one_send")[turn % 2], request_of(chat)
+            for name, sock in (("node", through.node), ("relay", through.relay)):
+                waited, answer = send(sock, data, last_byte=kind == "last_byte")
+                times.setdefault(f"{kind}_{name}_us", []).append(waited)
+                if found := MATCHED.search(answer):
+                    matched.append(int(found[1]))
+    after = through.learner()
+    result: dict[str, Any] = {
+        "history_tokens": tokens,
+        "body_bytes": len(data),
+        "matched_tokens_min": min(matched),
+        "tokenized_first": after["tokenized_first"] - before["tokenized_first"],
+        "deadlines_missed": after["deadlines_missed"] - before["deadlines_missed"],
+        **{name: percentiles(found, 1) for name, found in times.items()},
+    }
+    for kind in ("last_byte", "in_one_send"):
+        share = result[f"{kind}_node_us"]["p50"] - result[f"{kind}_relay_us"]["p50"]
+        result[f"{kind}_router_us"] = round(share, 1)
+    return result
+
+
+def measure_paths(tokenizer: ChatTokenizer, source: Path, texts: Texts) -> list[dict[str, Any]]:
+    with ways(source) as through:
+        return [measure_path(through, tokenizer, texts, tokens) for tokens in HISTORY_TOKENS]
+
+
+# --- all of it ------------------------------------------------------------------------------------------------------
+
+
 def measure(name: str, source: Path, rounds: int) -> dict[str, Any]:
     tokenizer = ChatTokenizer.load(str(source))
     bare = Tokenizer.from_file(str(source / "tokenizer.json"))
@@ -132,6 +338,7 @@ def measure(name: str, source: Path, rounds: int) -> dict[str, Any]:
         "chars_per_token": round(tokenizer.chars_per_token, 2),
         "turns": [measure_turn(tokenizer, bare, texts, tokens, rounds) for tokens in HISTORY_TOKENS],
         "batch": measure_batch(tokenizer, bare, texts, rounds * TURN_ROUNDS),
+        "path": measure_paths(tokenizer, source, texts),
     }
 
 
@@ -147,10 +354,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, help="also write the result here")
+    parser.add_argument("--relay", type=int, nargs=2, metavar=("PORT", "ENGINE_PORT"), help="be the relay")
     arguments = parser.parse_args()
+    if arguments.relay:
+        relay(*arguments.relay)
     result = {
         "rounds": arguments.rounds,
-        "goals": {"tail_to_text_alone": 1.5},
+        "goals": GOALS,
         "tokenizers": [measure(name, source, arguments.rounds) for name, source in sources()],
     }
     print(to_json(result), end="")
