@@ -126,6 +126,7 @@ class Node:
                 nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
                 await self.server.drain(self.config.drain_timeout_s)
                 nursery.cancel_scope.cancel()
+            await self.server.drain(0)  # what a second signal left; nothing otherwise
 
     async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
         async for _ in signals:  # type: ignore[attr-defined]

@@ -258,6 +258,8 @@ class Pipeline:
                 exchange.release()
             if outcome is Outcome.CANCELLED and client.missed in (Phase.FIRST_BYTE, Phase.STALL):
                 outcome = Outcome.TIMEOUT
+                progress.outcome = outcome.value
+                progress.status = progress.status or UpstreamTimeout.status  # what the server answers for us
             transitions = router.land(flight, outcome, self._clock())
             if transitions:
                 self._changed(transitions)
@@ -309,13 +311,12 @@ class Pipeline:
                     self._router.first_token(flight, self._clock())
                 if size <= CAPTURE_BYTES_MAX:
                     captured.append(data)
-            size += len(data)
+            progress.sent_bytes = size = size + len(data)
             client.arm(Phase.STALL, self._limits.stall_s)
             data = await exchange.receive()
             if not data:
                 break
             await client.send(data)
-        progress.sent_bytes = size
         if not teaches:
             return
         if flight.first_at is None:

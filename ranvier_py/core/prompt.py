@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ranvier_py.core.fingerprint import Segment, TokenState
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
@@ -84,14 +84,17 @@ class Boundary:
         return f"<Boundary {self.messages} messages, {self.tokens} tokens{'' if self.state else ' (estimated)'}>"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPrefix:
-    """What the raw bytes up to a message end stand for. `fields` are the namespace's members that precede
-    `messages`."""
+class KnownPrefix(NamedTuple):
+    """What the raw bytes up to a message end stand for.
+
+    `fields` are the members that matter of those before `messages`; `namespace` is what they alone name, or what they
+    named together with members behind `messages` (`alone` is False then).
+    """
 
     end: Boundary
     namespace: Fingerprint
     fields: Mapping[str, Any]
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)

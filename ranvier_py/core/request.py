@@ -35,6 +35,8 @@ TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)
 """Members of a body that change the rendered text as a whole, or that keep caches apart."""
 
+NAMESPACE = frozenset(NAMESPACE_FIELDS)
+
 CUTS_MAX = 8
 """Proposed cuts that are tried: a turn rarely brings more messages (one answer, its tool results, one question)."""
 
@@ -165,7 +167,9 @@ class PromptReader:
 
     def _continuing(self, body: bytes) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
+        last = 0
         for cut in message_cuts(body):
+            last = last or cut
             known = self.memory.find(self._digest(body, cut))
             if known is None:
                 continue
@@ -173,14 +177,17 @@ class PromptReader:
             if rest is None or not is_conversation(rest["messages"][1:] or [{}]):
                 return None
             messages = rest.pop("messages")[1:]
-            fields = {**known.fields, **rest}
+            fields = {**known.fields, **rest} if rest else known.fields
             try:
-                if self._namespace(fields) != known.namespace:
+                alone = NAMESPACE.isdisjoint(rest)
+                if not (alone and known.alone) and self._namespace(fields) != known.namespace:
                     return None
                 end = self._extend(known.end, messages)
             except (TypeError, UnicodeError):
                 return None
-            self._remember(body, cut, KnownPrefix(end, known.namespace, known.fields), list(rest), messages)
+            self._remember(
+                body, cut, last, KnownPrefix(end, known.namespace, known.fields, alone), list(rest), messages
+            )
             return self._prompt("chat", fields, body, end, known.end, messages, "")
         return None
 
@@ -192,7 +199,9 @@ class PromptReader:
         head = self._reduced({name: fields[name] for name in names[:place]})
         if "stream" in names[:place]:
             head["stream"] = fields["stream"]
-        self._remember(body, 0, KnownPrefix(end, root.text, head), names[place + 1 :], messages)
+        after = names[place + 1 :]
+        known = KnownPrefix(end, root.text, head, NAMESPACE.isdisjoint(after))
+        self._remember(body, 0, next(message_cuts(body), 0), known, after, messages)
         return self._prompt("chat", fields, body, end, root, messages, "")
 
     def _extend(self, boundary: Boundary, messages: Sequence[Message]) -> Boundary:
@@ -215,24 +224,27 @@ class PromptReader:
         length = boundary.length + MESSAGE_OVERHEAD_TOKENS + self._estimate(canonical)
         return Boundary(boundary, text, length, self._tokens.block_tokens)
 
-    def _remember(
-        self, body: bytes, cut: int, known: KnownPrefix, after: Sequence[str], messages: Sequence[Message]
+    def _remember(  # one place, all of it at hand
+        self, body: bytes, cut: int, last: int, known: KnownPrefix, after: Sequence[str], messages: Sequence[Message]
     ) -> None:
         """Make the last two message ends of `body` known: the next turn continues at one, a branch at the other.
 
         Args:
             cut: a message end that is known already, or 0.
+            last: where the last message but one seems to end, or 0.
             known: what the whole of `messages` stands for.
             after: names of the members that follow `messages` in the body.
             messages: those after `cut`.
         """
-        before = next(message_cuts(body), 0)
         end = known.end
-        if before > cut and end.parent is not None and self._is_cut(body, before, messages[-1:], after):
-            self.memory.remember(self._digest(body, before), KnownPrefix(end.parent, known.namespace, known.fields))
+        if last > cut and end.parent is not None and self._is_cut(body, last, messages[-1:], after):
+            self.memory.remember(self._digest(body, last), known._replace(end=end.parent))
         if not messages:
             return
-        for match in islice(ARRAY_END.finditer(body, max(before, cut)), ENDS_MAX):
+        if not after:  # then nothing but `]}` follows
+            self.memory.remember(self._digest(body, bare_end(body)), known)
+            return
+        for match in islice(ARRAY_END.finditer(body, max(last, cut)), ENDS_MAX):
             if self._is_cut(body, match.start() + 1, (), after):
                 self.memory.remember(self._digest(body, match.start() + 1), known)
                 break
@@ -291,16 +303,8 @@ class PromptReader:
         text: str,
     ) -> Prompt:
         model = fields.get("model")
-        return Prompt(
-            kind=kind,
-            model=model if isinstance(model, str) else "",
-            stream=fields.get("stream") is True,
-            end=end,
-            base=base,
-            tail=tail,
-            body=body,
-            text=text,
-        )
+        stream = fields.get("stream") is True
+        return Prompt(kind, model if type(model) is str else "", stream, end, base, tail, body, text)
 
 
 def load_object(body: bytes) -> dict[str, Any]:
@@ -330,6 +334,11 @@ def load_rest(body: bytes, cut: int) -> dict[str, Any] | None:
         return None
     messages = found.get("messages")  # a second `messages` after the cut would have replaced ours
     return found if isinstance(messages, list) and messages and messages[0] is None else None
+
+
+def bare_end(body: bytes) -> int:
+    """Where the last message ends in a valid body whose last member is `messages`: before the last `]` and `}`."""
+    return len(body.rstrip()[:-1].rstrip()[:-1].rstrip()) if body[-2:] != b"]}" else len(body) - 2
 
 
 def message_cuts(body: bytes) -> Iterator[int]:

@@ -190,7 +190,7 @@ class Router:
         backend = self.registry[decision.backend]
         self.registry.dispatched(decision.backend, now)
         handle = None
-        if prompt.kind != "opaque" and decision.matched_tokens < prompt.tokens:
+        if self.policy.depths_wanted and prompt.kind != "opaque" and decision.matched_tokens < prompt.tokens:
             handle = self.speculation.add(self._unmatched(prompt, decision), decision.backend)
         self.recent.append((now, request_id, decision))
         counters = self.counters

@@ -8,7 +8,6 @@ reason why. It changes nothing but its own state, awaits nothing, and draws chan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -73,8 +72,7 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What was decided for one request, and from what: enough to explain it later.
 
     `loads` are the candidates' loads at that moment, in the order of `candidates`.
