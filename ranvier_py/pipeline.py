@@ -34,7 +34,7 @@ from ranvier_py.core.placement import Decision
 from ranvier_py.core.request import Prompt
 from ranvier_py.core.retries import Next, RetryBudget, RetryLimits
 from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Found, Router
-from ranvier_py.core.stream import has_token
+from ranvier_py.core.stream import has_finished, has_token
 from ranvier_py.core.summary import RequestSummary
 
 Fields = Sequence[tuple[bytes, bytes]]
@@ -296,8 +296,9 @@ class Pipeline:
             (b"x-ranvier-backend", decision.backend_name.encode()),
             (b"x-ranvier-reason", decision.reason.encode()),
             (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
-            (b"x-request-id", progress.request_id),
         ]
+        if all(name.lower() != b"x-request-id" for name, _ in head.headers):  # the backend's own stands
+            extra.append((b"x-request-id", progress.request_id))
         progress.status = head.status
         teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and is_readable(head)
         captured: list[bytes] = []
@@ -317,13 +318,16 @@ class Pipeline:
             if not data:
                 break
             await client.send(data)
-        if not teaches:
-            return
-        if flight.first_at is None:
+        if teaches:
+            self._conclude(flight, lesson, captured, size, chunked=head.framing == "chunked")
+
+    def _conclude(self, flight: Flight, lesson: Any, captured: list[bytes], size: int, *, chunked: bool) -> None:
+        """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
+        raw = b"".join(captured)
+        if flight.first_at is None and has_finished(raw):
             self._router.first_token(flight, self._clock())
-        if size <= CAPTURE_BYTES_MAX:
-            chunked = head.framing == "chunked"
-            self._teacher.finish(flight, lesson, b"".join(captured), chunked=chunked, streamed=flight.prompt.stream)
+        if flight.first_at is not None and size <= CAPTURE_BYTES_MAX:
+            self._teacher.finish(flight, lesson, raw, chunked=chunked, streamed=flight.prompt.stream)
 
 
 def is_readable(head: HttpResponseHead) -> bool:

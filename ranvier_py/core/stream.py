@@ -19,6 +19,9 @@ FIRST_TOKEN = re.compile(
 )
 """Engines open a stream with an empty role chunk, some before the prefill is done: only output proves the prefill."""
 
+FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+"""In the last event of every choice; null before it."""
+
 STRING = rb'"((?:[^"\\]|\\.)*)"'
 DELTA_CONTENT = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"content"\s*:\s*' + STRING)
 CHUNK_TEXT = re.compile(rb'"text"\s*:\s*' + STRING)
@@ -43,6 +46,11 @@ class Answer:
 
 
 NOTHING = Answer()
+
+
+def has_finished(data: bytes) -> bool:
+    """Whether an answer says how it finished; one that is an error and nothing else does not."""
+    return FINISHED.search(data) is not None
 
 
 def has_token(data: bytes) -> bool:
