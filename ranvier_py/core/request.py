@@ -43,6 +43,13 @@ CUTS_MAX = 8
 ENDS_MAX = 16
 """Places tried for the end of the last message: text that looks like the end of an array is rare even in code."""
 
+MESSAGES_MAX = 10_000
+"""Chats of more messages are routed by load: 40 ms of the event loop. A body of nothing but `{}` could bring 20 M."""
+
+NAME_CHARACTERS_MAX = 512
+"""Longer salts and templates are kept as a digest, and a chat with a longer model name is not remembered at all: what
+is kept of a request must not grow with it."""
+
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
 TOKEN_ID_MAX = 2**32 - 1  # ids are hashed as 32-bit numbers
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
@@ -122,7 +129,9 @@ class PromptReader:
             return prompt
         fields = load_object(body)
         messages = fields.get("messages")
-        if messages is None or not is_conversation(messages):
+        model = fields.get("model")
+        too_long = isinstance(model, str) and len(model) > NAME_CHARACTERS_MAX
+        if messages is None or not is_conversation(messages) or too_long:
             return self.opaque(fields, body)
         self.memory.missed += 1
         try:
@@ -177,6 +186,8 @@ class PromptReader:
             if rest is None or not is_conversation(rest["messages"][1:] or [{}]):
                 return None
             messages = rest.pop("messages")[1:]
+            if known.end.messages + len(messages) > MESSAGES_MAX:
+                return None
             fields = {**known.fields, **rest} if rest else known.fields
             try:
                 alone = NAMESPACE.isdisjoint(rest)
@@ -198,7 +209,7 @@ class PromptReader:
         place = names.index("messages")
         head = self._reduced({name: fields[name] for name in names[:place]})
         if "stream" in names[:place]:
-            head["stream"] = fields["stream"]
+            head["stream"] = fields["stream"] is True
         after = names[place + 1 :]
         known = KnownPrefix(end, root.text, head, NAMESPACE.isdisjoint(after))
         self._remember(body, 0, next(message_cuts(body), 0), known, after, messages)
@@ -284,7 +295,7 @@ class PromptReader:
         """The members that name the namespace, large ones as a digest (bytes, which JSON has not), so that none is
         kept."""
         return {
-            name: value if type(value := fields[name]) in (str, bytes) else self._texts.digest(orjson.dumps(value))
+            name: value if is_short(value := fields[name]) else self._texts.digest(orjson.dumps(value))
             for name in NAMESPACE_FIELDS
             if fields.get(name)
         }
@@ -356,7 +367,16 @@ def message_cuts(body: bytes) -> Iterator[int]:
 
 
 def is_conversation(messages: object) -> bool:
-    return isinstance(messages, list) and bool(messages) and all(type(message) is dict for message in messages)
+    return (
+        isinstance(messages, list)
+        and 0 < len(messages) <= MESSAGES_MAX
+        and all(type(message) is dict for message in messages)
+    )
+
+
+def is_short(value: object) -> bool:
+    """Whether a member of a body is kept as it is: short text, and what is a digest already."""
+    return type(value) is bytes or (type(value) is str and len(value) <= NAME_CHARACTERS_MAX)
 
 
 def token_ids(value: object) -> TokenIds | None:

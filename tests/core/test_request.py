@@ -1,6 +1,7 @@
 """A body is read once; a known history is found, not read again; and nothing but broken JSON is refused."""
 
 import json
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompt import Boundary, PromptMemory
-from ranvier_py.core.request import Prompt, PromptReader
+from ranvier_py.core.request import MESSAGES_MAX, Prompt, PromptReader
 
 KEY = b"k" * 32
 SYSTEM = {"role": "system", "content": "You help with routing."}
@@ -246,3 +247,36 @@ def test_large_tools_are_not_kept_in_memory() -> None:
 
 def test_a_boundary_says_what_it_is() -> None:
     assert repr(Boundary(None, reader()._texts.namespace({}), 0)) == "<Boundary 0 messages, 0 tokens (estimated)>"
+
+
+def test_a_chat_of_countless_messages_is_routed_by_load_also_when_it_grew_to_that() -> None:
+    texts = reader()
+    many: list[object] = [{}] * MESSAGES_MAX
+    assert texts.chat(chat_body(many)).kind == "chat"
+    assert texts.chat(chat_body([*many, SYSTEM])).kind == "opaque"
+    texts.chat(chat_body([*many[:-1], SYSTEM]))
+    assert texts.chat(chat_body([*many[:-1], SYSTEM, SYSTEM])).kind == "opaque"
+    assert texts.memory.statistics().found == 0
+
+
+@pytest.mark.parametrize("name", ["model", "cache_salt", "chat_template", "lora_path", "stream"])
+@pytest.mark.parametrize("style", ["openai", "compact"])
+def test_what_is_kept_of_a_request_does_not_grow_with_it(name: str, style: str) -> None:
+    texts = reader()
+    for number in range(20):
+        value = f"{number}" + "x" * 1_000_000
+        prompt = texts.chat(chat_body(turns(2), style, **{name: value}))
+        assert prompt.kind == ("opaque" if name == "model" else "chat")
+    kept = pickle.dumps((texts.memory, texts._namespaces))
+    assert len(kept) < 100_000
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "chat_template"])
+def test_long_salts_and_templates_still_keep_chats_apart_and_are_found_again(name: str) -> None:
+    texts = reader()
+    found = [
+        texts.chat(chat_body(turns(2), "compact", **{name: value * 1000})).end.text for value in ("a", "b", "a", "b")
+    ]
+    assert found[0] == found[2] != found[1] == found[3]
+    assert texts.chat(chat_body(turns(3), "compact", **{name: "a" * 1000})).base.text == found[0]
+    assert texts.memory.statistics().found == 3
