@@ -12,11 +12,16 @@ For histories of 2k, 10k and 50k tokens, in milliseconds, medians over rounds in
 interpreter lock. With the embedded tokenizer, and with the one in $SHARED_DATA/tokenizers/qwen2.5 where it is present.
 
 `path` is what a request sees of all that: through a node of its own process, microseconds from the last byte of the
-body to the first byte at an engine, for chats that go on (each turn brings the engine's last answer and a new
-question). `last_byte`: from just before the last byte is sent, the rest having arrived. `in_one_send`: from just before
-the whole request is sent, so the kernel's copying of the history counts. `relay` is the same bytes through a process
-that only reads a whole request and sends it on: what any router in Python must cost here; `router` is the difference of
-the medians. Goal: `last_byte` p50 <= 300 us, with `tokenized_first` 0: no request waited for its tokens.
+body to the first byte at an engine, for chats that go on: each turn brings the engine's last answer and a new question.
+
+- `last_byte_idle`: from just before the last byte is sent, the rest having arrived, with pauses in which the node
+  sleeps and its caches go cold: a node of few requests;
+- `last_byte_busy`: the same without pauses: a node of many;
+- `in_one_send_busy`: from just before the whole request is sent, so the kernel's copying of the history counts too.
+
+`relay` is the same bytes, in turn with the node, through a process that only reads a whole request and sends it on:
+what any router in Python must cost on this machine; `router` is the difference of the medians. Goal: the median of
+`last_byte` through the node at most 300 us, with `tokenized_first` 0: no request waited for its tokens.
 """
 
 from __future__ import annotations
@@ -57,9 +62,12 @@ TAIL_BYTES = 200
 SEED = 1
 CHATS = 16  # that go on in turn, so that none grows much
 TURNS = 8  # measured of each chat, for each way of sending
-SETTLE_S = 0.005  # for bytes sent to have been read, and for what a request set off to be over
+PAUSE_S = 0.005  # for bytes sent to have been read, and for the node to fall asleep
 LEARNED_S = 60.0  # longest wait until all histories are learned
 ENGINES = 2
+KINDS = {"last_byte_idle": (True, PAUSE_S), "last_byte_busy": (True, 0.0), "in_one_send_busy": (False, 0.0)}
+"""Of sending: whether the last byte goes by itself, and how long the pauses are."""
+
 GOALS = {"tail_to_text_alone": 1.5, "last_byte_p50_us": 300}
 MATCHED = re.compile(rb"x-ranvier-matched-tokens: (\d+)")
 DATA = Path(os.environ.get("SHARED_DATA", ROOT.parent / "shared" / "data")) / "tokenizers" / "qwen2.5"
@@ -272,18 +280,24 @@ def request_of(messages: Sequence[Message]) -> bytes:
     return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def send(sock: socket.socket, data: bytes, *, last_byte: bool) -> tuple[float, bytes]:
+def send(sock: socket.socket, data: bytes, kind: str) -> tuple[float, bytes]:
     """Microseconds until the first byte is at the engine, and the answer."""
+    last_byte, pause_s = KINDS[kind]
     if last_byte:
         sock.sendall(data[:-1])
-        time.sleep(SETTLE_S)
+        pause(pause_s)
         data = data[-1:]
     begin = perf_counter_ns()
     sock.sendall(data)
     answer = read_message(sock)
     assert answer.startswith(b"HTTP/1.1 200"), answer
-    time.sleep(SETTLE_S)
+    pause(pause_s)
     return (Engine.first_byte_ns - begin) / 1e3, answer
+
+
+def pause(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)
 
 
 def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> dict[str, Any]:
@@ -291,18 +305,18 @@ def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: 
     known = history(tokenizer, texts, tokens)
     chats = [[{"role": "system", "content": f"Chat {number} of {tokens}."}, *known] for number in range(CHATS)]
     for chat in chats:
-        send(through.node, request_of(chat), last_byte=False)
+        send(through.node, request_of(chat), "in_one_send_busy")
     through.await_learned()
     before = through.learner()
     times: dict[str, list[float]] = {}
     matched = []
-    for turn in range(2 * TURNS):
+    for kind in [*KINDS] * TURNS:
         for chat in chats:
             chat.append({"role": "assistant", "content": "hello"})
             chat.append({"role": "user", "content": texts.of(int(50 * tokenizer.chars_per_token))})
-            kind, data = ("last_byte", "in_one_send")[turn % 2], request_of(chat)
+            data = request_of(chat)
             for name, sock in (("node", through.node), ("relay", through.relay)):
-                waited, answer = send(sock, data, last_byte=kind == "last_byte")
+                waited, answer = send(sock, data, kind)
                 times.setdefault(f"{kind}_{name}_us", []).append(waited)
                 if found := MATCHED.search(answer):
                     matched.append(int(found[1]))
@@ -315,7 +329,7 @@ def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: 
         "deadlines_missed": after["deadlines_missed"] - before["deadlines_missed"],
         **{name: percentiles(found, 1) for name, found in times.items()},
     }
-    for kind in ("last_byte", "in_one_send"):
+    for kind in KINDS:
         share = result[f"{kind}_node_us"]["p50"] - result[f"{kind}_relay_us"]["p50"]
         result[f"{kind}_router_us"] = round(share, 1)
     return result
