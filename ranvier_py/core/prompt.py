@@ -31,7 +31,7 @@ class Boundary:
     root of a chain is the empty prefix.
     """
 
-    __slots__ = ("anchors", "first", "length", "messages", "parent", "state", "text", "token", "tokens")
+    __slots__ = ("_first", "anchors", "length", "messages", "parent", "state", "text", "token", "tokens")
 
     def __init__(self, parent: Boundary | None, text: Fingerprint, length: int, block_tokens: int = 1) -> None:
         self.parent = parent
@@ -42,7 +42,12 @@ class Boundary:
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
         self.anchors: tuple[tuple[int, Fingerprint], ...] = ()
-        self.first: Boundary = parent.first if parent and parent.messages else self
+        self._first: Boundary | None = parent.first if parent and parent.messages else None  # no cycle: freed at once
+
+    @property
+    def first(self) -> Boundary:
+        """The end of the first message: this one, if it has no other before it."""
+        return self._first or self
 
     def tokenized(self, segment: Segment) -> None:
         """Fill in what the tokens of this message say."""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 BATCH_MAX = 64  # lessons in one hop to the worker thread: about 5 ms of work, so that no lesson waits long
 GATHER_S = 0.004  # how long the first lesson of a batch waits for company: a hop costs as much as two lessons
-LEARN_SHARE = 0.25
+LEARN_SHARE = 0.1
 """Most of one core's time that learning may take. It competes with the event loop for the interpreter lock: measured
 under full load (benchmarks/data_plane.py), more learning costs more requests than its matches can save."""
 
@@ -48,6 +48,8 @@ TOKENS_MAX = 1 << 19
 works; a prompt that is longer is placed by its text alone."""
 
 TOKENIZE_THREADS = 2  # prompts tokenized before placement at one time; more would fight the event loop for its core
+
+UNDER_WAY_MAX = 64  # prompts waiting to be tokenized before placement; a further one would miss its deadline anyway
 
 
 class Tokenizer(Protocol):
@@ -121,6 +123,8 @@ class Learner:
         self._queue_bytes = 0
         self._queue_bytes_max = queue_bytes_max
         self._wake = trio.Event()
+        self._nursery: trio.Nursery | None = None  # while running
+        self._under_way = 0
         self._limiter = trio.CapacityLimiter(TOKENIZE_THREADS)
         self._learned = self._dropped = self._failed = 0
         self._tokenized_first = self._deadlines_missed = 0
@@ -145,34 +149,56 @@ class Learner:
         self._trim()
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
-        """Tokenize a prompt before it is placed. False when the deadline passed or it can't be tokenized."""
-        taught: Taught | None = None
-        with trio.move_on_after(deadline_s):
-            taught = await trio.to_thread.run_sync(self.teach, prompt, limiter=self._limiter, abandon_on_cancel=True)
-        if taught is None:
+        """Tokenize a prompt before it is placed. False when the deadline passed or it can't be tokenized.
+
+        What comes too late for this request is kept all the same: the next turn needs it.
+        """
+        if self._nursery is None or self._under_way >= UNDER_WAY_MAX:
             self._deadlines_missed += 1
             return False
-        if taught.failed:
-            self._failed += 1
-            return False
-        self._router.absorb(prompt, taught.ancestor, taught.segments)
-        self._tokenized_first += 1
+        done = trio.Event()
+        self._nursery.start_soon(self._tokenize_in_time, prompt, done)
+        with trio.move_on_after(deadline_s) as scope:
+            await done.wait()
+        self._deadlines_missed += scope.cancelled_caught
         return prompt.end.state is not None
 
-    async def run(self) -> None:
-        """Teach for ever, batch by batch."""
-        while True:
-            if not self._queue:
-                self._wake = trio.Event()
-                await self._wake.wait()
-            await trio.sleep(GATHER_S)
-            batch = self._take_batch()
-            began = time.monotonic()
-            results = await trio.to_thread.run_sync(self.teach_all, batch)
-            now = time.monotonic()
-            for lesson, taught in zip(batch, results, strict=True):
-                self._learn(lesson.flight, taught, now)
-            await trio.sleep((now - began) * (1 / LEARN_SHARE - 1))
+    async def _tokenize_in_time(self, prompt: Prompt, done: trio.Event) -> None:
+        self._under_way += 1
+        try:
+            taught = await trio.to_thread.run_sync(self.teach, prompt, limiter=self._limiter, abandon_on_cancel=True)
+        finally:
+            self._under_way -= 1
+        if taught.failed:
+            self._failed += 1
+        else:
+            self._router.absorb(prompt, taught.ancestor, taught.segments)
+            self._tokenized_first += 1
+        done.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Teach until cancelled, batch by batch."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
+                while True:
+                    await self._teach_next()
+            finally:
+                self._nursery = None
+
+    async def _teach_next(self) -> None:
+        if not self._queue:
+            self._wake = trio.Event()
+            await self._wake.wait()
+        await trio.sleep(GATHER_S)
+        batch = self._take_batch()
+        began = time.monotonic()
+        results = await trio.to_thread.run_sync(self.teach_all, batch)
+        now = time.monotonic()
+        for lesson, taught in zip(batch, results, strict=True):
+            self._learn(lesson.flight, taught, now)
+        await trio.sleep((now - began) * (1 / LEARN_SHARE - 1))
 
     def statistics(self) -> LearnerStatistics:
         return LearnerStatistics(

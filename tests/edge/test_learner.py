@@ -96,9 +96,14 @@ def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tu
 async def running(learner: Learner) -> AsyncIterator[None]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(learner.run)
+            await nursery.start(learner.run)
             yield
             nursery.cancel_scope.cancel()
+
+
+async def tokenized_first(learner: Learner, prompt: Prompt, deadline_s: float) -> bool:
+    async with running(learner):
+        return await learner.tokenize_first(prompt, deadline_s)
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -147,7 +152,7 @@ async def test_a_prompt_is_learned_by_its_tokens_once_its_first_token_has_come()
         assert lesson.taken
     other = router.read(CHAT_PATH, body(("user", words("a", 60) + " " + words("b", 40))))
     assert depth(router, other) == 0
-    assert await learner.tokenize_first(other, 5)
+    assert await tokenized_first(learner, other, 5)
     assert depth(router, other) == 32, "the anchor at two blocks: 61 tokens are shared"
 
 
@@ -192,7 +197,7 @@ async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
     tokenizer = WordTokenizer()
     router, learner = make(tokenizer)
     first = router.read(CHAT_PATH, body(("user", words("a"))))
-    assert await learner.tokenize_first(first, 5)
+    assert await tokenized_first(learner, first, 5)
     flight = depart(router, body(("user", words("a")), ("assistant", "yes"), ("user", words("b"))))
     async with running(learner):
         learner.submit(flight)
@@ -234,23 +239,25 @@ async def test_an_answer_whose_lesson_was_dropped_gets_a_new_one() -> None:
     assert learner.statistics().dropped == 2
 
 
-async def test_a_deadline_that_passes_costs_the_tokens_and_is_counted(autojump_clock: trio.testing.MockClock) -> None:
+async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for_the_next_turn(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     tokenizer = WordTokenizer()
     tokenizer.gate = threading.Event()
     router, learner = make(tokenizer)
     prompt = router.read(CHAT_PATH, body(("user", words("a"))))
-    try:
+    async with running(learner):
         assert not await learner.tokenize_first(prompt, 0.15)
-    finally:
+        assert prompt.end.state is None
+        assert learner.statistics().deadlines_missed == 1
         tokenizer.gate.set()
-    assert prompt.end.state is None
-    assert learner.statistics().deadlines_missed == 1
+        await until(lambda: prompt.end.state)
 
 
 async def test_a_template_that_refuses_is_counted_as_that_and_not_as_late() -> None:
     router, learner = make(WordTokenizer())
     prompt = router.read(CHAT_PATH, body(("user", f"refuse {words('a')}")))
-    assert not await learner.tokenize_first(prompt, 5)
+    assert not await tokenized_first(learner, prompt, 5)
     statistics = learner.statistics()
     assert (statistics.failed, statistics.deadlines_missed) == (1, 0)
 
@@ -298,7 +305,7 @@ async def test_no_body_ends_the_learner(strange: bytes, embedded: ChatTokenizer)
     content = strange % words("a").encode()
     prompt = router.read(CHAT_PATH, content)
     if prompt.kind == "chat":
-        await learner.tokenize_first(prompt, 5)
+        await tokenized_first(learner, prompt, 5)
     flights = [depart(router, content), depart(router, body(("user", words("good"))))]
     async with running(learner):
         for flight in flights:
@@ -364,7 +371,7 @@ async def test_two_images_with_equal_text_share_nothing_and_equal_ones_share_all
     assert flight.prompt.end.token
     other = router.read(CHAT_PATH, body(system, picture("BBBB"), ("assistant", "a cat"), ("user", words("more"))))
     assert depth(router, other) == 64, "by text"
-    assert await learner.tokenize_first(other, 5)
+    assert await tokenized_first(learner, other, 5)
     assert depth(router, other) == 64, "by tokens: of 65 before the image"
     shared = set(router.stops(flight.prompt.end)) & set(router.stops(other.end))
     assert max(tokens for tokens, _, _ in shared) == 64
@@ -377,9 +384,9 @@ async def test_an_image_in_an_early_turn_keeps_later_turns_apart() -> None:
     ends = []
     for data in ("AAAA", "BBBB"):
         first = router.read(CHAT_PATH, body(picture(data)))
-        assert await learner.tokenize_first(first, 5)
+        assert await tokenized_first(learner, first, 5)
         turn = router.read(CHAT_PATH, body(picture(data), ("assistant", "yes"), ("user", words("more"))))
-        assert await learner.tokenize_first(turn, 5)
+        assert await tokenized_first(learner, turn, 5)
         ends.append(turn.end)
     assert ends[0].tokens == ends[1].tokens > 0
     assert not {token for _, token, _ in ends[0].stops()} & {token for _, token, _ in ends[1].stops()}
@@ -403,7 +410,7 @@ async def test_salts_and_adapters_keep_equal_tokens_apart() -> None:
     prompts = []
     for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora"}, {"tools": [{"type": "function"}]}):
         prompt = router.read(CHAT_PATH, body(("user", words("a")), **fields))
-        assert await learner.tokenize_first(prompt, 5)
+        assert await tokenized_first(learner, prompt, 5)
         prompts.append(prompt)
     tokens = [token for prompt in prompts for _, token, _ in prompt.end.stops()]
     assert len(set(tokens)) == len(tokens) > len(prompts)
