@@ -193,7 +193,7 @@ class Pipeline:
             return self._models()
         if path == b"/health" and reading:
             return 200, b'{"status":"ok"}'
-        if not path.startswith(b"/v1/"):
+        if not path.startswith(b"/v1/") or climbs(path):
             raise NotFound("this port serves /v1/ and /health")
         return None
 
@@ -328,6 +328,12 @@ class Pipeline:
             self._router.first_token(flight, self._clock())
         if flight.first_at is not None and size <= CAPTURE_BYTES_MAX:
             self._teacher.finish(flight, lesson, raw, chunked=chunked, streamed=flight.prompt.stream)
+
+
+def climbs(path: bytes) -> bool:
+    """Whether a path may mean another one than it begins like: a backend that resolves `..` would serve its own
+    administration."""
+    return b"/.." in path or b"%2e" in path.lower() or b"\\" in path
 
 
 def is_readable(head: HttpResponseHead) -> bool:

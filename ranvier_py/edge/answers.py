@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import orjson
 
-from ranvier_py.core.errors import RanvierError, Unavailable
+from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unavailable
 from ranvier_py.core.http import HOP_BY_HOP, Headers, HttpResponseHead
 
 Fields = Sequence[tuple[bytes, bytes]]
@@ -44,6 +44,8 @@ def error_response(error: RanvierError, api: str = "openai") -> tuple[int, Heade
     headers: Headers = []
     if isinstance(error, Unavailable):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", b"POST"))  # RFC 9110 15.5.6; the paths that are particular take nothing else
     return error.status, headers, orjson.dumps(body)
 
 

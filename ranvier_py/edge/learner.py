@@ -198,6 +198,7 @@ class Learner:
         now = time.monotonic()
         for lesson, taught in zip(batch, results, strict=True):
             self._learn(lesson.flight, taught, now)
+            await trio.lowlevel.checkpoint()  # each takes 0.1 ms of the event loop
         await trio.sleep((now - began) * (1 / LEARN_SHARE - 1))
 
     def statistics(self) -> LearnerStatistics:
