@@ -9,13 +9,16 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import trio
 
+from ranvier_py.cli import leaves
 from ranvier_py.config import Config
+from ranvier_py.core.errors import ConfigError
 from ranvier_py.node import Addresses, run
 
 DEADLINE_S = 10
@@ -267,6 +270,40 @@ async def test_a_prompt_without_a_template_for_it_is_placed_by_load_and_not_refu
         assert (await node.chat(chat_template="{{ messages }}")).status_code == 200
         routes = await node.at_rest()
     assert routes["learner"]["failed"] > 0
+
+
+@pytest.mark.parametrize("path", ["/v1/../admin", "/v1/%2E%2e/admin", "/v1/a/..%2fadmin", "/v1/..\\admin", "/admin"])
+async def test_no_path_climbs_out_of_what_is_served(path: str) -> None:
+    backend = Scripted(GOOD)
+    async with lab(backend) as node, await trio.open_tcp_stream(*node.address) as client:
+        await client.send_all(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
+        assert (await client.receive_some()).startswith(b"HTTP/1.1 404 ")
+    assert backend.bodies == []
+
+
+async def test_a_wrong_method_is_told_the_right_one() -> None:
+    async with lab(Scripted(GOOD)) as node:
+        refused = await node.http.get(f"{node.url}/v1/chat/completions")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize("key", ["chat_template", "tls"])
+async def test_files_that_are_not_what_they_should_be_are_the_configurations_problem(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe\x00")
+    files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
+    with pytest.raises(ConfigError, match=key):
+        await run(Config(listen="127.0.0.1:0", control="127.0.0.1:0", **files))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["listen", "control"])
+async def test_an_address_in_use_is_named(key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        values: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", key: address}
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await run(Config(**values))
+    assert any(address in str(error) for error in leaves(caught.value))
 
 
 async def test_a_second_signal_cuts_the_drain_short() -> None:
