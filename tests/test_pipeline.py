@@ -258,6 +258,18 @@ async def test_the_log_tells_how_much_of_a_broken_answer_was_sent(caplog: pytest
     assert (line["status"], line["outcome"], line["sent_bytes"]) == (200, "timeout", len(TOKEN))
 
 
+async def test_a_backend_that_breaks_off_is_one_line_in_the_log_and_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "ranvier_py"):
+        async with lab(Scripted(STREAM_HEAD, TOKEN, CLOSE)) as node:
+            await node.stream()
+            await node.at_rest()
+            page = (await node.http.get(f"{node.control}/metrics")).text
+    assert 'ranvier_server_errors_total{kind="upstream_closed"} 1.0' in page
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 async def test_a_request_id_of_the_backend_is_not_doubled() -> None:
     async with lab(Scripted(answer(200, b"{}", b"X-Request-Id: theirs\r\n"))) as node:
         served = await node.chat()

@@ -199,6 +199,8 @@ class DataServer:
                 whole = await self._conclude(client)
         except (ClientGone, OSError):
             self._counters.client_gone += 1
+        except RanvierError as error:  # after the first byte; the request's own log line tells it
+            _count(self._counters.errors, error.code)
         except Exception:
             logger.exception("connection.failed peer=%s", client.peer)
         finally:
