@@ -335,7 +335,7 @@ def prepare_read(router: Router, size: int, new: int, number: int) -> Callable[[
         return orjson.dumps({"model": "m", "messages": messages[:count], "stream": True})
 
     if new:
-        router.read(CHAT_PATH, body(MESSAGES - new))
+        router.reader.remember(router.read(CHAT_PATH, body(MESSAGES - new)))
     return partial(router.read, CHAT_PATH, body(MESSAGES))
 
 

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -58,12 +58,26 @@ ARRAY_END = re.compile(rb"}[ \t\r\n]*]")
 KNOWN_HISTORY = b'{"messages":[null'
 
 
+class Note(NamedTuple):
+    """What is to be remembered of a body, once it has been sent on.
+
+    `cut` is a message end that is known already, or 0; `last` where the last message but one seems to end, or 0;
+    `known` what the whole of the messages stands for; `after` the names of the members that follow `messages` in the
+    body.
+    """
+
+    cut: int
+    last: int
+    known: KnownPrefix
+    after: Sequence[str]
+
+
 @dataclass(slots=True)
 class Prompt:
     """What routing needs to know of one request.
 
     `kind` is "chat", "completion" or "opaque"; an opaque prompt has a chain of no boundaries. `tail` are the messages
-    after `base`, the deepest boundary that was known when the body was read.
+    after `base`, the deepest boundary that was known when the body was read. `note` is what `remember` needs.
     """
 
     kind: str
@@ -74,6 +88,7 @@ class Prompt:
     tail: Sequence[Message]
     body: bytes
     text: str = ""
+    note: Note | None = None
 
     @property
     def tokens(self) -> int:
@@ -196,10 +211,9 @@ class PromptReader:
                 end = self._extend(known.end, messages)
             except (TypeError, UnicodeError):
                 return None
-            self._remember(
-                body, cut, last, KnownPrefix(end, known.namespace, known.fields, alone), list(rest), messages
-            )
-            return self._prompt("chat", fields, body, end, known.end, messages, "")
+            prompt = self._prompt("chat", fields, body, end, known.end, messages, "")
+            prompt.note = Note(cut, last, KnownPrefix(end, known.namespace, known.fields, alone), list(rest))
+            return prompt
         return None
 
     def _first_contact(self, body: bytes, fields: dict[str, Any], messages: list[Message]) -> Prompt:
@@ -212,8 +226,9 @@ class PromptReader:
             head["stream"] = fields["stream"] is True
         after = names[place + 1 :]
         known = KnownPrefix(end, root.text, head, NAMESPACE.isdisjoint(after))
-        self._remember(body, 0, next(message_cuts(body), 0), known, after, messages)
-        return self._prompt("chat", fields, body, end, root, messages, "")
+        prompt = self._prompt("chat", fields, body, end, root, messages, "")
+        prompt.note = Note(0, next(message_cuts(body), 0), known, after)
+        return prompt
 
     def _extend(self, boundary: Boundary, messages: Sequence[Message]) -> Boundary:
         for message in messages:
@@ -235,29 +250,25 @@ class PromptReader:
         length = boundary.length + MESSAGE_OVERHEAD_TOKENS + self._estimate(canonical)
         return Boundary(boundary, text, length, self._tokens.block_tokens)
 
-    def _remember(  # one place, all of it at hand
-        self, body: bytes, cut: int, last: int, known: KnownPrefix, after: Sequence[str], messages: Sequence[Message]
-    ) -> None:
-        """Make the last two message ends of `body` known: the next turn continues at one, a branch at the other.
+    def remember(self, prompt: Prompt) -> None:
+        """Make the last two message ends of a chat known: the next turn continues at one, a branch at the other.
 
-        Args:
-            cut: a message end that is known already, or 0.
-            last: where the last message but one seems to end, or 0.
-            known: what the whole of `messages` stands for.
-            after: names of the members that follow `messages` in the body.
-            messages: those after `cut`.
+        Apart from reading, because it need not be done before the request is on its way. Does it once.
         """
-        end = known.end
-        if last > cut and end.parent is not None and self._is_cut(body, last, messages[-1:], after):
-            self.memory.remember(self._digest(body, last), known._replace(end=end.parent))
+        note, prompt.note = prompt.note, None
+        if note is None:
+            return
+        body, end, messages = prompt.body, note.known.end, prompt.tail
+        if note.last > note.cut and end.parent is not None and self._is_cut(body, note.last, messages[-1:], note.after):
+            self.memory.remember(self._digest(body, note.last), note.known._replace(end=end.parent))
         if not messages:
             return
-        if not after:  # then nothing but `]}` follows
-            self.memory.remember(self._digest(body, bare_end(body)), known)
+        if not note.after:  # then nothing but `]}` follows
+            self.memory.remember(self._digest(body, bare_end(body)), note.known)
             return
-        for match in islice(ARRAY_END.finditer(body, max(last, cut)), ENDS_MAX):
-            if self._is_cut(body, match.start() + 1, (), after):
-                self.memory.remember(self._digest(body, match.start() + 1), known)
+        for match in islice(ARRAY_END.finditer(body, max(note.last, note.cut)), ENDS_MAX):
+            if self._is_cut(body, match.start() + 1, (), note.after):
+                self.memory.remember(self._digest(body, match.start() + 1), note.known)
                 break
 
     def _is_cut(self, body: bytes, cut: int, following: Sequence[Message], after: Sequence[str]) -> bool:

@@ -295,6 +295,7 @@ class Router:
     def _learn(self, flight: Flight, end: Boundary, now: float) -> None:
         if flight.prompt.kind == "opaque":
             return
+        self.reader.remember(flight.prompt)
         backend = self.registry.slots[flight.backend]
         if backend is None or backend.removed or backend.epoch != flight.epoch:  # what it held is gone
             return

@@ -19,10 +19,19 @@ KEY = b"k" * 32
 SYSTEM = {"role": "system", "content": "You help with routing."}
 
 
+class Remembering(PromptReader):
+    """Remembers each chat as soon as it is read, as the router does once it is served."""
+
+    def chat(self, body: bytes) -> Prompt:
+        prompt = super().chat(body)
+        self.remember(prompt)
+        return prompt
+
+
 def reader(*, identity: str = "tokenizer", entries_max: int = 1000, key: bytes = KEY) -> PromptReader:
     memory = PromptMemory(entries_max)
     hasher = TextHasher(key)
-    return PromptReader(hasher, TokenHasher(key), memory, identity=identity, bytes_per_token=4.0, digest_seed=11)
+    return Remembering(hasher, TokenHasher(key), memory, identity=identity, bytes_per_token=4.0, digest_seed=11)
 
 
 def chat_body(messages: Sequence[object], style: str = "openai", **fields: object) -> bytes:
@@ -280,3 +289,9 @@ def test_long_salts_and_templates_still_keep_chats_apart_and_are_found_again(nam
     assert found[0] == found[2] != found[1] == found[3]
     assert texts.chat(chat_body(turns(3), "compact", **{name: "a" * 1000})).base.text == found[0]
     assert texts.memory.statistics().found == 3
+
+
+def test_a_chat_that_was_read_and_not_served_is_not_remembered() -> None:
+    growing = reader()
+    PromptReader.chat(growing, chat_body(turns(3)))
+    assert growing.memory.statistics().prefixes == 0
