@@ -6,23 +6,41 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ranvier_py.core.backend import BackendStatistics
+from ranvier_py.config import Config
+from ranvier_py.core.backends import BackendStatistics, Registry
 from ranvier_py.core.errors import NotFound
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Decision
-from ranvier_py.core.router import CHAT_PATH
+from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.measures import samples_of
 
-if TYPE_CHECKING:
-    from ranvier_py.node import Node
+
+class Administered(Protocol):
+    """What administration needs of a node; node.py has the real one."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def router(self) -> Router: ...
+    @property
+    def learner(self) -> Any: ...
+    @property
+    def server(self) -> Any: ...
+    @property
+    def upstream(self) -> Any: ...
+    def add_backend(self, url: str, weight: float, name: str) -> BackendId: ...
+    def remove_backend(self, name_or_url: str) -> None: ...
 
 
 class Admin:
     """One node's administration. Every method but `explain` is one synchronous call."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Administered) -> None:
         self._node = node
         self.draining = False
 
