@@ -43,14 +43,13 @@ CUTS_MAX = 8
 ENDS_MAX = 16
 """Places tried for the end of the last message: text that looks like the end of an array is rare even in code."""
 
-MESSAGES_MAX = 10_000
-"""Chats of more messages are routed by load: 40 ms of the event loop. A body of nothing but `{}` could bring 20 M."""
+MESSAGES_MAX = 10_000  # longer chats are routed by load: 40 ms of the event loop. A body of `{}` could bring 20 M
 
 NAME_CHARACTERS_MAX = 512
-"""Longer salts and templates are kept as a digest, and a chat with a longer model name is not remembered at all: what
-is kept of a request must not grow with it."""
+"""Longer salts and templates are kept as a digest, and a longer model name not at all: no request decides our size."""
 
 MESSAGE_OVERHEAD_TOKENS = 5  # markers and role of one message in ChatML and Llama 3, for estimates alone
+TOKEN_IDS_MAX = 1 << 20  # longer prompts of token ids are routed by load: 0.2 s of the event loop and 200 MB
 TOKEN_ID_MAX = 2**32 - 1  # ids are hashed as 32-bit numbers
 NAMESPACES_MAX = 1024  # cached fingerprints of namespaces that are a model's name alone
 
@@ -378,11 +377,9 @@ def message_cuts(body: bytes) -> Iterator[int]:
 
 
 def is_conversation(messages: object) -> bool:
-    return (
-        isinstance(messages, list)
-        and 0 < len(messages) <= MESSAGES_MAX
-        and all(type(message) is dict for message in messages)
-    )
+    if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES_MAX:
+        return False
+    return all(type(message) is dict for message in messages)
 
 
 def is_short(value: object) -> bool:
@@ -392,7 +389,11 @@ def is_short(value: object) -> bool:
 
 def token_ids(value: object) -> TokenIds | None:
     """Token ids of a completion prompt as an array, or None when `value` is not a list of them."""
-    if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
+    if (
+        not isinstance(value, list)
+        or not 0 < len(value) <= TOKEN_IDS_MAX
+        or not all(type(item) is int for item in value)
+    ):
         return None
     if min(value) < 0 or max(value) > TOKEN_ID_MAX:
         return None

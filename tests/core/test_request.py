@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompt import Boundary, PromptMemory
-from ranvier_py.core.request import MESSAGES_MAX, Prompt, PromptReader
+from ranvier_py.core.request import MESSAGES_MAX, TOKEN_IDS_MAX, Prompt, PromptReader
 
 KEY = b"k" * 32
 SYSTEM = {"role": "system", "content": "You help with routing."}
@@ -295,3 +295,8 @@ def test_a_chat_that_was_read_and_not_served_is_not_remembered() -> None:
     growing = reader()
     PromptReader.chat(growing, chat_body(turns(3)))
     assert growing.memory.statistics().prefixes == 0
+
+
+def test_more_token_ids_than_any_engine_takes_are_routed_by_load() -> None:
+    body = b'{"prompt":[' + b"1," * TOKEN_IDS_MAX + b"1]}"
+    assert reader().completion(body).kind == "opaque"
