@@ -37,6 +37,7 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
 from ranvier_py.edge import control
+from ranvier_py.edge.allocator import keep_freed_memory
 from ranvier_py.edge.learner import Learner
 from ranvier_py.edge.logs import request_line
 from ranvier_py.edge.metrics import render
@@ -163,6 +164,7 @@ class Addresses:
 async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED) -> None:
     """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
     tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
     log.info("node.tokenizer %s", tokenizer.probe_report)
     gc.collect()
