@@ -36,6 +36,9 @@ SCRIPT = ROOT / "benchmarks" / "lua" / "chat_fresh.lua"
 READY_S = 60.0
 """Longest start of a router: the Rust ones take seconds to register their workers."""
 
+WARM_UP_S = 3.0
+"""Long enough to tokenize 64 histories of 60 kB once, 1 MB/s being the tokenizer's speed beside the load."""
+
 NODE, DIRECT = "ranvier_py", "direct"
 
 
@@ -154,6 +157,7 @@ def node(urls: list[str], tokenizer: str) -> Iterator[str]:
     port, control = free_port(), free_port()
     command = [sys.executable, "-m", "ranvier_py", "serve", "--listen", f"127.0.0.1:{port}"]
     command += ["--control", f"127.0.0.1:{control}", "--tokenizer", tokenizer, "--policy", "affinity"]
+    command += ["--log-level", "warning"]  # as the other routers are told
     for url in urls:
         command += ["--backend", url]
     with process(command):
@@ -184,8 +188,9 @@ def load(base: str, case: Case, seconds: float) -> dict[str, float]:
 def measure(targets: dict[str, str], rounds: int, seconds: float) -> dict[str, Any]:
     """By case and target: medians over the rounds, and all of them."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {case.name: {name: [] for name in targets} for case in CASES}
-    for base in targets.values():  # nobody is measured cold
-        load(base, CASES[0], 1)
+    for case in CASES:  # nobody is measured cold: each target has met the histories of each case
+        for base in targets.values():
+            load(base, case, WARM_UP_S)
     for number in range(rounds):
         for case in CASES:
             for name, base in targets.items():
