@@ -50,6 +50,7 @@ class Client(Protocol):
     started: bool
     must_close: bool
     missed: Phase | None
+    request_id: bytes
 
     def arm(self, phase: Phase, seconds: float) -> None: ...
     async def relay_head(self, head: HttpResponseHead, extra: Fields = ..., body: bytes = ...) -> None: ...
@@ -165,6 +166,7 @@ class Pipeline:
     async def handle(self, request: HttpRequest, client: Client) -> None:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
         progress = Progress(request.header(b"x-request-id") or next(self._ids), self._clock())
+        client.request_id = progress.request_id
         try:
             own = self._own_answer(request)
             if own is None:

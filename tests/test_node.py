@@ -267,6 +267,9 @@ async def test_what_no_engine_schema_forbids_is_passed_on_and_what_is_no_json_is
         broken = await node.http.post(url, content=b'{"model":')
         assert broken.status_code == 400
         assert broken.json()["error"]["type"] == "invalid_request_error"
+        assert broken.headers["x-request-id"]
+        named = await node.http.post(url, content=b"{", headers={"x-request-id": "mine"})
+        assert named.headers["x-request-id"] == "mine"
         assert (await node.http.get(url)).status_code == 405
         assert (await node.http.get(f"{node.url}/nothing")).status_code == 404
         assert (await node.http.get(f"{node.url}/health")).json() == {"status": "ok"}

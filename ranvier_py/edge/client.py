@@ -36,6 +36,7 @@ class Client:
         must_close: the connection ends after this answer; a handler may set it.
         verdict: why the connection was cancelled; None if it was not, or was told to end without a word.
         api: whose error shape it expects: "openai" or "anthropic".
+        request_id: of the current request, as soon as a handler has named it; error answers carry it.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Client:
         "must_close",
         "peer",
         "phase",
+        "request_id",
         "scope",
         "send_s",
         "started",
@@ -68,6 +70,7 @@ class Client:
         self.phase = Phase.IDLE
         self.deadline = math.inf
         self.api = "openai"
+        self.request_id = b""
         self.started = False
         self.must_close = False
         self.head_only = False
@@ -133,6 +136,8 @@ class Client:
 
     async def respond_error(self, error: RanvierError) -> None:
         status, headers, body = error_response(error, self.api)
+        if self.request_id:
+            headers = [*headers, (b"x-request-id", self.request_id)]
         await self.respond(status, body, headers)
 
     # --- how it ends ------------------------------------------------------------------------------------------------

@@ -274,6 +274,7 @@ class DataServer:
             head.feed(data[:end])
         request = head.finish(data[:end], self._limits)
         client.api = api_of(request.target)
+        client.request_id = b""
         client.head_only = request.method == b"HEAD"
         rest = end + head.length
         whole = end <= rest <= len(data)
