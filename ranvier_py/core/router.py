@@ -221,8 +221,7 @@ class Router:
     # --- learning off the path --------------------------------------------------------------------------------------
 
     def absorb(self, prompt: Prompt, ancestor: Boundary, segments: Sequence[Segment | None]) -> None:
-        """Tokens of the messages after `ancestor`, which is on the prompt's chain: fill them in. None = no clean
-        cut."""
+        """Fill in the tokens of the messages after `ancestor`, which is on the prompt's chain. None = no clean cut."""
         boundary = prompt.end
         for segment in reversed(segments[: boundary.messages - ancestor.messages]):
             if segment is not None and boundary.state is None:

@@ -103,8 +103,7 @@ class LearnerStatistics:
 
 
 class Learner:
-    """Owns the tokenizing threads. `submit` and `finish` cost an append; `run` must be running for anything to come
-    of it."""
+    """Owns the tokenizing threads. `submit` and `finish` cost an append; nothing comes of them unless `run` runs."""
 
     def __init__(
         self,
@@ -142,8 +141,8 @@ class Learner:
         if flight.prompt.kind == "opaque":
             return
         if lesson is None or lesson.taken:
-            lesson = Lesson(flight)
-            self._append(lesson)
+            self._append(Lesson(flight, raw, chunked, streamed))
+            return
         lesson.raw, lesson.chunked, lesson.streamed = raw, chunked, streamed
         self._queue_bytes += len(raw)
         self._trim()
@@ -268,8 +267,7 @@ class Learner:
             return untaught(prompt, error)
 
     def _taught(self, tasks: Sequence[Task]) -> list[Taught]:
-        """Each task's tokens and fingerprints; tails share one call of the tokenizer, and all share one of the
-        hasher."""
+        """Each task's tokens and fingerprints. Tails share one call of the tokenizer, all tasks one of the hasher."""
         tails = [task for task in tasks if task.continues and task.tokens <= TOKENS_MAX]
         for task, tail in zip(tails, self._tokenizer.tokenize_tails([task.job() for task in tails]), strict=True):
             task.tokenized = tail

@@ -414,3 +414,13 @@ async def test_salts_and_adapters_keep_equal_tokens_apart() -> None:
         prompts.append(prompt)
     tokens = [token for prompt in prompts for _, token, _ in prompt.end.stops()]
     assert len(set(tokens)) == len(tokens) > len(prompts)
+
+
+async def test_an_answer_too_large_to_wait_leaves_no_trace_in_the_bounds_of_the_queue() -> None:
+    router, learner = make(WordTokenizer(), queue_bytes_max=2_000)
+    large = depart(router, body(("user", words("a", 2_000))))
+    for _ in range(5):
+        learner.finish(large, None, b"x" * 1_500, chunked=False, streamed=False)
+    assert learner.statistics().queued == 0
+    learner.submit(depart(router, body(("user", words("b")))))
+    assert learner.statistics().queued == 1
