@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from ranvier_py.core.chunked import ChunkedReader
+
 FIRST_TOKEN = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
@@ -163,17 +165,8 @@ def count(value: object) -> int | None:
 
 def unchunked(raw: bytes) -> bytes:
     """The data of a complete chunked body. Raises ValueError when it is not one."""
-    pieces: list[bytes] = []
-    at = 0
-    while True:
-        line_end = raw.index(b"\r\n", at)
-        size = int(raw[at:line_end].partition(b";")[0], 16)
-        if size < 0:
-            raise ValueError("a negative chunk size")
-        if size == 0:
-            return b"".join(pieces)
-        at = line_end + 2
-        pieces.append(raw[at : at + size])
-        if raw[at + size : at + size + 2] != b"\r\n":
-            raise ValueError("a chunk does not end where it said it would")
-        at += size + 2
+    reader = ChunkedReader(keep=True)
+    reader.feed(raw)
+    if not reader.done:
+        raise ValueError("the chunked body is not complete")
+    return b"".join(reader.payload or ())
