@@ -58,18 +58,39 @@ class Transport(Protocol):
         """Close so that the peer cannot take what it got for the whole."""
 
 
-class PlainTransport:
+class SocketOwner:
+    """How both transports end: at once, without waiting, as often as one likes. Takes the socket over."""
+
+    __slots__ = ("_sock", "fd")
+
+    def __init__(self, sock: socket.socket | trio.socket.SocketType) -> None:
+        self._sock = sock
+        self.fd = sock.fileno()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self.fd = -1
+            self._sock.close()
+
+    def abort(self) -> None:
+        if self.fd >= 0:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+            self.close()
+
+
+class PlainTransport(SocketOwner):
     """A non-blocking TCP socket. Takes it over."""
 
-    __slots__ = ("_recv", "_sendmsg", "_sock", "fd")
+    __slots__ = ("_recv", "_sendmsg", "_shutdown")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         set_nodelay(sock)
-        self._sock = sock
+        super().__init__(sock)
         self._recv = sock.recv
         self._sendmsg = sock.sendmsg
-        self.fd = sock.fileno()
+        self._shutdown = sock.shutdown
 
     async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
         while True:
@@ -100,32 +121,21 @@ class PlainTransport:
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            self.fd = -1
-            self._sock.close()
-
-    def abort(self) -> None:
-        if self.fd >= 0:
-            with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-            self.close()
+            self._shutdown(socket.SHUT_WR)
 
 
-class TlsTransport:
+class TlsTransport(SocketOwner):
     """A TLS session over a non-blocking TCP socket, whose handshake the first call makes. Takes the socket over."""
 
-    __slots__ = ("_sock", "_stream", "fd")
+    __slots__ = ("_stream",)
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
         sock.setblocking(False)
         set_nodelay(sock)
-        self._sock = trio.socket.from_stdlib_socket(sock)
-        self.fd = sock.fileno()
+        wrapped = trio.socket.from_stdlib_socket(sock)
+        super().__init__(wrapped)
         self._stream = trio.SSLStream(
-            trio.SocketStream(self._sock),
+            trio.SocketStream(wrapped),
             context,
             server_hostname=server_hostname,
             server_side=server_hostname is None,
@@ -156,17 +166,6 @@ class TlsTransport:
 
     def end(self) -> None:
         """Nothing: a close_notify would have to wait, and every message of ours says its own length."""
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            self.fd = -1
-            self._sock.close()
-
-    def abort(self) -> None:
-        if self.fd >= 0:
-            with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
-            self.close()
 
 
 @contextlib.contextmanager
