@@ -173,7 +173,7 @@ class Pipeline:
                 await self._forward(request, client, progress)
             else:
                 progress.status = own[0]
-                await client.respond(own[0], own[1], ((b"x-request-id", progress.request_id),))
+                await client.respond(*own)
                 progress.outcome = "success"
         except RanvierError as error:
             progress.outcome = error.code

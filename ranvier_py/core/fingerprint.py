@@ -77,8 +77,7 @@ class TextHasher:
         return self._digest(b"namespace" + orjson.dumps(sorted(fields.items())))
 
     def extend(self, parent: Fingerprint, canonical: bytes) -> Fingerprint:
-        """Fingerprint of the prefix that ends with a message (see `canonical_message`), given that of the one
-        before."""
+        """Fingerprint of the prefix that ends with a message, given the one before it and `canonical_message` of it."""
         return self._digest(parent.to_bytes(8, "little") + canonical)
 
     def extend_bytes(self, parent: Fingerprint, data: bytes) -> Fingerprint:
@@ -165,8 +164,7 @@ class TokenHasher:
         return TokenState(0, mix(namespace ^ self._start_seed), ())
 
     def salted(self, state: TokenState, salt: bytes) -> TokenState:
-        """The state of the same tokens where something else came with them: media, whose tokens are mere
-        placeholders."""
+        """The state of the same tokens where media came with them, of which tokens are mere placeholders."""
         number = int.from_bytes(blake2b(salt, digest_size=8).digest(), "little")
         return TokenState(state.tokens, mix(state.total ^ number), state.rest)
 

@@ -302,8 +302,7 @@ class PromptReader:
         return found
 
     def _reduced(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The members that name the namespace, large ones as a digest (bytes, which JSON has not), so that none is
-        kept."""
+        """The members that name the namespace; large ones as a digest (bytes, which JSON has not), to keep none."""
         return {
             name: value if is_short(value := fields[name]) else self._texts.digest(orjson.dumps(value))
             for name in NAMESPACE_FIELDS

@@ -36,7 +36,7 @@ class Client:
         must_close: the connection ends after this answer; a handler may set it.
         verdict: why the connection was cancelled; None if it was not, or was told to end without a word.
         api: whose error shape it expects: "openai" or "anthropic".
-        request_id: of the current request, as soon as a handler has named it; error answers carry it.
+        request_id: of the current request, as soon as a handler has named it; our own answers carry it.
     """
 
     __slots__ = (
@@ -131,13 +131,13 @@ class Client:
 
     async def respond(self, status: int, body: bytes, headers: Fields = (), content_type: bytes = JSON) -> None:
         """Send a whole answer of our own. HEAD gets its head only. Raises ClientGone."""
+        if self.request_id:
+            headers = (*headers, (b"x-request-id", self.request_id))
         head = own_head(status, headers, content_type, len(body), close=self.must_close)
         await self.send(head, b"" if self.head_only or status in (204, 304) else body)
 
     async def respond_error(self, error: RanvierError) -> None:
         status, headers, body = error_response(error, self.api)
-        if self.request_id:
-            headers = [*headers, (b"x-request-id", self.request_id)]
         await self.respond(status, body, headers)
 
     # --- how it ends ------------------------------------------------------------------------------------------------
