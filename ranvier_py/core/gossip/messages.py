@@ -1,0 +1,241 @@
+"""Every message between nodes, as plain values. `wire` turns them into bytes and back and checks every bound.
+
+    contact     Hello, Echo, Challenge                        two sessions prove to each other that they are live
+    membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
+    routes      Lessons, Digest, Vector, Reset                eager batches, and repair by version vectors
+                Sums, RowsWanted, Rows, Busy                  repair of whole tables by buckets, and the first sync
+    backends    Loads, Facts, Commands                        in-flight counts, boots, verdicts, signed commands
+
+Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
+receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class State(IntEnum):
+    """What is said of a member. At equal epoch and incarnation the greater one holds."""
+
+    ALIVE = 0
+    SUSPECT = 1
+    DEAD = 2
+    LEFT = 3
+
+
+class Record(NamedTuple):
+    """All that is said about one member. `host` is an IP literal."""
+
+    name: str  # at most 64 bytes of UTF-8
+    session: int  # u64, not 0
+    epoch: int  # u64: of two sessions with one name the higher is the later
+    incarnation: int  # u32: raised by the member itself, to refute
+    state: State
+    host: str  # at most 45 bytes
+    port: int  # u16, not 0
+    version_min: int  # u8: of the protocol
+    version_max: int  # u8
+    schema: int  # u64: how fingerprints are made; routes of another schema are ignored
+    public: str = ""  # host:port of the public port, to show; at most 80 bytes
+
+
+class Update(NamedTuple):
+    """One record on its way through the cluster. `accuser` is the session that suspects, for SUSPECT; else 0."""
+
+    record: Record
+    accuser: int = 0
+
+
+# --- contact ----------------------------------------------------------------------------------------------------------
+
+
+class Hello(NamedTuple):
+    """First word to an address. Padded on the wire: the answer to a stranger is never longer than the question."""
+
+    record: Record
+    challenge: int  # u64, not 0: to be echoed
+
+
+class Echo(NamedTuple):
+    """Proof of being live: the nonce that was asked for. `challenge` asks in turn, 0 when nothing is left to prove."""
+
+    record: Record
+    nonce: int
+    challenge: int
+
+
+class Challenge(NamedTuple):
+    """To a session that is not known yet, whatever it sent: prove that you are live."""
+
+    challenge: int
+
+
+# --- membership -------------------------------------------------------------------------------------------------------
+
+
+class Ping(NamedTuple):
+    seq: int  # u32
+    updates: tuple[Update, ...] = ()
+
+
+class Ack(NamedTuple):
+    seq: int
+    updates: tuple[Update, ...] = ()
+
+
+class PingRequest(NamedTuple):
+    """Ask somebody else to ping `target`, in the name of the sender: indirect probe."""
+
+    seq: int
+    session: int
+    host: str
+    port: int
+    updates: tuple[Update, ...] = ()
+
+
+class Nack(NamedTuple):
+    """The relay is well, but the target has not answered it in time."""
+
+    seq: int
+
+
+class Push(NamedTuple):
+    """Updates for their own sake: the gossip tick, an accusation, a leave."""
+
+    updates: tuple[Update, ...]
+
+
+class Members(NamedTuple):
+    """The whole list, in one or several parts. `reply` asks for the receiver's in return."""
+
+    records: tuple[Record, ...]
+    reply: bool
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """One lesson in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of day."""
+
+    age_s: int  # u16, whole seconds
+    lesson: bytes  # as `lessons.encode` makes it: opaque to the log
+
+
+class Lessons(NamedTuple):
+    """Consecutive lessons of one origin: numbers after + 1 … after + len(entries)."""
+
+    origin: int  # session that learned them
+    after: int  # u64
+    entries: tuple[Entry, ...]
+
+
+class Digest(NamedTuple):
+    """Hash of the sender's version vector: equal ones end the exchange after 8 bytes."""
+
+    vector_hash: int  # u64
+    schema: int  # u64
+
+
+class Vector(NamedTuple):
+    """What the sender has: for each origin the number up to which it has everything."""
+
+    entries: tuple[tuple[int, int], ...]  # (session, number)
+    reply: bool  # the receiver's vector is wanted too
+
+
+class Reset(NamedTuple):
+    """The log was trimmed: lessons of `origin` up to `base` are not to be had as lessons. Whole tables will tell."""
+
+    origin: int
+    base: int
+
+
+class Sums(NamedTuple):
+    """Bucket fingerprints of the sender's table: 8 bytes for each bucket, little-endian. `reply` asks for rows back."""
+
+    sums: bytes
+    reply: bool
+
+
+class RowsWanted(NamedTuple):
+    """Send rows: those of these buckets, or all of them when empty. `cursor` resumes an interrupted sync."""
+
+    request: int  # u32, chosen by the asker
+    cursor: int  # u32: index of the first chunk wanted
+    buckets: bytes  # u16 each, little-endian; empty = whole table
+
+
+class Rows(NamedTuple):
+    """One chunk of a table, in columns, parents before children. All columns have one element for each claim."""
+
+    request: int
+    chunk: int  # u32: chunks count from 0
+    last: bool
+    backends: tuple[tuple[int, int], ...]  # (key, boot): what `backend` indexes
+    parent: bytes  # u64 each: fingerprint of the row above, or 0
+    tokens: bytes  # u32 each
+    token: bytes  # u64 each: token fingerprint or 0
+    text: bytes  # u64 each: text fingerprint or 0
+    backend: bytes  # u16 each
+    age_s: bytes  # u16 each
+
+
+class Busy(NamedTuple):
+    """No sync now: too many at once. Ask another."""
+
+    request: int
+
+
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+class Loads(NamedTuple):
+    """What the sender has in flight. Backends that are not listed: none. Numbered, so that an older one is ignored."""
+
+    seq: int  # u32
+    loads: tuple[tuple[int, int], ...]  # (backend key, requests in flight u16)
+
+
+class Fact(NamedTuple):
+    """What one observer knows of one backend."""
+
+    backend: int  # key, u64
+    boot: int  # u32: counts the processes of this backend that the cluster has seen
+    started_at: float  # as the engine tells, seconds; 0 when it tells nothing
+    verdict: int  # u8: 0 unknown, 1 healthy, 2 unhealthy, 3 circuit open
+    draining: bool
+    drain_clock: int  # u32: the greater one decides about draining
+
+
+class Facts(NamedTuple):
+    """Facts of one observer, which may be another than the sender. Numbered per observer."""
+
+    observer: int
+    seq: int
+    facts: tuple[Fact, ...]
+
+
+class Command(NamedTuple):
+    """An operator's order, signed with the admin key: taken only where the configuration allows it."""
+
+    clock: int  # u64: per url the greatest decides
+    verb: str  # add, remove
+    url: str  # at most 512 bytes
+    weight: float
+    name: str
+    signature: bytes  # 32 bytes, HMAC-SHA256
+
+
+class Commands(NamedTuple):
+    commands: tuple[Command, ...]
+
+
+Message = (
+    Hello | Echo | Challenge
+    | Ping | Ack | PingRequest | Nack | Push | Members
+    | Lessons | Digest | Vector | Reset | Sums | RowsWanted | Rows | Busy
+    | Loads | Facts | Commands
+)  # fmt: skip
