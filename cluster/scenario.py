@@ -1,0 +1,369 @@
+"""A scenario: what happens to a cluster, when, and what must hold afterwards. One file for simulator and processes.
+
+    about = "One sentence."
+    for_s = 40.0                     # how long it runs, from the moment the first nodes are told to start
+    runs_on = ["sim", "processes"]   # default: both. What a harness cannot do to it, it must refuse, never skip.
+    [cluster]                        # who there is, see `Cluster`
+    [load]                           # multi-turn chats from clients outside, see `Load`; without it no traffic
+    [[step]]                         # in order of at_s: at_s, do, and the keys of that verb, see `VERBS` and `Step`
+    [expect]                         # bounds, see `Expect`; what is not named is not asked
+
+Nodes and engines are numbered from 0. A *selector* is a list of numbers or one of "all", "none", "one", "half", "30%",
+and for `others` "rest" (all that `nodes` does not name). `settle` turns them into numbers by a seeded draw: the same
+seed picks the same victims on both harnesses. A step with `for_s` undoes itself after so long; `every_s` lets the
+step take its nodes one after the other. Reading is strict: an unknown key, verb or a wrong type is a ScenarioError that
+names the place. Pure: nothing here knows who runs it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+SCENARIOS = Path(__file__).with_name("scenarios")
+HARNESSES = ("sim", "processes")
+SECONDS_MAX = 7 * 86_400.0
+"""A week: longer than any memory of the protocol."""
+
+Selector = tuple[int, ...] | str
+WORDS = ("all", "none", "one", "half", "rest")
+DNS_WORDS = ("all", "subset", "empty", "self", "stale", "foreign", "failing", "slow", "flapping")
+"""What the cluster's name says: every running node; a third of them, another third each time; nobody; only who asks;
+those of the beginning; addresses of another cluster; SERVFAIL; the truth after 5 s; one of these by turns."""
+
+Read = TypeVar("Read")
+
+
+class ScenarioError(ValueError):
+    """The file is not a scenario. The message names file and place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Who there is."""
+
+    nodes: int = 5
+    engines: int = 3
+    running: Selector = "all"  # who is started at 0; the others wait for a `start`
+    spread_s: float = 0.0  # the starts at 0 are spread evenly over so long
+    dns: str = "all"  # what the name says at first
+    profile: str = "lan"  # of membership: lan, wan
+    names: tuple[str, ...] = ()  # of the nodes, where they matter (two alike); default n0, n1, …
+    budget_bytes_per_s: int = 0  # of one node for gossip; 0 = the default of the node
+    route_ttl_s: float = 0.0  # 0 = the default of the node
+    log_entries: int = 0  # lessons an origin keeps for repair; 0 = the default of the node
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Chats: each begins at any node, and each next turn goes to any node, `think_s` (mean) after the last answer."""
+
+    chats_per_s: float = 2.0
+    turns: int = 4
+    think_s: float = 1.0
+    prefixes: int = 4  # distinct system prompts that chats begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens. Which fields a verb takes says `VERBS`; the others keep their defaults."""
+
+    at_s: float
+    do: str
+    nodes: Selector = "none"
+    others: Selector = "rest"
+    engines: Selector = "none"
+    for_s: float = 0.0  # 0 = until something else ends it
+    every_s: float = 0.0  # between one node of the step and the next
+    one_way: bool = False  # only from `nodes` to `others`
+    keep_state: bool = True  # whether the small state file survives
+    down_s: float = 1.0  # between kill and start of a restart
+    loss: float = 0.0  # share of datagrams; a stream is delayed instead
+    delay_s: float = 0.0  # added one way
+    jitter_s: float = 0.0  # mean of an exponential part added to that
+    duplicate: float = 0.0
+    reorder: float = 0.0  # share of datagrams held back for `reorder_s`
+    reorder_s: float = 0.05
+    corrupt: float = 0.0  # share of datagrams with a flipped bit
+    mtu: int = 0  # larger datagrams vanish; 0 = no limit
+    planes: tuple[str, ...] = ("udp", "tcp")
+    refuse: bool = False  # sender is told at once (connection refused, network unreachable) instead of silence
+    factor: float = 10.0  # how much slower
+    dns: str = "all"
+    keys: tuple[int, ...] = ()  # the key ring from now on, primary first; keys are numbers here, secrets in a run
+    label: str = ""  # of another cluster
+    lessons_per_s: float = 0.0
+    chats_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Bounds at the end, for the nodes that run then (or the core of a `core` step). None: not asked."""
+
+    failed_requests_max: int | None = 0  # without those that were streaming on a killed node or engine
+    agree_s: float | None = None  # after the last step or its undoing: everybody knows exactly who runs
+    same_routes_s: float | None = None  # after that moment, and without traffic since: no bucket differs
+    dead_s: float | None = None  # each kill that lasts is known to every running node within
+    learned_s: float | None = None  # a lesson of a running node is at every other within (p99)
+    false_deaths_max: int | None = None  # (observer, subject) pairs, over the whole run
+    hit_share_min: float | None = None  # hit rate of the last third over that before the first step
+    bytes_per_node_s_max: float | None = None  # mean over the run, sent, all planes
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    about: str
+    for_s: float
+    cluster: Cluster = field(default_factory=Cluster)
+    load: Load | None = None
+    steps: tuple[Step, ...] = ()
+    expect: Expect = field(default_factory=Expect)
+    runs_on: tuple[str, ...] = HARNESSES
+
+
+LINK = ("loss", "delay_s", "jitter_s", "duplicate", "reorder", "reorder_s", "corrupt", "mtu")
+VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # verb: (keys it needs, keys it may have)
+    "start": (("nodes",), ("every_s", "keep_state")),
+    "stop": (("nodes",), ("every_s",)),  # politely: says goodbye
+    "kill": (("nodes",), ("every_s",)),
+    "restart": (("nodes",), ("every_s", "down_s", "keep_state")),  # kill, wait, start
+    "roll": (("nodes",), ("every_s", "down_s", "keep_state")),  # stop politely, wait, start
+    "pause": (("nodes", "for_s"), ("every_s",)),  # SIGSTOP, SIGCONT
+    "slow": (("nodes", "factor"), ("for_s",)),  # less of a processor
+    "disk_full": (("nodes",), ("for_s",)),
+    "cut": (("nodes",), ("others", "one_way", "planes", "refuse", "for_s", "every_s")),
+    "link": (("nodes",), ("others", "one_way", "for_s", *LINK)),  # at least one of LINK
+    "heal": ((), ()),  # every cut and link
+    "core": (("nodes",), ()),  # these run, and all between them is well for good; nothing else is mended
+    "dns": (("dns",), ("nodes", "for_s")),  # for these nodes, default all
+    "keys": (("nodes", "keys"), ("every_s",)),
+    "foreign": (("nodes", "label"), ()),  # these addresses belong to another cluster from now on (restart)
+    "flood": (("nodes", "lessons_per_s", "for_s"), ()),  # so many chats learned there, whoever asks
+    "engine_stop": (("engines",), ("for_s",)),
+    "engine_restart": (("engines",), ("down_s",)),  # comes back with an empty cache: a new boot
+    "engine_slow": (("engines", "factor"), ("for_s",)),
+    "load": (("chats_per_s",), ("for_s",)),
+}
+
+
+def scenario_names() -> list[str]:
+    """Those that come with the lab."""
+    return sorted(path.stem for path in SCENARIOS.glob("*.toml"))
+
+
+def load_scenario(name_or_path: str) -> Scenario:
+    """One of the lab's by name, or a file by its path (ending in .toml). Raises ScenarioError, OSError."""
+    path = Path(name_or_path) if name_or_path.endswith(".toml") else SCENARIOS / f"{name_or_path}.toml"
+    if not path.exists() and not name_or_path.endswith(".toml"):
+        raise ScenarioError(f"no scenario {name_or_path!r}; there are: {', '.join(scenario_names())}")
+    return read_scenario(path.read_text(), path.stem, str(path))
+
+
+def read_scenario(text: str, name: str, place: str = "scenario") -> Scenario:
+    """Parse and check. `place` is how errors call the text. Raises ScenarioError."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{place}: {error}") from error
+    table["steps"] = table.pop("step", [])
+    table.setdefault("name", name)
+    return _scenario(table, place)
+
+
+def _scenario(table: dict[str, Any], place: str) -> Scenario:
+    steps = table.pop("steps")
+    parts: dict[str, Any] = {}
+    for key, kind in (("cluster", Cluster), ("load", Load), ("expect", Expect)):
+        if key in table:
+            parts[key] = _read(kind, table.pop(key), f"{place}: [{key}]")
+    found = _read(Scenario, table, place, skip=("cluster", "load", "expect", "steps"))
+    if not isinstance(steps, list):
+        raise ScenarioError(f"{place}: write [[step]], with two brackets")
+    read = tuple(_step(one, f"{place}: step {number}") for number, one in enumerate(steps, 1))
+    whole = replace(found, steps=read, **parts)
+    check(whole, place)
+    return whole
+
+
+def _step(table: Any, place: str) -> Step:
+    if not isinstance(table, dict) or not isinstance(table.get("do"), str):
+        raise ScenarioError(f"{place}: a step needs do = VERB")
+    verb = table["do"]
+    if verb not in VERBS:
+        raise ScenarioError(f"{place}: no verb {verb!r}; there are: {', '.join(VERBS)}")
+    needed, allowed = VERBS[verb]
+    place = f"{place} ({verb})"
+    for key in ("at_s", *needed):
+        if key not in table:
+            raise ScenarioError(f"{place}: {key} is missing")
+    for key in table:
+        if key not in ("at_s", "do", *needed, *allowed):
+            raise ScenarioError(f"{place}: {verb} takes no {key!r}; it takes {', '.join(('at_s', *needed, *allowed))}")
+    if verb == "link" and not any(key in table for key in LINK):
+        raise ScenarioError(f"{place}: say at least one of {', '.join(LINK)}")
+    return _read(Step, table, place)
+
+
+def _read(kind: type[Read], table: Any, place: str, skip: Sequence[str] = ()) -> Read:
+    """One dataclass from one table, every value of the type that the field says."""
+    if not isinstance(table, dict):
+        raise ScenarioError(f"{place}: want a table")
+    known = {one.name: one for one in fields(kind) if one.name not in skip}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise ScenarioError(f"{place}: no key {key!r}; there are: {', '.join(known)}")
+        values[key] = _value(str(known[key].type), value, f"{place}: {key}")
+    for key, one in known.items():
+        if key not in values and one.default is MISSING and one.default_factory is MISSING:
+            raise ScenarioError(f"{place}: {key} is missing")
+    return kind(**values)
+
+
+def _value(kind: str, value: Any, place: str) -> Any:
+    """Check one value against the annotation of its field."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind.startswith("float") and number and 0 <= value <= SECONDS_MAX:
+        return float(value)
+    if kind.startswith("int") and number and isinstance(value, int) and value >= 0:
+        return value
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "Selector" and (numbers(value) or isinstance(value, str)):
+        return value if isinstance(value, str) else tuple(value)
+    if kind == "tuple[int, ...]" and numbers(value):
+        return tuple(value)
+    if kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return tuple(value)
+    raise ScenarioError(f"{place}: {value!r} is not a {kind} (numbers are not negative)")
+
+
+def numbers(value: Any) -> bool:
+    """Whether this is a list of numbers from 0."""
+    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+
+
+def check(scenario: Scenario, place: str) -> None:
+    """What the types do not say. Raises ScenarioError."""
+    cluster = scenario.cluster
+    if cluster.nodes < 1 or scenario.for_s <= 0:
+        raise ScenarioError(f"{place}: want at least one node and some time")
+    if cluster.names and len(cluster.names) != cluster.nodes:
+        raise ScenarioError(f"{place}: [cluster] names: {len(cluster.names)} of them for {cluster.nodes} nodes")
+    for word in scenario.runs_on:
+        _one_of(word, HARNESSES, f"{place}: runs_on")
+    _one_of(cluster.profile, ("lan", "wan"), f"{place}: [cluster] profile")
+    _one_of(cluster.dns, DNS_WORDS, f"{place}: [cluster] dns")
+    check_selector(cluster.running, cluster.nodes, f"{place}: [cluster] running")
+    before = 0.0
+    for number, step in enumerate(scenario.steps, 1):
+        where = f"{place}: step {number} ({step.do})"
+        if step.at_s < before or step.at_s > scenario.for_s:
+            raise ScenarioError(f"{where}: at_s = {step.at_s:g}, want {before:g} … {scenario.for_s:g}, in order")
+        before = step.at_s
+        check_step(step, cluster, where)
+
+
+def check_step(step: Step, cluster: Cluster, where: str) -> None:
+    check_selector(step.nodes, cluster.nodes, f"{where}: nodes")
+    check_selector(step.others, cluster.nodes, f"{where}: others")
+    check_selector(step.engines, cluster.engines, f"{where}: engines")
+    _one_of(step.dns, DNS_WORDS, f"{where}: dns")
+    for plane in step.planes:
+        _one_of(plane, ("udp", "tcp"), f"{where}: planes")
+    for name in ("loss", "duplicate", "reorder", "corrupt"):
+        if getattr(step, name) > 1:
+            raise ScenarioError(f"{where}: {name} is a share, 0 … 1")
+
+
+def _one_of(word: str, words: Sequence[str], where: str) -> None:
+    if word not in words:
+        raise ScenarioError(f"{where}: {word!r}; want one of {', '.join(words)}")
+
+
+def check_selector(selector: Selector, count: int, where: str) -> None:
+    if isinstance(selector, tuple):
+        if any(number >= count for number in selector):
+            raise ScenarioError(f"{where}: {list(selector)}: there are 0 … {count - 1}")
+    elif selector not in WORDS and not (selector.endswith("%") and selector[:-1].isdigit()):
+        raise ScenarioError(f"{where}: {selector!r}; want numbers or one of {', '.join(WORDS)}, 30%")
+
+
+def settle(scenario: Scenario, seed: int) -> Scenario:
+    """The same with every selector turned into sorted numbers. A share is rounded, at least one."""
+    rng = Random(f"{seed}/{scenario.name}/victims")
+    cluster = scenario.cluster
+    steps: list[Step] = []
+    for step in scenario.steps:
+        default = "all" if step.do == "dns" and step.nodes == "none" else step.nodes
+        nodes = picked(default, cluster.nodes, rng)
+        others = picked(step.others, cluster.nodes, rng, without=nodes)
+        engines = picked(step.engines, cluster.engines, rng)
+        steps.append(replace(step, nodes=nodes, others=others, engines=engines))
+    running = picked(cluster.running, cluster.nodes, rng)
+    return replace(scenario, steps=tuple(steps), cluster=replace(cluster, running=running))
+
+
+def picked(selector: Selector, count: int, rng: Random, without: Sequence[int] = ()) -> tuple[int, ...]:
+    """The numbers that a selector means, sorted."""
+    if isinstance(selector, tuple):
+        return selector
+    if selector in ("all", "none", "rest"):
+        return tuple(number for number in range(count) if selector != "none" and number not in without)
+    share = {"one": 0.0, "half": 0.5}.get(selector)
+    if share is None:
+        share = int(selector[:-1]) / 100
+    return tuple(sorted(rng.sample(range(count), min(count, max(1, round(share * count))))))
+
+
+def quiet_at(scenario: Scenario) -> float:
+    """When the last step has happened and has undone itself, in seconds: bounds of `expect` count from here."""
+    ends = [0.0, scenario.cluster.spread_s]
+    for step in scenario.steps:
+        turns = len(step.nodes) if isinstance(step.nodes, tuple) else scenario.cluster.nodes
+        down = step.down_s if step.do in ("restart", "roll", "engine_restart") else 0.0
+        ends.append(step.at_s + step.every_s * max(0, turns - 1) + step.for_s + down)
+    return max(ends)
+
+
+def write_scenario(scenario: Scenario) -> str:
+    """As TOML that `read_scenario` reads back equal: a failing schedule is kept as a scenario of its own."""
+    lines = [f"name = {toml(scenario.name)}", f"about = {toml(scenario.about)}", f"for_s = {toml(scenario.for_s)}"]
+    lines += [f"runs_on = {toml(scenario.runs_on)}"]
+    for key, part in (("cluster", scenario.cluster), ("load", scenario.load), ("expect", scenario.expect)):
+        if part is not None:
+            lines += ["", f"[{key}]", *_lines(part)]
+    for step in scenario.steps:
+        needed, allowed = VERBS[step.do]
+        lines += ["", "[[step]]", *_lines(step, ("at_s", "do", *needed, *allowed), always=("at_s", "do", *needed))]
+    return "\n".join(lines) + "\n"
+
+
+def _lines(part: Any, names: Sequence[str] = (), always: Sequence[str] = ()) -> list[str]:
+    found: list[str] = []
+    for one in fields(part):
+        value = getattr(part, one.name)
+        if (names and one.name not in names) or value is None or (value == one.default and one.name not in always):
+            continue
+        found.append(f"{one.name} = {toml(value)}")
+    return found
+
+
+def toml(value: Any) -> str:
+    """One value: text, number, truth, or a list of them."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{quoted}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml(one) for one in value) + "]"
+    return repr(value)
