@@ -13,6 +13,7 @@ Cost: `benchmarks/decision.py` measures it (results/decision.json).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
@@ -23,7 +24,7 @@ from ranvier_py.core.routes.claims import Claim, Claims
 from ranvier_py.core.routes.leaves import LeafQueue
 from ranvier_py.core.routes.rows import SHARED, WHOLE, Rows
 from ranvier_py.core.routes.tree import Tree
-from ranvier_py.core.routes.values import BACKENDS_MAX, ClaimView, RouteStatistics, RouteView, Trust, TrustCounts
+from ranvier_py.core.routes.values import BACKENDS_MAX, ClaimView, News, RouteStatistics, RouteView, Trust, TrustCounts
 
 WITHDRAW_CLAIMS_MAX = 2000
 """Claims one call of `withdraw` removes, some milliseconds; what is left below goes with the next sweeps."""
@@ -36,6 +37,9 @@ FINGERPRINT_BITS = 64
 EPOCH_MAX = 2**31 - 1
 """What the columns hold."""
 
+NEWS_MAX = 16_384
+"""Calls of `learn` whose news wait to be told: seconds of full load. Beyond, the oldest is dropped and counted."""
+
 
 class RouteTable:
     """Prefix -> backends, learned from traffic, bounded in rows and in time.
@@ -45,6 +49,9 @@ class RouteTable:
         ttl_s: life of a claim after its last evidence; to the second, and never longer.
 
     `now` is monotonic seconds, not negative, given by the caller. Epochs of one backend only grow.
+    `news` collects what LOCAL learning adds, for peers, once `collect_news` was called. A claim that is only refreshed
+    is news again when its evidence enters another half of the TTL, each row at a time of its own: so peers hold what is
+    in use for ever, and one route costs at most two messages in a TTL.
     """
 
     def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = 3600.0) -> None:
@@ -59,6 +66,14 @@ class RouteTable:
         self._withdrawing: list[tuple[int, int]] = []
         self._matched = self._missed = 0
         self._expired = self._voided = self._withdrawn = 0
+        self._half_ttl_s = max(1, int(ttl_s) // 2)
+        self._collecting = False
+        self.news: deque[News] = deque()
+        self.news_dropped = 0
+
+    def collect_news(self) -> None:
+        """From now on `news` is filled; its owner empties it."""
+        self._collecting = True
 
     def __len__(self) -> int:
         """Rows."""
@@ -137,6 +152,8 @@ class RouteTable:
             return 0
         created, refused = tree.created, tree.refused
         claim = Claim(epoch, int(trust), second)
+        if self._collecting and trust == Trust.LOCAL:
+            self._note_news(unread, known, backend, claim, now)
         if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
         path, linked = tree.store(unread, second)
@@ -244,6 +261,37 @@ class RouteTable:
             if text:
                 texts = True
         return taken, 0
+
+    def _note_news(self, stops: Sequence[Stop], known: int, backend: BackendId, claim: Claim, now: float) -> None:
+        """Before a claim is stored: which of these stops will be new to peers, and what stands above them."""
+        fresh: list[Stop] = []
+        parent = 0
+        for stop in stops:
+            if self._is_news(stop, backend, claim):
+                fresh.append(stop)
+                parent = 0
+            elif fresh and not parent:
+                parent = stop[1] or stop[2]
+        if not fresh:
+            return
+        if known and fresh[-1] is stops[-1]:
+            parent = self._rows.name(self._rows.parent[known])
+        if len(self.news) >= NEWS_MAX:
+            self.news.popleft()
+            self.news_dropped += 1
+        self.news.append(News(backend, claim.epoch, fresh, parent, now))
+
+    def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
+        _, token, text = stop
+        index = self._rows.index
+        row = index.get(token or text)
+        if row is None or (text and text not in index):
+            return True
+        old = self._claims.get(row, backend)
+        if old is None or old.epoch != claim.epoch or old.evidence <= self._claims.horizon:
+            return True
+        half, phase = self._half_ttl_s, token or text
+        return (old.evidence + phase) // half != (claim.evidence + phase) // half
 
     def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompt import Stop
 
 BACKENDS_MAX = 4096
 """Backend ids are 0 … 4095 (core.ids): they fit a 16-bit column with room for «none»."""
@@ -21,6 +23,16 @@ class Trust(IntEnum):
     REMOTE = 1  # a peer says so
     LOCAL = 2  # we served it
     CONFIRMED = 3  # the engine says so
+
+
+class News(NamedTuple):
+    """What one call of `learn` added to what peers may know. Deepest first; `parent` names the row above, or is 0."""
+
+    backend: BackendId
+    epoch: int
+    stops: Sequence[Stop]
+    parent: int
+    at: float  # of the evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,387 @@
+"""What peers know of backends: which process it is, whether it is well, whether it drains, what is in flight there.
+
+Four kinds of knowledge, each with its own merge:
+
+- *Boot*: how many processes of this backend the cluster has seen. The greater wins, and its claims alone count. Two
+  nodes that saw one restart are told apart from two restarts by the engine's start time, where it tells one.
+- *Draining*: the order with the greater clock wins.
+- *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
+  DOUBT_S, or one and a failure of our own, are taken for the truth; "healthy" is only what we saw ourselves.
+- *Load*: one number for each observer, the latest counts, none after `load_life_s` of silence.
+
+Boots and drains travel by being repeated: whoever learns something tells its peers what it now knows, and everybody
+tells somebody now and then. So they reach everyone who can be reached, in any order and however often.
+Bounds: backends BACKENDS_MAX, observers those among the live peers. Unknown backends are remembered too, for the day
+the operator adds them; they are never asked anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from random import Random
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.messages import Fact, Facts, Loads, Message
+from ranvier_py.core.gossip.values import Letter, Peer, Plane
+
+BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and counted
+FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
+LOADS_PER_DATAGRAM = 80  # of at most 14 bytes each: fits a datagram with its envelope
+
+BOOT_MAX = 2**32 - 1
+START_TOLERANCE_S = 0.5  # as the registry's: an exporter may compute its start time anew each time
+SAME_RESTART_S = 30.0
+"""A restart that we see so soon after a peer told of one is the same: three probe intervals of 10 s."""
+
+DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
+BOOT_BITS = 8  # of a boot in a lesson
+
+
+class Verdict(IntEnum):
+    UNKNOWN = 0
+    HEALTHY = 1
+    UNHEALTHY = 2
+    CIRCUIT_OPEN = 3
+
+
+ILL = (Verdict.UNHEALTHY, Verdict.CIRCUIT_OPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class FactSettings:
+    load_interval_s: float = 0.1
+    """In-flight counts reach the others within this; two of it are shorter than any prefill worth routing for."""
+    load_repeat_s: float = 1.0  # unchanged loads are told again: three chances before they expire
+    load_life_s: float = 3.0
+    repair_interval_s: float = 10.0  # everything known, to one random peer
+    everyone_max: int = 16  # up to so many peers are all told; more hear it through others
+    listeners_max: int = 32  # load goes to so many peers at most, other ones each time
+    fan_out: int = 3
+    datagrams: bool = True
+
+
+class Boot(NamedTuple):
+    """Another process is behind this backend than we knew: void what the old one held."""
+
+    backend: int
+    boot: int
+
+
+class Drain(NamedTuple):
+    backend: int
+    draining: bool
+
+
+class Doubt(NamedTuple):
+    """`observers` peers called it ill within DOUBT_S."""
+
+    backend: int
+    observers: int
+
+
+News = Boot | Drain | Doubt
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one backend, from whomever."""
+
+    boot: int = 1
+    started_at: float = 0.0
+    told_at: float = float("-inf")  # when a peer told of this boot
+    verdict: Verdict = Verdict.UNKNOWN  # our own
+    draining: bool = False
+    drain_clock: int = 0
+
+
+@dataclass(slots=True)
+class Observed:
+    """The loads one peer reported last."""
+
+    seq: int
+    until: float
+    loads: dict[int, int]
+
+
+@dataclass(slots=True)
+class FactCounters:
+    facts_heard: int = 0
+    facts_adopted: int = 0
+    loads_heard: int = 0
+    loads_old: int = 0
+    loads_expired: int = 0
+    dropped: int = 0
+
+
+class BackendFacts:
+    """One node's knowledge of all backends. Backends are named by their key (core/peer.py)."""
+
+    def __init__(self, session: int, settings: FactSettings, outbox: list[Letter], rng: Random, now: float) -> None:
+        self.counters = FactCounters()
+        self.news: list[News] = []  # drained by the owner after every call; at most one or two for each fact heard
+        self.moved: dict[int, None] = {}  # backends whose peers' load changed; drained by the owner
+        self._session = session
+        self._settings = settings
+        self._outbox = outbox
+        self._rng = rng
+        self._known: dict[int, Known] = {}
+        self._doubts: dict[int, dict[int, float]] = {}
+        self._observed: dict[int, Observed] = {}
+        self._totals: dict[int, int] = {}
+        self._peers: Sequence[Peer] = ()
+        self._seq = 0
+        self._changed: dict[int, None] = {}
+        self._loads: Mapping[int, int] = {}
+        self._loads_moved = False
+        self._loads_sent_at = now
+        self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
+        self._expire_at = float("inf")
+
+    # --- what we see ourselves --------------------------------------------------------------------------------------
+
+    def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
+        """Our own view of one of our backends; cheap when nothing changed."""
+        known = self._known.get(backend)
+        if known is None:
+            if len(self._known) >= BACKENDS_MAX:
+                self.counters.dropped += 1
+                return
+            known = self._known[backend] = Known()
+            self._changed[backend] = None
+        if started_at and not known.started_at:
+            known.started_at = started_at
+            self._changed[backend] = None
+        if verdict is not known.verdict:
+            if verdict in ILL or known.verdict in ILL:
+                self._changed[backend] = None
+            known.verdict = verdict
+
+    def restarted(self, backend: int, started_at: float, now: float) -> int:
+        """We saw a backend restart. Returns its boot, which is a new one unless a peer told of the same restart."""
+        known = self._known.setdefault(backend, Known())
+        same_start = started_at and known.started_at and same_process(started_at, known.started_at)
+        if not same_start and not (not started_at and now - known.told_at < SAME_RESTART_S):
+            known.boot = min(known.boot + 1, BOOT_MAX)
+            known.started_at = started_at
+            self._changed[backend] = None
+        return known.boot
+
+    def drain(self, backend: int, draining: bool) -> None:
+        """The operator said so, here."""
+        known = self._known.setdefault(backend, Known())
+        if known.draining is not draining:
+            known.draining = draining
+            known.drain_clock += 1
+            self._changed[backend] = None
+
+    def carry(self, loads: Mapping[int, int]) -> None:
+        """Our requests in flight, by backend; those with none are left out. Sent with the next tick of loads."""
+        if loads != self._loads:
+            self._loads = loads
+            self._loads_moved = True
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def boot(self, backend: int) -> int:
+        known = self._known.get(backend)
+        return known.boot if known else 1
+
+    def boot_of(self, backend: int, low_bits: int, now: float) -> int:
+        """The boot of which a lesson carries the low bits: one later than ours is adopted, an earlier one is less."""
+        boot = self.boot(backend)
+        ahead = (low_bits - boot) % (1 << BOOT_BITS)
+        if ahead == 0:
+            return boot
+        if ahead >= 1 << (BOOT_BITS - 1):
+            return boot + ahead - (1 << BOOT_BITS)
+        self._adopt(backend, boot + ahead, 0.0, now)
+        return boot + ahead
+
+    def peer_load(self, backend: int) -> int:
+        return self._totals.get(backend, 0)
+
+    def doubts(self, backend: int, now: float) -> int:
+        """How many peers called it ill lately."""
+        return sum(now - at <= DOUBT_S for at in self._doubts.get(backend, {}).values())
+
+    # --- time and peers ---------------------------------------------------------------------------------------------
+
+    @property
+    def wake_at(self) -> float:
+        at = min(self._repair_at if self._peers else float("inf"), self._expire_at)
+        if self._changed:
+            return 0.0
+        if self._loads_moved:
+            return min(at, self._loads_sent_at + self._settings.load_interval_s)
+        if self._loads:
+            return min(at, self._loads_sent_at + self._settings.load_repeat_s)
+        return at
+
+    def peers(self, live: Sequence[Peer]) -> None:
+        """Who is there now. A newcomer is told everything; who is gone takes its loads with it."""
+        before = {peer.session for peer in self._peers}
+        self._peers = live
+        there = {peer.session for peer in live}
+        for session in [session for session in self._observed if session not in there]:
+            self.forget(session)
+        newcomers = [peer for peer in live if peer.session not in before]
+        if self._known and newcomers and len(newcomers) <= self._settings.everyone_max:
+            self._tell(newcomers, list(self._known))
+        self._loads_moved |= bool(self._loads and newcomers)
+
+    def forget(self, session: int) -> None:
+        observed = self._observed.pop(session, None)
+        if observed is not None:
+            self._replace(observed.loads, {})
+        for observers in self._doubts.values():
+            observers.pop(session, None)
+
+    def tick(self, now: float) -> None:
+        settings = self._settings
+        if self._changed:
+            listeners = self._some(settings.everyone_max, settings.fan_out)
+            self._tell(listeners, list(self._changed))
+            self._changed.clear()
+        wait_s = settings.load_interval_s if self._loads_moved else settings.load_repeat_s
+        if (self._loads_moved or self._loads) and now >= self._loads_sent_at + wait_s:
+            self._tell_loads(now)
+        if now >= self._expire_at:
+            self._expire(now)
+        if now >= self._repair_at:
+            self._repair_at = now + settings.repair_interval_s * self._rng.uniform(0.8, 1.2)
+            if self._peers and self._known:
+                self._tell([self._rng.choice(self._peers)], list(self._known))
+
+    # --- what peers say ---------------------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, message: Message, now: float) -> None:
+        if isinstance(message, Loads):
+            self._hear_loads(peer, message, now)
+        elif isinstance(message, Facts) and message.observer == peer.session:
+            for fact in message.facts:
+                self._hear_fact(peer, fact, now)
+
+    def _hear_fact(self, peer: Peer, fact: Fact, now: float) -> None:
+        self.counters.facts_heard += 1
+        known = self._known.get(fact.backend)
+        if known is None:
+            if len(self._known) >= BACKENDS_MAX:
+                self.counters.dropped += 1
+                return
+            known = self._known[fact.backend] = Known(fact.boot, fact.started_at, now)
+            self._changed[fact.backend] = None
+            self.news.append(Boot(fact.backend, fact.boot))
+        else:
+            self._merge_boot(fact, known, now)
+        if fact.drain_clock > known.drain_clock or (
+            fact.drain_clock == known.drain_clock and fact.draining > known.draining
+        ):
+            known.draining, known.drain_clock = fact.draining, fact.drain_clock
+            self._changed[fact.backend] = None
+            self.news.append(Drain(fact.backend, fact.draining))
+        if fact.verdict in ILL:
+            self._doubts.setdefault(fact.backend, {})[peer.session] = now
+            self.news.append(Doubt(fact.backend, self.doubts(fact.backend, now)))
+        else:
+            self._doubts.get(fact.backend, {}).pop(peer.session, None)
+
+    def _merge_boot(self, fact: Fact, known: Known, now: float) -> None:
+        """The greater boot wins; of two processes with one number the one that started later is the next boot."""
+        both_told = bool(fact.started_at and known.started_at)
+        same = both_told and same_process(fact.started_at, known.started_at)
+        if fact.boot > known.boot:
+            if same:  # another count of the same process
+                known.boot = fact.boot
+                self._changed[fact.backend] = None
+                self.counters.facts_adopted += 1
+            else:
+                self._adopt(fact.backend, fact.boot, fact.started_at, now)
+        elif both_told and not same:
+            if fact.started_at > known.started_at:
+                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), fact.started_at, now)
+            elif fact.boot == known.boot:
+                known.boot = min(known.boot + 1, BOOT_MAX)
+                self._changed[fact.backend] = None
+        elif fact.boot == known.boot and fact.started_at and not known.started_at:
+            known.started_at = fact.started_at
+
+    def _adopt(self, backend: int, boot: int, started_at: float, now: float) -> None:
+        known = self._known.setdefault(backend, Known())
+        known.boot, known.started_at, known.told_at = boot, started_at, now
+        self.counters.facts_adopted += 1
+        self._changed[backend] = None
+        self.news.append(Boot(backend, boot))
+
+    def _hear_loads(self, peer: Peer, message: Loads, now: float) -> None:
+        self.counters.loads_heard += 1
+        observed = self._observed.get(peer.session)
+        if observed is not None and message.seq <= observed.seq:
+            self.counters.loads_old += 1
+            return
+        if len(message.loads) > BACKENDS_MAX:
+            self.counters.dropped += 1
+            return
+        loads = dict(message.loads)
+        self._replace(observed.loads if observed else {}, loads)
+        until = now + self._settings.load_life_s * max(1.0, len(self._peers) / self._settings.listeners_max)
+        self._observed[peer.session] = Observed(message.seq, until, loads)
+        self._expire_at = min(self._expire_at, until)
+
+    def _replace(self, before: Mapping[int, int], after: Mapping[int, int]) -> None:
+        totals, moved = self._totals, self.moved
+        for backend, load in before.items():
+            totals[backend] -= load
+            moved[backend] = None
+        for backend, load in after.items():
+            totals[backend] = totals.get(backend, 0) + load
+            moved[backend] = None
+        for backend in before:
+            if not totals[backend]:
+                del totals[backend]
+
+    def _expire(self, now: float) -> None:
+        for observed in self._observed.values():
+            if observed.until <= now and observed.loads:
+                self._replace(observed.loads, {})
+                observed.loads = {}
+                self.counters.loads_expired += 1
+        waiting = (each.until for each in self._observed.values() if each.loads)
+        self._expire_at = min(waiting, default=float("inf"))
+
+    # --- what we say ------------------------------------------------------------------------------------------------
+
+    def _some(self, everyone_max: int, otherwise: int) -> Sequence[Peer]:
+        if len(self._peers) <= everyone_max:
+            return self._peers
+        return self._rng.sample(self._peers, min(otherwise, len(self._peers)))
+
+    def _tell(self, listeners: Sequence[Peer], backends: Sequence[int]) -> None:
+        for message in self._facts(backends):
+            for peer in listeners:
+                self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+
+    def _facts(self, backends: Sequence[int]) -> Iterator[Facts]:
+        for start in range(0, len(backends), FACTS_PER_MESSAGE):
+            self._seq += 1
+            chosen = backends[start : start + FACTS_PER_MESSAGE]
+            yield Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in chosen))
+
+    def _tell_loads(self, now: float) -> None:
+        self._loads_moved = False
+        self._loads_sent_at = now
+        self._seq += 1
+        message = Loads(self._seq, tuple((backend, min(load, 0xFFFF)) for backend, load in self._loads.items()))
+        small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
+        plane = Plane.DATAGRAM if small else Plane.BULK
+        for peer in self._some(self._settings.listeners_max, self._settings.listeners_max):
+            self._outbox.append(Letter(peer.address, peer.session, plane, message))
+
+
+def fact_of(backend: int, known: Known) -> Fact:
+    return Fact(backend, known.boot, known.started_at, known.verdict, known.draining, known.drain_clock)
+
+
+def same_process(started_at: float, other: float) -> bool:
+    return abs(started_at - other) <= START_TOLERANCE_S
