@@ -293,6 +293,17 @@ class Registry:
             changed += self.set_models(backend, result)
         return [*self.changes(backend, health, circuit, result.detail or "probe"), *changed]
 
+    def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
+        """So many peers call it ill just now. Two of them, or one and a failure of our own, are believed."""
+        backend = self[id]
+        vitals = backend.vitals
+        if observers < 1 or (observers < 2 and vitals.streak >= 0 and not vitals.faults):
+            return ()
+        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        vitals.condemn(now)
+        self.settle(backend, admitted)
+        return self.changes(backend, health, circuit, f"{observers} peers say so")
+
     def judge_epoch(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
         """Is it another process than before? Its start time says so; where it tells none, a refused connection does.
 

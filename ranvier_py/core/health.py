@@ -202,6 +202,11 @@ class Vitals:
         if now >= self.wake_at:
             self.feed(Event.WAITED, now)
 
+    def condemn(self, now: float) -> None:
+        """As after all the failed probes it takes: only good probes of our own bring it back."""
+        self.streak = -self.limits.probe_failures_to_unhealthy
+        self.feed(Event.PROBE_FAILED_ENOUGH, now)
+
     def restart(self, now: float) -> None:
         self.feed(Event.RESTARTED, now)
 

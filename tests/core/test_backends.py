@@ -501,3 +501,29 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+# --- what peers say ---------------------------------------------------------------------------------------------------
+
+
+def test_one_peer_alone_does_not_take_a_backend_out() -> None:
+    """One sick node could otherwise empty the pools of all others."""
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://127.0.0.1:9001")
+    assert not registry.doubted(backend.id, 1, 1.0)
+    assert registry.pool("", 1.0).ids == (backend.id,)
+
+
+def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_succeed() -> None:
+    for failures, observers in ((0, 2), (1, 1)):
+        registry = Registry(BackendLimits())
+        backend = registry.add("http://127.0.0.1:9001")
+        for _ in range(failures):
+            registry.probed(backend.id, ProbeResult(ok=False), 1.0)
+        (change,) = registry.doubted(backend.id, observers, 2.0)
+        assert (change.what, change.after) == ("health", "unhealthy")
+        assert registry.pool("", 2.0).ids == ()
+        registry.probed(backend.id, ProbeResult(ok=True), 3.0)
+        assert registry.pool("", 3.0).ids == ()
+        registry.probed(backend.id, ProbeResult(ok=True), 4.0)
+        assert registry.pool("", 4.0).ids == (backend.id,)
