@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -175,9 +176,10 @@ def serve_command(options: argparse.Namespace) -> int:
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
     if config.workers == 1:
         return run_node(config)
+    key = secrets.token_bytes(32)  # the workers have it by being forked, now and at a restart; nobody else ever does
     supervisor = Supervisor(
         config.workers,
-        lambda index: run_node(config.for_worker(index)),
+        lambda index: run_node(config.for_worker(index, key)),
         stop_timeout_s=config.drain_timeout_s + KILL_MARGIN_S,
         fatal=(EXIT_CONFIG, EXIT_ADDRESS),
     )

@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -34,17 +34,24 @@ from ranvier_py.config_values import (
     BackendSpec,
     Count,
     CountOrNone,
+    Label,
+    LiteralPlace,
+    OptionalLabel,
     OptionalPath,
+    Place,
+    Places,
     Seconds,
     Secret,
     Statuses,
 )
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip_places import ClusterKeys, GossipPlaces, gossip_places, key_of_their_own, of_worker, spelled
+from ranvier_py.core.gossip_places import problems as cluster_problems
 
 ENV_PREFIX = "RANVIER_"
 FILE_VARIABLE = "RANVIER_CONFIG"
-SECRETS = ("control_key", "backend_api_key", "cluster_secret")
+SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key")
 """Each of these has a twin `<key>_file` that names a file holding it."""
 
 SECRET_FILE_BYTES_MAX = 4096
@@ -141,10 +148,70 @@ class Config(BaseSettings):
     cluster_secret: Secret = key(
         None,
         "Routing",
-        "Keys the fingerprints; at least 16 bytes, the same on all nodes. A random one for each process when not set.",
+        "Keys the fingerprints; at least 16 bytes. Only nodes with the same one share routes. When not set it follows "
+        "from cluster_key_file: from its fingerprint line, else from its first key. To change that key and keep what "
+        "was learned, write the old key on a fingerprint line. With insecure_gossip it follows from cluster_name. "
+        "A node alone, or its workers together, make a random one.",
     )
     cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
     recent_decisions: Count = key(256, "Routing", "Decisions kept for /admin/decisions.")
+
+    gossip: Place = key(
+        None,
+        "Cluster",
+        "Where peers reach this node, HOST or HOST:PORT, over UDP and TCP. Not set: 0.0.0.0:7946 when join, "
+        "cluster_key_file or insecure_gossip is, 127.0.0.1:7946 among several workers, else no gossip. off: none at "
+        "all. With several workers, worker i has this port + i.",
+    )
+    advertise: LiteralPlace = key(
+        None,
+        "Cluster",
+        "Address told to peers, an IP with or without a port, where it is not the one of gossip. For 0.0.0.0 the one "
+        "that faces the peers is found out.",
+    )
+    join: Places = key(
+        [],
+        "Cluster",
+        "Peers to begin with: HOST or HOST:PORT (7946). A name may have many addresses, this node's among them; it is "
+        "looked up again for ever. The flag repeats; blanks and commas separate.",
+    )
+    cluster_key_file: OptionalPath = key(
+        None,
+        "Cluster",
+        "File with the keys of the cluster, each on its own line as 64 hex digits; at most 4. The first one encrypts, "
+        "all of them open. Read again when it changes and at SIGHUP.",
+    )
+    insecure_gossip: bool = key(
+        False, "Cluster", "Gossip without a key: whoever reaches the port can read and change routes. For trials."
+    )
+    cluster_name: Label = key(
+        "ranvier", "Cluster", "Nodes of another cluster's name are not understood, even with the same key."
+    )
+    node_name: OptionalLabel = key(
+        None,
+        "Cluster",
+        "Name of this node among its peers, no two the same. The advertised address when not set. With several "
+        "workers, -i is added.",
+    )
+    gossip_profile: Literal["lan", "wan"] = key(
+        "lan", "Cluster", "Pace of probes and of suspicion: lan within a site, wan across sites."
+    )
+    gossip_udp: bool = key(True, "Cluster", "Probe over UDP. Without, over TCP alone, where UDP is blocked.")
+    gossip_bytes_per_s_max: Annotated[int, Field(ge=4096)] = key(
+        256 * 1024, "Cluster", "Most that this node spends on telling its peers what it learned."
+    )
+    gossip_state_file: OptionalPath = key(
+        None,
+        "Cluster",
+        "File that remembers the peers across restarts, at most 64 KiB. With several workers, .i is added.",
+    )
+    gossip_admin_key: Secret = key(
+        None,
+        "Cluster",
+        "Signs administration between nodes; at least 16 bytes. With it, a backend added on one node is added on all "
+        "that have this key. Without, no backend's address is ever taken from a peer.",
+    )
+    gossip_admin_key_file: OptionalPath = key(None, "Cluster", "File that holds this key.")
 
     header_timeout_s: Seconds = key(10.0, "Limits", "A request's header must be complete by then.")
     body_timeout_s: Seconds = key(60.0, "Limits", "... and its body by then.")
@@ -182,11 +249,51 @@ class Config(BaseSettings):
         """Only what is passed in: `load` asks the other sources itself, to know where each value came from."""
         return (init_settings,)
 
-    def for_worker(self, index: int) -> Self:
-        """The configuration of worker `index`: its own control port. `workers` stays, it means a shared public port."""
+    _worker_key: bytes | None = PrivateAttr(default=None)  # in no file, flag, dump or log
+
+    @property
+    def worker_key(self) -> bytes | None:
+        """Cluster key of workers that have no other: see `for_worker`."""
+        return self._worker_key
+
+    @property
+    def gossip_places(self) -> GossipPlaces | None:
+        """Where this node gossips; None when it does not."""
+        return gossip_places(self._cluster_keys)
+
+    @property
+    def _cluster_keys(self) -> ClusterKeys:
+        return ClusterKeys(
+            gossip=self.gossip or "",
+            advertise=self.advertise or "",
+            join=self.join,
+            keyed=self.cluster_key_file is not None,
+            insecure=self.insecure_gossip,
+            workers=self.workers,
+            listen=host_port(self.listen),
+            control=host_port(self.control),
+        )
+
+    def for_worker(self, index: int, key: bytes) -> Self:
+        """The configuration of worker `index`: its own ports, its siblings as peers.
+
+        `key` is 32 random bytes that the workers share by being forked from one parent; it serves those whose only
+        peers are each other. `workers` stays, it means a shared public port.
+        """
         host, port = host_port(self.control)
-        shown = f"[{host}]" if ":" in host else host
-        return self.model_copy(update={"control": f"{shown}:{port + index if port else 0}"})
+        update: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
+        places = self.gossip_places
+        if places is not None:
+            places = of_worker(places, index, self.workers)
+            update["gossip"] = spelled(places.listen)
+            update["advertise"] = spelled(places.advertise) if places.advertise else None
+            update["join"] = [spelled(where) for where in places.join]
+            update["node_name"] = self.node_name and f"{self.node_name}-{index}"
+            file = self.gossip_state_file
+            update["gossip_state_file"] = file and file.with_name(f"{file.name}.{index}")
+        worker = self.model_copy(update=update)
+        worker._worker_key = key if key_of_their_own(self._cluster_keys) else None
+        return worker
 
     def masked(self) -> dict[str, Any]:
         """Every key with its value as JSON has it; secrets that are set are "***"."""
@@ -336,9 +443,11 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("control", "listen"), "listen and control are the same address"
     if config.total_retries_max < config.worker_retries_max:
         yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
-    secret = config.cluster_secret
-    if secret is not None and len(secret.get_secret_value().encode()) < 16:
-        yield ("cluster_secret",), "must be at least 16 bytes long"
+    for name in ("cluster_secret", "gossip_admin_key"):
+        secret: SecretStr | None = getattr(config, name)
+        if secret is not None and len(secret.get_secret_value().encode()) < 16:
+            yield (name,), "must be at least 16 bytes long"
+    yield from cluster_problems(config._cluster_keys)
     yield from twice(config)
 
 

@@ -12,13 +12,31 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from ranvier_py.core.addresses import host_port
+from ranvier_py.core.addresses import host_port, is_address
 from ranvier_py.core.backend import normal_url
 from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.gossip_places import OFF, place
 
 
 def address(text: str) -> str:
     host_port(text)
+    return text
+
+
+def place_text(text: str | None) -> str | None:
+    if text is not None:
+        place(text)
+    return text
+
+
+def place_or_off(text: str | None) -> str | None:
+    return text if text == OFF else place_text(text)
+
+
+def literal_place(text: str | None) -> str | None:
+    """A place whose host is an address: what is told to peers is not looked up by them."""
+    if text is not None and not is_address(place(text)[0]):
+        raise ValueError("must be an IP address, with or without a port")
     return text
 
 
@@ -39,7 +57,7 @@ def split_text(value: object) -> object:
     return value.split() if isinstance(value, str) else value
 
 
-def split_numbers(value: object) -> object:
+def split_items(value: object) -> object:
     """As `split_text`, and commas separate too. Flags may repeat."""
     if isinstance(value, list):
         return [piece for item in value for piece in str(item).replace(",", " ").split()]
@@ -80,7 +98,12 @@ Secret = Annotated[SecretStr | None, BeforeValidator(empty_is_none)]
 Backends = Annotated[
     list[Annotated[BackendSpec, BeforeValidator(backend_fields)]], NoDecode, BeforeValidator(split_text)
 ]
-Statuses = Annotated[list[Annotated[int, Field(ge=400, le=599)]], NoDecode, BeforeValidator(split_numbers)]
+Statuses = Annotated[list[Annotated[int, Field(ge=400, le=599)]], NoDecode, BeforeValidator(split_items)]
+Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empty_is_none)]
+LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValidator(empty_is_none)]
+Places = Annotated[list[Annotated[str, AfterValidator(place_text)]], NoDecode, BeforeValidator(split_items)]
+Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
+OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]

@@ -273,7 +273,10 @@ from ranvier_py import cli
 
 async def run(config):
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        import os; os.write(1, f"{config.control} {config.workers}\\n".encode())
+        import hashlib, os
+        key = hashlib.sha256(config.worker_key).hexdigest()
+        shown = config.worker_key.hex() in open("/proc/self/cmdline").read() + str(dict(os.environ)) + repr(config)
+        os.write(1, f"{config.control} {config.workers} {config.gossip} {key} {shown}\\n".encode())
         async for _ in signals:
             return
 
@@ -282,14 +285,19 @@ sys.exit(cli.main(["serve", "--workers", "3", "--control", "127.0.0.1:9990", "--
 """
 
 
-def test_several_workers_are_several_nodes_with_a_control_port_each() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at its command line in /proc")
+def test_several_workers_are_several_nodes_with_ports_of_their_own_and_one_key() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", NODES], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
     ) as process:
         try:
             assert process.stdout is not None
-            lines = sorted(process.stdout.readline().strip() for _ in range(3))
-            assert lines == ["127.0.0.1:9990 3", "127.0.0.1:9991 3", "127.0.0.1:9992 3"]
+            first, second, third = sorted(process.stdout.readline().split() for _ in range(3))
+            assert first[:3] == ["127.0.0.1:9990", "3", "127.0.0.1:7946"]
+            assert second[:3] == ["127.0.0.1:9991", "3", "127.0.0.1:7947"]
+            assert third[:3] == ["127.0.0.1:9992", "3", "127.0.0.1:7948"]
+            assert first[3:] == second[3:] == third[3:]
+            assert first[4] == "False"
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:

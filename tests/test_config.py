@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from ranvier_py.config import SECRETS, Config, flag_of, load, variable_of
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip_places import GossipPlaces
 from ranvier_py.core.placement.policies import make_policy
 from ranvier_py.reference import reference, toml_value, unit_of
 
 SECRET = "s3cret-value-of-a-test"
+KEY = b"thirty-two bytes of a random key"
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +250,7 @@ def test_every_key_that_is_a_time_or_a_size_carries_its_unit() -> None:
     assert unit_of("stall_timeout_s") == "seconds"
     assert unit_of("body_bytes_max") == "bytes"
     assert unit_of("block_size_tokens") == "tokens"
+    assert unit_of("gossip_bytes_per_s_max") == "bytes per second"
     for name in Config.model_fields:
         if any(word in name for word in ("timeout", "interval", "deadline", "ttl", "size", "bytes")):
             assert unit_of(name), name
@@ -268,8 +271,81 @@ def test_texts_survive_toml(text: str) -> None:
 
 def test_each_worker_has_its_own_control_port() -> None:
     config = Config(control="[::1]:9180", workers=3)
-    assert [config.for_worker(index).control for index in range(3)] == ["[::1]:9180", "[::1]:9181", "[::1]:9182"]
-    assert Config(control="127.0.0.1:0").for_worker(2).control == "127.0.0.1:0"
+    assert [config.for_worker(index, KEY).control for index in range(3)] == ["[::1]:9180", "[::1]:9181", "[::1]:9182"]
+    assert Config(control="127.0.0.1:0").for_worker(2, KEY).control == "127.0.0.1:0"
+
+
+# --- the cluster ----------------------------------------------------------------------------------------------------
+
+
+def test_workers_alone_are_peers_with_a_key_that_nothing_shows() -> None:
+    workers = [Config(workers=3).for_worker(index, KEY) for index in range(3)]
+    assert [worker.worker_key for worker in workers] == [KEY] * 3
+    assert [worker.gossip for worker in workers] == ["127.0.0.1:7946", "127.0.0.1:7947", "127.0.0.1:7948"]
+    assert workers[1].join == ["127.0.0.1:7946", "127.0.0.1:7948"]
+    assert workers[1].gossip_places == GossipPlaces(
+        ("127.0.0.1", 7947), ("127.0.0.1", 7947), (("127.0.0.1", 7946), ("127.0.0.1", 7948))
+    )
+    for text in (repr(workers[0]), str(workers[0].masked()), workers[0].model_dump_json()):
+        assert repr(KEY)[2:-1] not in text
+        assert KEY.hex() not in text
+
+
+def test_workers_of_a_cluster_use_its_key_and_have_names_and_files_of_their_own(tmp_path: Path) -> None:
+    flags = {
+        "workers": "2",
+        "gossip": "[::]",
+        "advertise": "10.0.0.1",
+        "join": ["router.example,10.0.0.2:9"],
+        "cluster_key_file": str(tmp_path / "key"),
+        "node_name": "a",
+        "gossip_state_file": str(tmp_path / "state"),
+    }
+    worker = load(flags)[0].for_worker(1, KEY)
+    assert worker.worker_key is None
+    assert (worker.gossip, worker.advertise, worker.node_name) == ("[::]:7947", "10.0.0.1:7947", "a-1")
+    assert worker.join == ["router.example:7946", "10.0.0.2:9", "[::1]:7946"]
+    assert worker.gossip_state_file == tmp_path / "state.1"
+
+
+def test_the_peers_of_a_worker_can_be_switched_off() -> None:
+    worker = Config(workers=2, gossip="off").for_worker(1, KEY)
+    assert (worker.gossip_places, worker.worker_key, worker.join) == (None, None, [])
+
+
+def test_peers_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_INSECURE_GOSSIP", "true")
+    expected = ["a", "b:1", "::1"]
+    assert load({"join": ["a", "b:1,::1"]})[0].join == expected
+    assert load(None, written(tmp_path, 'join = ["a", "b:1", "::1"]'))[0].join == expected
+    monkeypatch.setenv("RANVIER_JOIN", " a, b:1\n::1")
+    assert load()[0].join == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"join": ["a"]}, "join: peers need a cluster_key_file"),
+        ({"join": ["a:b"]}, "join[0]: must be HOST:PORT"),
+        ({"gossip": "10.0.0.1:70000"}, "gossip: the port must be 0 to 65535 (from --gossip)"),
+        ({"gossip": "off", "insecure_gossip": True, "join": ["a"]}, "join: without gossip this has no effect"),
+        ({"advertise": "router.example"}, "advertise: must be an IP address, with or without a port"),
+        ({"insecure_gossip": True, "advertise": "0.0.0.0"}, "advertise: 0.0.0.0 is no address that a peer could"),
+        ({"workers": "3", "gossip": "127.0.0.1:8079"}, "gossip: takes a port of listen (from --gossip)"),
+        ({"node_name": "two words"}, "node_name: "),
+        ({"cluster_name": ""}, "cluster_name: "),
+        ({"gossip_profile": "moon"}, "gossip_profile: must be 'lan' or 'wan'"),
+        ({"gossip_bytes_per_s_max": "10"}, "gossip_bytes_per_s_max: must be greater than or equal to 4096"),
+    ],
+)
+def test_a_cluster_that_can_not_work_is_refused(flags: dict[str, Any], problem: str) -> None:
+    (found,) = problems(flags)
+    assert found.startswith(problem)
+
+
+def test_the_admin_key_of_gossip_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_GOSSIP_ADMIN_KEY", "short")
+    assert problems() == ["gossip_admin_key: must be at least 16 bytes long (from RANVIER_GOSSIP_ADMIN_KEY)"]
 
 
 def test_the_configuration_can_not_be_changed() -> None:
