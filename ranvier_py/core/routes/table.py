@@ -243,6 +243,12 @@ class RouteTable:
                 walks.pop()
         return views
 
+    def stop_of(self, fingerprint: int) -> Stop | None:
+        """The whole stop of a known fingerprint."""
+        rows = self._rows
+        row = rows.index.get(fingerprint)
+        return None if row is None else (rows.tokens[row], rows.token[row], rows.text[row])
+
     def _read(self, stops: Iterable[Stop]) -> tuple[list[Stop], int]:
         """The stops up to the one that ends the walk, and its row, or 0. A stop of no tokens is no prefix."""
         get, flags = self._rows.index.get, self._rows.flags
