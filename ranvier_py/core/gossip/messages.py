@@ -120,8 +120,8 @@ class Members(NamedTuple):
 class Entry(NamedTuple):
     """One lesson in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of day."""
 
-    age_s: int  # u16, whole seconds
-    lesson: bytes  # as `lessons.encode` makes it: opaque to the log
+    age_s: int  # u16, whole seconds, rounded up: nothing gets younger on its way
+    lesson: bytes  # as `lessons.encode` makes it: opaque to the log. Empty: it expired, only its number counts
 
 
 class Lessons(NamedTuple):
@@ -130,6 +130,7 @@ class Lessons(NamedTuple):
     origin: int  # session that learned them
     after: int  # u64
     entries: tuple[Entry, ...]
+    held_ms: int = 0  # u16: how long its senders held the newest of these, so far; 65535 = so long or longer
 
 
 class Digest(NamedTuple):

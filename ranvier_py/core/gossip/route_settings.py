@@ -1,0 +1,33 @@
+"""How fast, how far and how much routes are told. The defaults suit 3 to 100 nodes on one network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGossipSettings:
+    """`schema` tells how fingerprints are made; `ttl_s` is the table's. Raises ValueError for what can't work."""
+
+    schema: int = 0
+    ttl_s: float = 3600.0
+    tick_s: float = 0.05  # the longest that something learned waits for company on its way out
+    mesh_peers_max: int = 16  # up to so many peers are all told directly; among more, each tells `fan_out`
+    fan_out: int = 3  # three of 100 nodes reach all others in about six hops
+    digest_interval_s: float = 0.5  # the longest that a lost lesson stays unnoticed by the peer that is asked
+    node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
+    peer_bytes_per_s: int = 128 * 1024  # the same to one peer
+    bulk_bytes_per_s: int = 64 * 1024 * 1024  # rows: a join on a local network takes a second
+    log_entries_max: int = 65_536  # of all origins together: about 16 MB
+    intake_per_s: int = 8192  # new lessons heard from everybody: 10 % of a core. One peer may bring 4 fair shares
+    forget_after_s: float = 60.0  # at least so long what a dead origin taught is passed on: two suspicions and digests
+
+    def __post_init__(self) -> None:
+        if self.node_bytes_per_s < MIN_BYTES_PER_S or self.peer_bytes_per_s < MIN_BYTES_PER_S:
+            raise ValueError(f"a budget of less than {MIN_BYTES_PER_S} bytes per second has no room for bucket sums")
+        if min(self.ttl_s, self.tick_s, self.digest_interval_s) <= 0 or self.log_entries_max < 1 or self.fan_out < 1:
+            raise ValueError("times, the log and the fan-out must be positive")
+
+
+MIN_BYTES_PER_S = 64 * 1024
+"""Twice the largest single message under these budgets, the bucket sums."""
