@@ -1,0 +1,134 @@
+"""The small file that remembers peers and epoch across a restart: a convenience, never a need.
+
+It is written every half minute when its content changed, and once more at the end: to a new file, to the disk, then
+into place, so that a reader finds the old one or the new one and no half. Writing happens in a thread, since a disk may
+take its time.
+
+Rules: whatever is wrong with the file (absent, cut off, of another version, of something else, not to be read or
+written, a full disk) is logged once, until it is well again, and the node goes on without it. At most STATE_BYTES_MAX.
+Only its owner may read it: it tells who our peers are, though no key.
+Cost: one fsync of some kilobytes for each write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import trio
+
+log = logging.getLogger(__name__)
+
+STATE_BYTES_MAX = 64 * 1024
+"""Some 600 peers; whatever is larger is another file by mistake."""
+
+MARK = b"ranvier peers 1\n"
+DIGEST_BYTES = 16  # tells a cut or damaged file; not meant against forgers, who need the cluster's key anyway
+
+WRITE_INTERVAL_S = 30.0  # as much news may be lost by a crash; peers tell it again
+LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
+
+
+@dataclass(frozen=True, slots=True)
+class StateFileStatistics:
+    writes: int
+    failures: int  # to write
+    refused: int  # files not used at the start
+
+
+class StateFile:
+    """Reads the state of an earlier run, and keeps that of this one."""
+
+    def __init__(self, path: Path, *, interval_s: float = WRITE_INTERVAL_S) -> None:
+        self.path = path
+        self.interval_s = interval_s
+        self._written: bytes | None = None
+        self._trouble = ""
+        self._writes = self._failures = self._refused = 0
+
+    def statistics(self) -> StateFileStatistics:
+        return StateFileStatistics(self._writes, self._failures, self._refused)
+
+    def read(self) -> bytes:
+        """What an earlier run left; b"" when there is none that can be used. Blocks for one small read."""
+        try:
+            with self.path.open("rb") as stream:
+                content = stream.read(len(MARK) + DIGEST_BYTES + STATE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            return self._refuse(f"can't be read: {error.strerror}")
+        digest_at, state_at = len(MARK), len(MARK) + DIGEST_BYTES
+        state = content[state_at:]
+        if not content.startswith(MARK):
+            return self._refuse("is of another version, or no such file at all")
+        if len(state) > STATE_BYTES_MAX or content[digest_at:state_at] != digest(state):
+            return self._refuse("is damaged")
+        self._written = state
+        return state
+
+    def _refuse(self, why: str) -> bytes:
+        self._refused += 1
+        log.warning("gossip.state_refused %s %s; starting without", self.path, why)
+        return b""
+
+    async def run(
+        self, state: Callable[[], bytes], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Write what `state` returns, when it changed, until cancelled. Never raises for the file's sake."""
+        task_status.started()
+        try:
+            while True:
+                await trio.sleep(self.interval_s)
+                await self.save(state())
+        finally:
+            with trio.move_on_after(LAST_WRITE_S, shield=True):
+                await self.save(state())
+
+    async def save(self, state: bytes) -> None:
+        if state == self._written:
+            return
+        try:
+            if len(state) > STATE_BYTES_MAX:
+                raise OSError(None, f"{len(state)} bytes are too many")
+            await trio.to_thread.run_sync(write_whole, self.path, MARK + digest(state) + state, abandon_on_cancel=True)
+        except OSError as error:
+            self._failures += 1
+            if not self._trouble:
+                log.warning("gossip.state_not_written %s: %s; going on without", self.path, error.strerror or error)
+            self._trouble = str(error)
+            return
+        self._written = state
+        self._writes += 1
+        if self._trouble:
+            log.info("gossip.state_written %s again", self.path)
+        self._trouble = ""
+
+
+def digest(state: bytes) -> bytes:
+    return blake2b(state, digest_size=DIGEST_BYTES, person=b"gossip state").digest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace the file at once or not at all. Raises OSError."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name itself
+    finally:
+        os.close(folder)
