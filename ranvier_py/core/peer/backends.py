@@ -1,0 +1,140 @@
+"""The registry among peers: what this node sees of its backends becomes facts, what peers say becomes the registry's.
+
+Between nodes a backend is a key, the keyed hash of its URL: ids are numbers of one node, and a URL on the wire would be
+an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait.
+
+Down, by looking: `look` compares each backend with what it was at the last look (in flight, verdict, boot epoch,
+draining), so that nothing is done on a request's path. Up: `follow` applies what was heard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from ranvier_py.core.backends import Backend, Circuit, Health, Registry, Transition
+from ranvier_py.core.gossip.facts import BackendFacts, Boot, Drain, Verdict
+from ranvier_py.core.ids import BackendId
+
+TRANSITIONS_MAX = 1000  # waiting for the log; later ones are not logged
+
+VERDICTS = {Health.UNKNOWN: Verdict.UNKNOWN, Health.HEALTHY: Verdict.HEALTHY, Health.UNHEALTHY: Verdict.UNHEALTHY}
+
+
+@dataclass(slots=True)
+class Seen:
+    """One backend as it was at the last look. `epoch` is this node's, of the process that the facts call by `boot`."""
+
+    backend: Backend
+    epoch: int
+    draining: bool
+
+
+class SharedBackends:
+    """Key <-> backend, and the traffic between registry and facts.
+
+    Args:
+        key: 16 to 64 secret bytes, the same on all nodes.
+    """
+
+    def __init__(self, registry: Registry, facts: BackendFacts, key: bytes) -> None:
+        self.registry = registry
+        self.facts = facts
+        self.doubted: dict[BackendId, None] = {}  # a peer calls it ill: to be probed now; drained by the owner
+        self.transitions: list[Transition] = []  # for the log; drained by the owner
+        self._key = key
+        self._seen: dict[int, Seen] = {}  # by key
+        self._keys: dict[BackendId, int] = {}
+        self._version = (-1, -1)
+
+    def key_of(self, backend: BackendId) -> int | None:
+        """None for a backend that was not there at the last look."""
+        return self._keys.get(backend)
+
+    def find(self, key: int) -> Backend | None:
+        seen = self._seen.get(key)
+        return seen.backend if seen is not None and not seen.backend.removed else None
+
+    def keys(self) -> dict[BackendId, int]:
+        return self._keys
+
+    # --- down -------------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Tell the facts what changed since the last look. About 0.3 us for each backend."""
+        registry = self.registry
+        if self._version != (registry.added, registry.removed):
+            self._version = (registry.added, registry.removed)
+            self._rename()
+        loads: dict[int, int] = {}
+        for key, seen in self._seen.items():
+            backend = seen.backend
+            if backend.inflight:
+                loads[key] = backend.inflight
+            if backend.epoch != seen.epoch:
+                seen.epoch = backend.epoch
+                self.facts.restarted(key, backend.started_at or 0.0, now)
+            if backend.draining is not seen.draining:
+                seen.draining = backend.draining
+                self.facts.drain(key, backend.draining)
+            self.facts.observe(key, verdict_of(backend), backend.started_at or 0.0)
+        self.facts.carry(loads)
+
+    def _rename(self) -> None:
+        """Backends came or went. A newcomer starts as what peers already said of it."""
+        before, self._seen, self._keys = self._seen, {}, {}
+        for backend in self.registry:
+            key = keyed(self._key, backend.url)
+            old = before.get(key)
+            same = old is not None and old.backend is backend
+            self._seen[key] = old if old is not None and same else Seen(backend, backend.epoch, backend.draining)
+            self._keys[backend.id] = key
+            if not same:
+                self.registry.set_peer_load(backend.id, self.facts.peer_load(key))
+
+    # --- up ---------------------------------------------------------------------------------------------------------
+
+    def follow(self, now: float) -> None:
+        """Apply what was heard since the last call."""
+        facts, registry = self.facts, self.registry
+        if facts.moved:
+            for key in facts.moved:
+                backend = self.find(key)
+                if backend is not None:
+                    registry.set_peer_load(backend.id, facts.peer_load(key))
+            facts.moved.clear()
+        if facts.news:
+            news, facts.news = facts.news, []
+            for each in news:
+                seen = self._seen.get(each.backend)
+                if seen is None or seen.backend.removed:
+                    continue
+                if isinstance(each, Boot):
+                    self._log(registry.restart(seen.backend, "a peer saw it", now))
+                    seen.epoch = seen.backend.epoch
+                elif isinstance(each, Drain):
+                    seen.draining = each.draining
+                    registry.drain(seen.backend.url, each.draining)
+                else:
+                    self._doubt(seen.backend, each.observers, now)
+
+    def _doubt(self, backend: Backend, observers: int, now: float) -> None:
+        if backend.health is not Health.UNHEALTHY:
+            self.doubted[backend.id] = None
+            self._log(list(self.registry.doubted(backend.id, observers, now)))
+
+    def _log(self, transitions: list[Transition]) -> None:
+        self.transitions += transitions[: TRANSITIONS_MAX - len(self.transitions)]
+
+
+def verdict_of(backend: Backend) -> Verdict:
+    """What is told of it. An open circuit is told too: a peer may meet the same faults."""
+    if backend.circuit is Circuit.OPEN:
+        return Verdict.CIRCUIT_OPEN
+    return VERDICTS[backend.health]
+
+
+def keyed(key: bytes, url: str) -> int:
+    """The name of a backend between nodes: 64 bits, without which key nobody can ask for a URL."""
+    digest = blake2b(url.encode(), digest_size=8, key=key, person=b"backend").digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,185 @@
+"""Registry and route table of one node, told to another and learned there."""
+
+from random import Random
+
+from ranvier_py.core.backends import Backend, BackendLimits, Health, ProbeResult, Registry
+from ranvier_py.core.gossip.facts import BackendFacts, FactSettings
+from ranvier_py.core.gossip.lessons import Lesson, encode
+from ranvier_py.core.gossip.messages import Fact, Facts, Loads
+from ranvier_py.core.gossip.values import Letter, Peer
+from ranvier_py.core.peer.backends import SharedBackends
+from ranvier_py.core.peer.routes import SharedRoutes
+from ranvier_py.core.routes import RouteTable, Stop, Trust
+
+KEY = b"a cluster secret"
+ENGINE, OTHER = "http://127.0.0.1:9001", "http://127.0.0.1:9002"
+CHAT: list[Stop] = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
+NEXT_TURN: list[Stop] = [(96, 106, 206), *CHAT]
+
+
+class Node:
+    """What a node shares, without the wire between."""
+
+    def __init__(self, number: int, *urls: str) -> None:
+        self.peer = Peer(number, ("127.0.0.1", 7000 + number))
+        self.outbox: list[Letter] = []
+        self.registry = Registry(BackendLimits())
+        self.facts = BackendFacts(number, FactSettings(), self.outbox, Random(number), 0.0)
+        self.backends = SharedBackends(self.registry, self.facts, KEY)
+        self.table = RouteTable(capacity=1000)
+        self.table.collect_news()
+        self.routes = SharedRoutes(self.table, self.backends)
+        for url in urls:
+            self.registry.add(url)
+        self.backends.look(0.0)
+
+    def engine(self, url: str = ENGINE) -> Backend:
+        backend = self.registry.find(url)
+        assert backend is not None
+        return backend
+
+    def key(self, url: str = ENGINE) -> int:
+        key = self.backends.key_of(self.engine(url).id)
+        assert key is not None
+        return key
+
+    def serve(self, stops: list[Stop], now: float = 10.0, url: str = ENGINE) -> None:
+        engine = self.engine(url)
+        self.table.learn(stops, engine.id, engine.epoch, Trust.LOCAL, now)
+
+    def tell(self, other: "Node", now: float = 10.0) -> None:
+        for lesson, at in list(self.routes.lessons()):
+            other.routes.hear(lesson, now - at, now)
+
+    def hear(self, other: "Node", now: float, **changes: object) -> None:
+        fact = Fact(self.key(), 1, 0.0, 1, False, 0)._replace(**changes)  # type: ignore[arg-type]
+        self.facts.receive(other.peer, Facts(other.peer.session, 1, (fact,)), now)
+        self.backends.follow(now)
+
+    def holders(self, stops: list[Stop], now: float = 10.0) -> list[tuple[str, int, int]]:
+        found = self.table.match(stops, self.registry.pool("", now).epochs, now, wanted=9)
+        return [(self.registry[holder.backend].url, holder.tokens, holder.trust) for holder in found]
+
+
+def test_the_next_turn_of_a_chat_finds_its_engine_on_another_node() -> None:
+    """That node numbers its engines differently."""
+    first, second = Node(1, ENGINE, OTHER), Node(2, OTHER, ENGINE)
+    first.serve(CHAT)
+    first.tell(second)
+    assert second.holders(NEXT_TURN) == [(ENGINE, 64, Trust.REMOTE)]
+
+
+def test_only_what_is_new_is_told_and_it_hangs_where_it_belongs() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve(NEXT_TURN, 11.0)
+    told = list(first.routes.lessons())
+    assert len(told) == 1
+    second.routes.hear(told[0][0], 0.0, 11.0)
+    assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
+
+
+def test_what_was_told_ages_on_its_way() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.serve(CHAT, 10.0)
+    first.tell(second, 110.0)
+    assert second.holders(CHAT, 110.0)
+    (view, *_) = second.table.subtree(0)
+    assert view.holders[0].age_s == 100.0
+
+
+def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
+    first, second = Node(1, ENGINE), Node(2, OTHER)
+    first.serve(CHAT)
+    first.tell(second)
+    assert second.holders(CHAT) == []
+    assert second.routes.counters.unknown_backend == 1
+
+
+def test_bytes_that_are_no_lesson_are_counted_and_change_nothing() -> None:
+    node = Node(1, ENGINE)
+    assert not node.routes.hear(b"\x01" * 40, 0.0, 10.0)
+    assert node.routes.counters.bad == 1
+    assert len(node.table) == 0
+
+
+def test_served_by_a_process_that_is_gone_it_is_not_told() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.serve(CHAT)
+    first.registry.restart(first.engine(), "test", 11.0)
+    first.backends.look(11.0)
+    first.tell(second, 11.0)
+    assert second.holders(CHAT, 11.0) == []
+    assert first.routes.counters.outdated == 1
+
+
+def test_a_lesson_of_a_later_boot_voids_what_the_earlier_process_held() -> None:
+    """It may come before the fact of the restart does."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    second.serve(CHAT)
+    first.registry.restart(first.engine(), "test", 11.0)
+    first.backends.look(11.0)
+    first.serve([(48, 300, 400)], 12.0)
+    first.tell(second, 12.0)
+    assert second.holders(CHAT, 12.0) == []
+    assert second.holders([(48, 300, 400)], 12.0) == [(ENGINE, 48, Trust.REMOTE)]
+    assert [change.what for change in second.backends.transitions] == ["epoch"]
+
+
+def test_a_lesson_of_an_earlier_boot_is_dropped_and_counted() -> None:
+    node = Node(1, ENGINE)
+    node.registry.restart(node.engine(), "test", 11.0)
+    node.backends.look(11.0)
+    assert not node.routes.hear(encode(Lesson(node.key(), 1, 0, tuple(CHAT))), 0.0, 12.0)
+    assert node.routes.counters.earlier_boot == 1
+
+
+def test_peers_load_enters_ours_and_leaves_with_them() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.facts.receive(second.peer, Loads(1, ((first.key(), 9),)), 1.0)
+    first.backends.follow(1.0)
+    assert first.engine().load == 9
+    first.facts.forget(second.peer.session)
+    first.backends.follow(1.0)
+    assert first.engine().load == 0
+
+
+def test_a_backend_added_later_starts_with_the_load_peers_already_reported() -> None:
+    first, second = Node(1), Node(2, ENGINE)
+    first.facts.receive(second.peer, Loads(1, ((second.key(), 9),)), 1.0)
+    first.backends.follow(1.0)
+    first.registry.add(ENGINE)
+    first.backends.look(2.0)
+    assert first.engine().load == 9
+
+
+def test_our_own_requests_in_flight_are_told() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.facts.peers([second.peer])
+    first.registry.dispatched(first.engine().id, 1.0)
+    first.backends.look(1.0)
+    first.facts.tick(1.0)
+    (loads,) = [letter.message for letter in first.outbox if isinstance(letter.message, Loads)]
+    assert loads.loads == ((first.key(), 1),)
+
+
+def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -> None:
+    first, second = Node(1, ENGINE, OTHER), Node(2, ENGINE, OTHER)
+    second.hear(first, 1.0, draining=True, drain_clock=1)
+    assert second.engine().draining
+    assert second.registry.pool("", 1.0).ids == (second.engine(OTHER).id,)
+    second.registry.drain(ENGINE, draining=False)
+    second.backends.look(2.0)
+    second.hear(first, 3.0, draining=True, drain_clock=1)
+    assert not second.engine().draining
+
+
+def test_a_doubt_is_probed_at_once_and_two_are_believed() -> None:
+    first, second, third = Node(1, ENGINE), Node(2, ENGINE), Node(3, ENGINE)
+    first.registry.probed(first.engine().id, ProbeResult(ok=True), 0.5)
+    first.hear(second, 1.0, verdict=2)
+    assert list(first.backends.doubted) == [first.engine().id]
+    assert first.engine().health is Health.HEALTHY
+    first.hear(third, 2.0, verdict=2)
+    assert first.engine().health is Health.UNHEALTHY
