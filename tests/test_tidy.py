@@ -38,7 +38,7 @@ READERS_OF_CONFIG = {"admin", "cli", "node", "reference", "config"}
 """Everybody else gets just the values he needs."""
 
 LIBRARIES = {
-    "quart": ("control",),
+    "quart": ("control", "control_input"),
     "quart_trio": ("control",),
     "werkzeug": ("control",),
     "hypercorn": ("control_server",),
@@ -46,6 +46,8 @@ LIBRARIES = {
     "transformers": ("tokenizer", "templates"),
     "tokenizers": ("tokenizer", "templates"),
     "httpx": ("probes", "cli"),
+    "cryptography": ("seal",),
+    "msgpack": ("fields",),
     "pydantic": ("config", "config_values", "reference"),
     "pydantic_settings": ("config", "config_values"),
 }

@@ -2,13 +2,13 @@
 
     GET  /healthz  /readyz  /metrics
     GET POST DELETE /admin/backends      POST /admin/backends/drain      GET /admin/routes  /admin/routes/FINGERPRINT
-    GET  /admin/decisions  /admin/config POST /explain
+    GET  /admin/decisions  /admin/config  /admin/cluster  /admin/cluster/sums      POST /explain
     POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
 
-Rules: it never touches a proxied request, and no answer of its own takes long: every method of the port it serves is
-one synchronous call, but for `explain`, which may have to tokenize. With a key, everything but /healthz and /readyz
-needs it as bearer key (/metrics unless it is public). Without one, only what comes from this machine on purpose is
-served: a web page in its browser can't command the node. Errors have OpenAI's shape. Bad input is a 4xx, never a 500.
+Rules: it never touches a proxied request, and no answer of its own takes long: a method of the port it serves is one
+synchronous call, or gives way meanwhile. With a key, everything but /healthz and /readyz needs it as bearer key
+(/metrics unless it is public). Without one, only what comes from this machine on purpose is served: a web page in its
+browser can't command the node. Errors have OpenAI's shape. Bad input is a 4xx, never a 500.
 
 Quart's limits are chosen on purpose here: none on the time of an answer, some on bodies. The other traps of the stack
 are the business of edge/control_server.py.
@@ -19,8 +19,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -32,8 +31,17 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ranvier_py.core.addresses import is_address, is_loopback
-from ranvier_py.core.errors import BadRequest, ConfigError, Forbidden, NotFound, RanvierError, Unauthorized
+from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
 from ranvier_py.core.sample import Sample
+from ranvier_py.edge.control_input import (
+    fingerprint_of,
+    input_errors,
+    json_body,
+    limit_of,
+    raw_body,
+    text_of,
+    worker_url,
+)
 from ranvier_py.edge.control_server import ServerLimits, serve_app
 
 log = logging.getLogger(__name__)
@@ -43,14 +51,13 @@ BODY_TIMEOUT_S = 30
 
 TREE_ROUTES_MAX = 1000
 DECISIONS_MAX = 1000
-LISTED = 50  # routes or decisions in an answer unless `limit` says otherwise: a screen
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
 
 
 class ControlPort(Protocol):
-    """What the control port needs of a node. All synchronous but `explain`.
+    """What the control port needs of a node. All synchronous but `explain` and `route_sums`, which take a while.
 
     Methods that take input raise RequestErrors; ValueError and ConfigError count as a bad request, LookupError as not
     found.
@@ -77,6 +84,14 @@ class ControlPort(Protocol):
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         """The last ones, newest first."""
+        ...
+
+    def cluster(self) -> Mapping[str, Any]:
+        """This node among its peers. LookupError when it has none."""
+        ...
+
+    async def route_sums(self) -> bytes:
+        """Bucket fingerprints of the route table: 8 bytes each. LookupError when this node does not gossip."""
         ...
 
     def ready(self) -> tuple[bool, str]:
@@ -207,6 +222,8 @@ class Handlers:
             ("GET", "/admin/routes/<fingerprint>", self.route_tree),
             ("GET", "/admin/decisions", self.decisions),
             ("GET", "/admin/config", self.config),
+            ("GET", "/admin/cluster", self.cluster),
+            ("GET", "/admin/cluster/sums", self.route_sums),
             ("POST", "/explain", self.explain),
             ("POST", "/add_worker", self.add_worker),
             ("POST", "/remove_worker", self.remove_worker),
@@ -265,6 +282,14 @@ class Handlers:
     async def config(self) -> Response:
         return json_response(self._port.config())
 
+    async def cluster(self) -> Response:
+        with input_errors():
+            return json_response(self._port.cluster())
+
+    async def route_sums(self) -> Response:
+        with input_errors():
+            return Response(await self._port.route_sums(), content_type="application/octet-stream")
+
     async def explain(self) -> Response:
         body = await raw_body()
         with input_errors():
@@ -284,66 +309,6 @@ class Handlers:
 
     async def list_workers(self) -> Response:
         return json_response({"urls": [backend["url"] for backend in self._port.backends()]})
-
-
-# --- input ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def input_errors() -> Iterator[None]:
-    """What the port says about bad input becomes a 4xx."""
-    try:
-        yield
-    except (ValueError, ConfigError) as error:
-        raise BadRequest(str(error)) from error
-    except LookupError as error:
-        raise NotFound(str(error.args[0]) if error.args else "not found") from error
-
-
-async def raw_body() -> bytes:
-    data = await request.get_data()
-    assert isinstance(data, bytes), "text only comes on request"
-    return data
-
-
-async def json_body() -> Mapping[str, Any]:
-    """The request's JSON object. Raises BadRequest."""
-    try:
-        body = orjson.loads(await raw_body())
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
-
-
-def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name, default)
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} must be a text" if name in body else f"{name} is missing")
-    return value
-
-
-def worker_url() -> str:
-    url = request.args.get("url", "")
-    if not url:
-        raise BadRequest("the query must name the worker: ?url=http://10.0.0.1:8000")
-    return url
-
-
-def limit_of(most: int) -> int:
-    text = request.args.get("limit", str(LISTED))
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise BadRequest("limit must be a number above 0")
-    return min(int(text), most)
-
-
-def fingerprint_of(text: str) -> int:
-    """ "00ff…" -> its number. Raises BadRequest unless it is 1 to 16 hexadecimal digits and not 0."""
-    digits = text.lower().removeprefix("0x")
-    if not 1 <= len(digits) <= 16 or digits.strip("0123456789abcdef") or not int(digits, 16):
-        raise BadRequest("a fingerprint is up to 16 hexadecimal digits, and not 0")
-    return int(digits, 16)
 
 
 # --- output ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class FakePort:
         self.explained: list[bytes] = []
         self.readiness = (False, "no backend may be used")
         self.broken = False
+        self.lonely = False
         self.huge_asked = trio.Event()
 
     def backends(self) -> Sequence[Mapping[str, Any]]:
@@ -80,6 +81,14 @@ class FakePort:
 
     def metrics(self) -> Sequence[Sample]:
         return [Sample("requests", "counter", "Requests.", 5)]
+
+    def cluster(self) -> Mapping[str, Any]:
+        if self.lonely:
+            raise LookupError("this node does not gossip")
+        return {"name": "n1", "members": []}
+
+    async def route_sums(self) -> bytes:
+        return b"\x01" * 8
 
     def config(self) -> Mapping[str, Any]:
         return {"listen": "0.0.0.0:8080", "control_key": "***"}
@@ -251,6 +260,14 @@ async def test_routes_decisions_and_configuration_can_be_seen(served: Served) ->
         assert len((await client.get("/admin/decisions", params={"limit": 2})).json()["decisions"]) == 2
         assert len((await client.get("/admin/decisions")).json()["decisions"]) == 50
         assert (await client.get("/admin/config")).json()["control_key"] == "***"
+
+
+async def test_the_cluster_can_be_seen_where_there_is_one(served: Served) -> None:
+    async with served.client() as client:
+        assert (await client.get("/admin/cluster")).json() == {"name": "n1", "members": []}
+        assert (await client.get("/admin/cluster/sums")).content == b"\x01" * 8
+        served.port.lonely = True
+        assert error_of(await client.get("/admin/cluster"))[0] == 404
 
 
 async def test_explain_passes_the_body_on_as_it_came(served: Served) -> None:

@@ -1,0 +1,1 @@
+"""A node among its peers: what binds route table and registry to gossip."""

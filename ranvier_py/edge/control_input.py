@@ -1,0 +1,71 @@
+"""What comes in on the control port: bodies, queries, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from quart import request
+
+from ranvier_py.core.errors import BadRequest, ConfigError, NotFound
+
+LISTED = 50  # routes or decisions in an answer unless `limit` says otherwise: a screen
+
+
+@contextmanager
+def input_errors() -> Iterator[None]:
+    """What the port says about bad input becomes a 4xx."""
+    try:
+        yield
+    except (ValueError, ConfigError) as error:
+        raise BadRequest(str(error)) from error
+    except LookupError as error:
+        raise NotFound(str(error.args[0]) if error.args else "not found") from error
+
+
+async def raw_body() -> bytes:
+    data = await request.get_data()
+    assert isinstance(data, bytes), "text only comes on request"
+    return data
+
+
+async def json_body() -> Mapping[str, Any]:
+    """The request's JSON object. Raises BadRequest."""
+    try:
+        body = orjson.loads(await raw_body())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a text" if name in body else f"{name} is missing")
+    return value
+
+
+def worker_url() -> str:
+    url = request.args.get("url", "")
+    if not url:
+        raise BadRequest("the query must name the worker: ?url=http://10.0.0.1:8000")
+    return url
+
+
+def limit_of(most: int) -> int:
+    text = request.args.get("limit", str(LISTED))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise BadRequest("limit must be a number above 0")
+    return min(int(text), most)
+
+
+def fingerprint_of(text: str) -> int:
+    """ "00ff…" -> its number. Raises BadRequest unless it is 1 to 16 hexadecimal digits and not 0."""
+    digits = text.lower().removeprefix("0x")
+    if not 1 <= len(digits) <= 16 or digits.strip("0123456789abcdef") or not int(digits, 16):
+        raise BadRequest("a fingerprint is up to 16 hexadecimal digits, and not 0")
+    return int(digits, 16)
