@@ -1,12 +1,62 @@
-"""What deploy/ holds stays true."""
+"""What deploy/ holds stays true: its manifests are what their tools accept, and agree with the node and each other.
 
+No container is started. The schemas come with `kubernetes-validate` and `check-jsonschema`; what a schema does not know
+(ports, paths, names, times) is compared with the configuration as the real loader reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from ranvier_py.config import load
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+from ruamel.yaml import YAML
+
+from ranvier_py import __version__
+from ranvier_py.config import Config, load
+from ranvier_py.core.addresses import host_port
+from ranvier_py.edge.control import OPEN_PATHS
 from ranvier_py.reference import reference
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+KUSTOMIZATION = KUBERNETES / "kustomization.yaml"
+MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path != KUSTOMIZATION)
+COMPOSE = DEPLOY / "compose.yaml"
+
+OLDEST_KUBERNETES = "1.27"
+"""As deploy/README.md says; the first one that knows unhealthyPodEvictionPolicy without being asked to."""
+
+END_MARGIN_S = 10
+"""Between the drain deadline and SIGKILL: closing what is left, writing the state, a slow machine."""
+
+FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "ranvier-0"}
+"""What Kubernetes puts where a manifest refers to a pod's own fields."""
+
+Object = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("RANVIER_"):
+            monkeypatch.delenv(name)
+
+
+def documents(path: Path) -> list[Object]:
+    """The documents of a YAML file. A key that is written twice is an error, as it is to Kubernetes."""
+    return list(YAML(typ="safe", pure=True).load_all(path.read_text()))
+
+
+# --- one node -------------------------------------------------------------------------------------------------------
 
 
 def test_the_annotated_configuration_is_the_one_that_the_program_prints() -> None:
@@ -17,3 +67,364 @@ def test_the_annotated_configuration_can_be_loaded() -> None:
     config, _ = load({}, DEPLOY / "ranvier.toml")
     assert config.policy == "affinity"
     tomllib.loads((DEPLOY / "ranvier.toml").read_text())
+
+
+def test_the_unit_leaves_time_to_drain() -> None:
+    (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", (DEPLOY / "ranvier.service").read_text(), re.MULTILINE)
+    assert int(stop_s) >= Config().drain_timeout_s + END_MARGIN_S
+
+
+def dockerfile(instruction: str) -> list[str]:
+    """What follows the instruction, once for each time it is there."""
+    return re.findall(rf"^{instruction} (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+
+
+def test_the_image_exposes_the_ports_for_clients_and_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_in_compose(monkeypatch)
+    assert config.gossip_places is not None
+    gossip = config.gossip_places.listen[1]
+    assert dockerfile("EXPOSE") == [f"{host_port(config.listen)[1]} {gossip}/tcp {gossip}/udp"]
+
+
+def test_the_image_is_built_from_what_its_ignore_file_lets_through() -> None:
+    """A file that is copied and ignored breaks the build; nothing else would tell before it."""
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    copied = [name for line in dockerfile("COPY") if not line.startswith("--from") for name in line.split()[:-1]]
+    assert {"pyproject.toml", "ranvier_py"} <= set(copied)
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(copied)
+    assert all((DEPLOY.parent / name).exists() for name in copied)
+
+
+# --- Kubernetes: what the schemas know ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
+def test_every_manifest_is_what_kubernetes_accepts(version: str) -> None:
+    found = [item for path in MANIFESTS for item in documents(path)]
+    assert sorted(item["kind"] for item in found) == ["PodDisruptionBudget", "Service", "Service", "StatefulSet"]
+    for item in found:
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_refused() -> None:
+    """Else the test above holds nothing."""
+    item = stateful_set()
+    item["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(item, OLDEST_KUBERNETES, strict=True)
+
+
+def test_the_kustomization_brings_every_manifest_the_configuration_and_the_image_of_this_version() -> None:
+    (item,) = documents(KUSTOMIZATION)
+    assert (item.pop("apiVersion"), item.pop("kind")) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+    assert sorted(item.pop("resources")) == [path.name for path in MANIFESTS]
+    (generator,) = item.pop("configMapGenerator")
+    assert generator == {"name": volume("configuration")["configMap"]["name"], "files": ["ranvier.toml"]}
+    (image,) = item.pop("images")
+    assert set(image) == {"name", "newName", "newTag"}
+    assert (image["name"], image["newTag"]) == (container()["image"], __version__)
+    assert item == {}
+
+
+# --- Kubernetes: what has to agree ----------------------------------------------------------------------------------
+
+
+def objects(kind: str) -> dict[str, Object]:
+    """The manifests of a kind by name."""
+    found = [item for path in MANIFESTS for item in documents(path) if item["kind"] == kind]
+    return {item["metadata"]["name"]: item for item in found}
+
+
+def stateful_set() -> Object:
+    return objects("StatefulSet")["ranvier"]
+
+
+def pod() -> Object:
+    spec: Object = stateful_set()["spec"]["template"]["spec"]
+    return spec
+
+
+def container() -> Object:
+    (only,) = pod()["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+def volume(name: str) -> Object:
+    (only,) = (item for item in pod()["volumes"] if item["name"] == name)
+    assert isinstance(only, dict)
+    return only
+
+
+def mounted(name: str) -> Path:
+    (only,) = (item for item in container()["volumeMounts"] if item["name"] == name)
+    return Path(only["mountPath"])
+
+
+def headless() -> Object:
+    (only,) = (item for item in objects("Service").values() if item["spec"].get("clusterIP") == "None")
+    return only
+
+
+def config_in_a_pod(monkeypatch: pytest.MonkeyPatch, directory: Path, fields: Mapping[str, str] = FIELDS) -> Config:
+    """The configuration as a pod's node loads it, but for the control key, which is in `directory`."""
+    for variable in container()["env"]:
+        value = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        monkeypatch.setenv(variable["name"], value)
+    key_file = directory / "control-key"
+    key_file.write_text("a-key-of-the-control-port\n")
+    config, _ = load({"control_key_file": str(key_file)}, KUBERNETES / "ranvier.toml")
+    return config
+
+
+def port_numbers() -> dict[str, tuple[int, str]]:
+    """The container's ports: name -> (number, protocol)."""
+    return {port["name"]: (port["containerPort"], port.get("protocol", "TCP")) for port in container()["ports"]}
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3", "fd00::7"])
+def test_a_pod_advertises_its_own_address_and_name(
+    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = config_in_a_pod(monkeypatch, tmp_path, {"status.podIP": address, "metadata.name": "ranvier-2"})
+    assert config.gossip_places is not None
+    assert config.gossip_places.advertise == (address, config.gossip_places.listen[1])
+    assert config.node_name == "ranvier-2"
+    assert not config.insecure_gossip
+
+
+def test_the_arguments_name_the_mounted_configuration() -> None:
+    assert container()["args"] == ["--config", str(mounted("configuration") / "ranvier.toml")]
+
+
+def test_the_container_has_the_ports_of_its_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in_a_pod(monkeypatch, tmp_path)
+    assert config.gossip_places is not None
+    gossip = config.gossip_places.listen[1]
+    assert port_numbers() == {
+        "http": (host_port(config.listen)[1], "TCP"),
+        "control": (host_port(config.control)[1], "TCP"),
+        "gossip-tcp": (gossip, "TCP"),
+        "gossip-udp": (gossip, "UDP"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("probe", "path"), [("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")]
+)
+def test_probes_ask_the_control_port_what_it_tells_without_a_key(probe: str, path: str) -> None:
+    """A probe that needs the key ends every pod. A liveness probe of /readyz ends it with the engines."""
+    assert container()[probe]["httpGet"] == {"path": path, "port": "control"}
+    assert path in OPEN_PATHS
+
+
+def test_what_selects_pods_selects_ours() -> None:
+    labels = stateful_set()["spec"]["template"]["metadata"]["labels"]
+    (affinity,) = pod()["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    selectors = [
+        *(item["spec"]["selector"] for item in objects("Service").values()),
+        *(item["spec"]["selector"]["matchLabels"] for item in objects("PodDisruptionBudget").values()),
+        stateful_set()["spec"]["selector"]["matchLabels"],
+        affinity["podAffinityTerm"]["labelSelector"]["matchLabels"],
+    ]
+    assert selectors == [labels] * 5
+
+
+def test_services_lead_to_ports_of_the_container() -> None:
+    """A headless Service moves no port: its number must be the container's own."""
+    ports = port_numbers()
+    for service in objects("Service").values():
+        for port in service["spec"]["ports"]:
+            assert (port["port"], port.get("protocol", "TCP")) == ports[port["targetPort"]]
+    clients = objects("Service")["ranvier"]["spec"]
+    assert clients["type"] == "ClusterIP"
+    assert [port["targetPort"] for port in clients["ports"]] == ["http"]
+
+
+def test_pods_find_each_other_by_the_headless_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without publishNotReadyAddresses, pods that wait for each other never start."""
+    service = headless()
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert stateful_set()["spec"]["serviceName"] == service["metadata"]["name"]
+    config = config_in_a_pod(monkeypatch, tmp_path)
+    (port,) = {item["port"] for item in service["spec"]["ports"] if item["name"].startswith("gossip")}
+    assert config.join == [f"{service['metadata']['name']}:{port}"]
+
+
+def test_a_pod_has_time_to_leave_its_services_and_to_drain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command, wait_s = container()["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    drain_s = config_in_a_pod(monkeypatch, tmp_path).drain_timeout_s
+    assert pod()["terminationGracePeriodSeconds"] >= int(wait_s) + drain_s + END_MARGIN_S
+
+
+def test_keys_come_from_the_secret_that_the_readme_tells_how_to_make() -> None:
+    secret = volume("keys")["secret"]
+    (command,) = re.findall(r"kubectl create secret generic (.*)", (DEPLOY / "README.md").read_text())
+    name, *files = shlex.split(command)
+    assert secret["secretName"] == name
+    assert [f"--from-file={item['key']}" for item in secret["items"]] == files
+    values = tomllib.loads((KUBERNETES / "ranvier.toml").read_text())
+    paths = {str(mounted("keys") / item["path"]) for item in secret["items"]}
+    assert {values["cluster_key_file"], values["control_key_file"]} == paths
+
+
+def test_the_group_of_the_pod_may_read_the_keys_and_nobody_else() -> None:
+    assert volume("keys")["secret"]["defaultMode"] == 0o440
+    assert pod()["securityContext"]["fsGroup"] == pod()["securityContext"]["runAsGroup"]
+
+
+def test_no_key_is_kept_in_these_files() -> None:
+    for path in DEPLOY.rglob("*"):
+        if path.is_file():
+            assert not re.search(r"[0-9a-fA-F]{32,}|^kind: Secret$", path.read_text(), re.MULTILINE), path
+
+
+def test_a_pod_writes_to_its_state_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in_a_pod(monkeypatch, tmp_path)
+    writable = [item["name"] for item in container()["volumeMounts"] if not item.get("readOnly")]
+    assert writable == ["state"]
+    assert "emptyDir" in volume("state")
+    assert config.gossip_state_file is not None
+    assert config.gossip_state_file.parent == mounted("state")
+    assert Path(os.environ["HF_HOME"]).parent == mounted("state")
+    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_pod_has_no_more_rights_than_it_needs() -> None:
+    user, group = dockerfile("USER")[0].split(":")
+    context = pod()["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"]) == (int(user), int(group))
+    assert context["runAsNonRoot"] is True
+    assert pod()["automountServiceAccountToken"] is False
+    assert container()["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container()["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_while_one_pod_is_away_two_others_serve() -> None:
+    budget = objects("PodDisruptionBudget")["ranvier"]["spec"]
+    assert stateful_set()["spec"]["replicas"] - budget["maxUnavailable"] >= 2
+
+
+def test_prometheus_asks_every_pod_by_the_name_of_the_headless_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (item,) = documents(DEPLOY / "prometheus" / "scrape.yaml")
+    (job,) = item["scrape_configs"]
+    (discovery,) = job["dns_sd_configs"]
+    config = config_in_a_pod(monkeypatch, tmp_path)
+    assert discovery["names"] == [headless()["metadata"]["name"]]
+    assert (discovery["type"], discovery["port"]) == ("A", host_port(config.control)[1])
+    assert config.metrics_public or "authorization" in job
+
+
+# --- Compose --------------------------------------------------------------------------------------------------------
+
+GIVEN = {"BACKENDS": "http://a:1 http://b:2", "CLUSTER_KEY_FILE": "cluster-key"}
+"""The variables without which compose.yaml refuses to start."""
+
+
+def checked(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_the_compose_file_is_what_compose_accepts() -> None:
+    result = checked(COMPOSE)
+    assert result.returncode == 0, result.stdout
+
+
+def test_a_key_that_compose_does_not_know_is_refused(tmp_path: Path) -> None:
+    """Else the test above holds nothing."""
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(COMPOSE.read_text().replace("stop_grace_period:", "stop_grace_time:"))
+    assert checked(wrong).returncode == 1
+
+
+def composed() -> Object:
+    (item,) = documents(COMPOSE)
+    return item
+
+
+def service() -> Object:
+    ((name, only),) = composed()["services"].items()
+    assert name == "ranvier"
+    assert isinstance(only, dict)
+    return only
+
+
+def filled_in(text: str) -> str:
+    """The text with ${NAME:-default} and ${NAME:?message} as Compose fills them in. Raises KeyError without a value."""
+    return re.sub(
+        r"\$\{(\w+):([-?])([^}]*)\}",
+        lambda match: GIVEN.get(match[1], match[3]) if match[2] == "-" else GIVEN[match[1]],
+        text,
+    )
+
+
+def config_in_compose(monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The configuration as a node in a container of the image's loads it."""
+    for name, value in service()["environment"].items():
+        monkeypatch.setenv(name, filled_in(value))
+    (command,) = dockerfile("CMD")
+    flag, listen = YAML(typ="safe", pure=True).load(command)
+    assert flag == "--listen"
+    config, _ = load({"listen": listen})
+    return config
+
+
+def tmpfs() -> Iterator[tuple[Path, dict[str, str]]]:
+    for entry in service()["tmpfs"]:
+        path, _, options = entry.partition(":")
+        yield Path(path), dict(option.split("=") for option in options.split(","))
+
+
+def test_containers_of_compose_find_each_other_by_the_name_of_their_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_in_compose(monkeypatch)
+    assert [backend.url for backend in config.backend] == GIVEN["BACKENDS"].split()
+    places = config.gossip_places
+    assert places is not None
+    assert places.join == (("ranvier", places.listen[1]),)
+    assert places.advertise is None, "each container has an address of its own, which it finds out"
+    assert not config.insecure_gossip
+
+
+def test_compose_publishes_one_port_for_each_node_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = service()["ports"]
+    host, published, target = port.split(":")
+    first, last = published.split("-")
+    assert host == "127.0.0.1"
+    assert int(last) - int(first) + 1 == service()["deploy"]["replicas"]
+    assert int(target) == host_port(config_in_compose(monkeypatch).listen)[1]
+
+
+def test_compose_asks_for_health_what_the_control_port_tells_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, python, option, program = service()["healthcheck"]["test"]
+    assert (kind, python, option) == ("CMD", "/opt/ranvier/bin/python", "-c")
+    compile(program, "healthcheck", "exec")
+    (url,) = re.findall(r'"(http://[^"]*)"', program)
+    control = config_in_compose(monkeypatch).control
+    assert url in [f"http://{control}{path}" for path in OPEN_PATHS]
+
+
+def test_compose_leaves_time_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    (stop_s,) = re.fullmatch(r"(\d+)s", service()["stop_grace_period"]).groups()  # type: ignore[union-attr]
+    assert int(stop_s) >= config_in_compose(monkeypatch).drain_timeout_s + END_MARGIN_S
+
+
+def test_compose_mounts_the_key_from_a_file_where_the_node_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose refuses a secret from anything but a file in a container whose file system is read-only."""
+    (secret,) = service()["secrets"]
+    assert secret["target"] == str(config_in_compose(monkeypatch).cluster_key_file)
+    assert list(composed()["secrets"][secret["source"]]) == ["file"]
+
+
+def test_a_container_of_compose_writes_to_its_state_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_in_compose(monkeypatch)
+    ((directory, options),) = tmpfs()
+    assert config.gossip_state_file is not None
+    assert config.gossip_state_file.parent == directory
+    assert Path(service()["environment"]["HF_HOME"]).parent == directory
+    assert f"{options['uid']}:{options['gid']}" == dockerfile("USER")[0]
+    assert service()["read_only"] is True
+    assert service()["cap_drop"] == ["ALL"]
