@@ -178,8 +178,8 @@ class Config(BaseSettings):
     cluster_key_file: OptionalPath = key(
         None,
         "Cluster",
-        "File with the keys of the cluster, each on its own line as 64 hex digits; at most 4. The first one encrypts, "
-        "all of them open. Read again when it changes and at SIGHUP.",
+        "File with the keys of the cluster, at most 4, each on its own line as 64 hex digits or base64. The first one "
+        "encrypts, all of them open. Read again when it changes and at SIGHUP.",
     )
     insecure_gossip: bool = key(
         False, "Cluster", "Gossip without a key: whoever reaches the port can read and change routes. For trials."
