@@ -1,26 +1,33 @@
 """Records and updates as rows of bytes: the part of gossip that is sent most.
 
-    8 session | 8 epoch | 4 incarnation | 1 state and flags | 2 port | 1 version_min | 1 version_max | 8 schema
-    | 1 length of name | 1 length of public | 4 or 16 host | name | public | 8 accuser, if the flag says so
+    8 session | 8 epoch | 4 incarnation | 1 state and flags | 1 length of name | 1 length of public | 2 port
+    | 1 version_min | 1 version_max | 8 schema | 4 or 16 host | name | public | 8 accuser, if the flag says so
 
 A host travels as the bytes of its address, so that any spelling arrives in its canonical one. Rows follow each other
 without a count; a later version adds to them in a column of its own, beside the rows. Rows that a receiver would refuse
-are not made: ValueError. Cost: about 2 us to make or read a row; 65 bytes for a usual one, 203 at most.
+are not made: ValueError. The same row comes by again and again, so the functions on one row remember their results:
+0.1 us to make and 0.3 us to read one that came before, 2 us a new one. 65 bytes for a usual row, 211 at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from struct import Struct, error
+from struct import Struct
 
 from ranvier_py.core.gossip.fields import bad, encoded, text
 from ranvier_py.core.gossip.messages import Record, State, Update
 
 NAME_BYTES_MAX = 64
 PUBLIC_BYTES_MAX = 80
+ROWS_REMEMBERED = 4096
+"""What is said of 1000 members in a stormy time; 3 MiB. Both functions are pure, so forgetting only costs time."""
 
-HEAD = Struct("<QQIBHBBQBB")
+HEAD = Struct("<QQIBBBHBBQ")
+LENGTHS = Struct("<20xBBB")
+"""Of a row: flags, length of name, length of public."""
+
 ACCUSER = Struct("<Q")
 HOST_BYTES_4, HOST_BYTES_6 = 4, 16
 NOWHERE = (bytes(HOST_BYTES_4), bytes(HOST_BYTES_6))
@@ -49,6 +56,7 @@ def unpack_host(packed: bytes) -> str:
     return ".".join(map(str, packed)) if len(packed) == HOST_BYTES_4 else str(IPv6Address(packed))
 
 
+@lru_cache(ROWS_REMEMBERED)
 def pack_record(record: Record, accuser: int = 0) -> bytes:
     """One row. Raises ValueError (or struct.error) for a record that breaks the bounds that `Record` tells."""
     host = pack_host(record.host)
@@ -61,50 +69,42 @@ def pack_record(record: Record, accuser: int = 0) -> bytes:
         record.epoch,
         record.incarnation,
         flags,
+        len(name),
+        len(public),
         record.port,
         record.version_min,
         record.version_max,
         record.schema,
-        len(name),
-        len(public),
     )
     return b"".join((head, host, name, public, ACCUSER.pack(accuser) if accuser else b""))
 
 
-def unpack_row(rows: bytes, at: int) -> tuple[Record, int, int]:
-    """(record, accuser, where the next row starts) of the row at `at`. Raises BadFrame."""
-    try:
-        head = HEAD.unpack_from(rows, at)
-    except error:
-        bad("row cut off")
-    session, epoch, incarnation, flags, port, low, high, schema, name_bytes, public_bytes = head
-    name_at = at + HEAD.size + (HOST_BYTES_6 if flags & IS_IPV6 else HOST_BYTES_4)
+@lru_cache(ROWS_REMEMBERED)
+def unpack_row(row: bytes) -> Update:
+    """The update in exactly one row. Raises BadFrame."""
+    session, epoch, incarnation, flags, name_bytes, public_bytes, port, low, high, schema = HEAD.unpack_from(row)
+    name_at = HEAD.size + (HOST_BYTES_6 if flags & IS_IPV6 else HOST_BYTES_4)
     public_at = name_at + name_bytes
-    end = public_at + public_bytes
-    accuser_bytes = ACCUSER.size if flags & IS_ACCUSED else 0
-    if end + accuser_bytes > len(rows):
-        bad("row cut off")
+    accuser_at = public_at + public_bytes
     if flags & ~FLAGS_KNOWN or low > high or not (session and port and name_bytes):
         bad("record")
     record = Record(
-        text(rows[name_at:public_at], NAME_BYTES_MAX),
+        text(row[name_at:public_at], NAME_BYTES_MAX),
         session,
         epoch,
         incarnation,
         STATES[flags & STATE_MASK],
-        unpack_host(rows[at + HEAD.size : name_at]),
+        unpack_host(row[HEAD.size : name_at]),
         port,
         low,
         high,
         schema,
-        text(rows[public_at:end], PUBLIC_BYTES_MAX) if public_bytes else "",
+        text(row[public_at:accuser_at], PUBLIC_BYTES_MAX),
     )
-    if not accuser_bytes:
-        return record, 0, end
-    accuser = int.from_bytes(rows[end : end + accuser_bytes], "little")
-    if not accuser:
+    accuser = int.from_bytes(row[accuser_at:], "little")
+    if flags & IS_ACCUSED and not accuser:
         bad("accuser")
-    return record, accuser, end + accuser_bytes
+    return Update(record, accuser)
 
 
 def unpack_record(row: object) -> Record:
@@ -137,21 +137,23 @@ def unpack_updates(rows: object) -> tuple[Update, ...]:
     updates = []
     at, end = 0, len(rows)
     while at < end:
-        record, accuser, at = unpack_row(rows, at)
-        updates.append(Update(record, accuser))
+        if end - at < HEAD.size:
+            bad("row cut off")
+        flags, name_bytes, public_bytes = LENGTHS.unpack_from(rows, at)
+        stop = at + HEAD.size + name_bytes + public_bytes
+        stop += HOST_BYTES_6 if flags & IS_IPV6 else HOST_BYTES_4
+        if flags & IS_ACCUSED:
+            stop += ACCUSER.size
+        if stop > end:
+            bad("row cut off")
+        updates.append(unpack_row(rows[at:stop]))
+        at = stop
     return tuple(updates)
 
 
 def size_of(update: Update) -> int:
-    """Exact bytes of an update's row."""
-    record = update.record
-    return (
-        HEAD.size
-        + (HOST_BYTES_6 if ":" in record.host else HOST_BYTES_4)
-        + len(record.name.encode())
-        + len(record.public.encode())
-        + (ACCUSER.size if update.accuser else 0)
-    )
+    """Exact bytes of an update's row. Raises ValueError for one that can't be sent."""
+    return len(pack_record(*update))
 
 
 def updates_that_fit(updates: Iterable[Update], room_bytes: int) -> tuple[Update, ...]:

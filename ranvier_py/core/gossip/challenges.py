@@ -1,0 +1,97 @@
+"""Numbers that a session has to repeat to prove that it is live, and how often strangers are told anything at all.
+
+An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it.
+A greeting, which we send on our own account and before we know any session, carries a random number that is kept for a
+while: it also tells which address was greeted. Each is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only its
+session's key can seal the answer, so nobody can use what he overhears.
+Bounds: GREETINGS_MAX greetings, the oldest goes first. Cost: 1 us.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from random import Random
+from typing import Generic, TypeVar
+
+from ranvier_py.core.gossip.values import Address
+
+Key = TypeVar("Key")
+
+CHALLENGE_S = 2.0
+"""Long enough for the way there and back over a stream that has to be opened first."""
+
+GREETINGS_MAX = 1024
+"""Addresses greeted within 4 s: a whole cluster of the largest size we aim at."""
+
+
+class Challenges:
+    """What was asked, and whether it was answered. `rng` is the system's where it counts."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._secret = rng.randbytes(32)
+        self._greetings: dict[int, tuple[Address, float]] = {}
+        self.dropped = 0
+
+    def ask(self, session: int, now: float) -> int:
+        """A challenge for this session, not 0. The same one for CHALLENGE_S seconds; nothing is kept."""
+        return self._hash(session, int(now // CHALLENGE_S))
+
+    def greet(self, address: Address, now: float) -> int:
+        """A challenge for whoever is at this address, not 0."""
+        self._expire(now)
+        if len(self._greetings) >= GREETINGS_MAX:
+            self.dropped += 1
+            del self._greetings[next(iter(self._greetings))]
+        challenge = self._rng.getrandbits(64) or 1
+        self._greetings[challenge] = (address, now)
+        return challenge
+
+    def greeted(self, challenge: int, now: float) -> Address | None:
+        """Where we sent a greeting with this challenge."""
+        self._expire(now)
+        found = self._greetings.get(challenge)
+        return None if found is None else found[0]
+
+    def answered(self, session: int, nonce: int, now: float) -> bool:
+        """Whether this session repeats what it, or the address it was greeted at, was asked just now."""
+        self._expire(now)
+        if self._greetings.pop(nonce, None) is not None:
+            return True
+        period = int(now // CHALLENGE_S)
+        return nonce in (self._hash(session, period), self._hash(session, period - 1))
+
+    def _expire(self, now: float) -> None:
+        while self._greetings:
+            challenge = next(iter(self._greetings))
+            if self._greetings[challenge][1] > now - 2 * CHALLENGE_S:
+                return
+            del self._greetings[challenge]
+
+    def _hash(self, session: int, period: int) -> int:
+        data = session.to_bytes(8, "little") + period.to_bytes(8, "little", signed=True)
+        return int.from_bytes(blake2b(data, digest_size=8, key=self._secret).digest(), "little") or 1
+
+
+class Pace(Generic[Key]):
+    """Leave for one key at most once in `interval_s`, and for `keys_max` keys in that time.
+
+    Bounded: keys older than the interval are forgotten, and when there are too many younger ones the answer is no.
+    """
+
+    def __init__(self, interval_s: float, keys_max: int) -> None:
+        self._interval_s = interval_s
+        self._keys_max = keys_max
+        self._last: dict[Key, float] = {}
+
+    def may(self, key: Key, now: float) -> bool:
+        """Whether it may be done now; if so, it counts as done."""
+        while self._last:
+            oldest = next(iter(self._last))
+            if self._last[oldest] > now - self._interval_s:
+                break
+            del self._last[oldest]
+        if key in self._last or len(self._last) >= self._keys_max:
+            return False
+        self._last[key] = now
+        return True
