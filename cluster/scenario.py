@@ -98,13 +98,14 @@ class Step:
     label: str = ""  # of another cluster
     lessons_per_s: float = 0.0
     chats_per_s: float = 0.0
+    packets_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
     """Bounds at the end, for the nodes that run then (or the core of a `core` step). None: not asked."""
 
-    failed_requests_max: int | None = 0  # without those that were streaming on a killed node or engine
+    failed_requests_max: int | None = None  # without those that were streaming on a killed node or engine
     agree_s: float | None = None  # after the last step or its undoing: everybody knows exactly who runs
     same_routes_s: float | None = None  # after that moment, and without traffic since: no bucket differs
     dead_s: float | None = None  # each kill that lasts is known to every running node within
@@ -145,6 +146,7 @@ VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "keys": (("nodes", "keys"), ("every_s",)),
     "foreign": (("nodes", "label"), ()),  # these addresses belong to another cluster from now on (restart)
     "flood": (("nodes", "lessons_per_s", "for_s"), ()),  # so many chats learned there, whoever asks
+    "attack": (("nodes", "packets_per_s", "for_s"), ()),  # replayed, misdirected and forged packets for these
     "engine_stop": (("engines",), ("for_s",)),
     "engine_restart": (("engines",), ("down_s",)),  # comes back with an empty cache: a new boot
     "engine_slow": (("engines", "factor"), ("for_s",)),
@@ -343,7 +345,8 @@ def write_scenario(scenario: Scenario) -> str:
             lines += ["", f"[{key}]", *_lines(part)]
     for step in scenario.steps:
         needed, allowed = VERBS[step.do]
-        lines += ["", "[[step]]", *_lines(step, ("at_s", "do", *needed, *allowed), always=("at_s", "do", *needed))]
+        always = ("at_s", "do", *needed, *(("loss",) if step.do == "link" else ()))
+        lines += ["", "[[step]]", *_lines(step, ("at_s", "do", *needed, *allowed), always)]
     return "\n".join(lines) + "\n"
 
 

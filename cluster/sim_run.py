@@ -1,0 +1,82 @@
+"""One run of one scenario: the world, its faults, its checkers, its measures. In: a scenario and a seed. Out: a Result.
+
+The same scenario and seed give the same Result in every process, down to the hash of the trace.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from cluster.scenario import Scenario
+from cluster.sim_attack import Attacker
+from cluster.sim_expect import Expectations
+from cluster.sim_faults import Faults
+from cluster.sim_host import SimHost
+from cluster.sim_invariants import Invariants
+from cluster.sim_measure import Measure
+from cluster.sim_node import Maker
+from cluster.sim_world import Result, Violated, World
+from ranvier_py.core.gossip.values import MemberChange
+from ranvier_py.core.prompt import Boundary
+
+SAMPLE_S = 1.0
+
+
+class Run:
+    """The parts of one run, for who wants to look into it afterwards."""
+
+    def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
+        self.world = World(scenario, seed, maker, out)
+        self.faults = Faults(self.world)
+        self.invariants = Invariants(self.world)
+        self.measure = Measure(self.world)
+        self.expectations = Expectations(self.world, self.faults, self.invariants, self.measure)
+        if any(step.do == "attack" for step in self.world.scenario.steps):
+            self.faults.attacker = Attacker(self.world.net, self.world.rng("attacker"), self.invariants)
+        for host in self.world.hosts:
+            host.raised = self.invariants.raised
+            host.changed = self._changed
+            host.heard = self.measure.heard
+        self.world.clients.served = self._served
+        self.world.clients.failed = self.invariants.failed
+
+    def _changed(self, host: SimHost, change: MemberChange) -> None:
+        self.measure.changed(host, change)
+        self.invariants.changed(host, change)
+
+    def _served(self, host: SimHost, end: Boundary, engine: int) -> None:
+        self.invariants.served(host, end, engine)
+        self.measure.served(host, end, engine)
+
+    def _sample(self) -> None:
+        self.invariants.sample()
+        self.measure.sample()
+        self.world.heap.after(SAMPLE_S, self._sample)
+
+    def result(self) -> Result:
+        """Carry it out."""
+        world, violation = self.world, None
+        self.faults.plan()
+        world.clients.start()
+        self.expectations.plan()
+        world.heap.after(SAMPLE_S, self._sample)
+        try:
+            world.heap.run(world.scenario.for_s)
+            self.expectations.end()
+        except Violated as found:
+            violation = found.violation
+        measures = self.measure.summary() | self.expectations.measures()
+        return Result(
+            scenario=world.scenario,
+            seed=world.seed,
+            violation=violation,
+            last=world.trace.last((-1, *(violation.nodes if violation else ()))),
+            digest=world.trace.digest(),
+            events=world.heap.done,
+            measures=measures,
+        )
+
+
+def simulate(scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> Result:
+    """See the module."""
+    return Run(scenario, seed, maker, out).result()
