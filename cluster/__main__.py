@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 
 COMMANDS = {
+    "chaos": "scenarios on real processes: kills, pauses, cuts, with every request in the books",
     "chats": "write the lab's own chats as a trace",
     "engine": "one fake engine: vLLM's HTTP, a block cache, prefill and decode in real time",
     "load": "multi-turn chats against a router or an engine, with a report by engine truth",

@@ -1,0 +1,198 @@
+"""The books of a chaos run: every request of every client, every death, and what follows from both. Pure.
+
+A request is *ok*, *excused* or *failed*; `cancelled` are those that the end of the run cut. Excused is one thing only:
+its answer had begun, and the node or the engine that was answering was killed before it ended. What got no first byte
+is retried at the next address, as any client does; such retries are counted apart, and a request that ends well after
+them is ok.
+
+Hit rates are the engines' own words: cached tokens over prompt tokens of the requests that began in a span of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+RECOVERED_SHARE = 0.95
+WINDOW_S = 5.0
+"""Hit rates are compared over this long: shorter ones jump with the chats that happen to begin."""
+
+DEATH_MARGIN_S = 1.0
+"""A broken answer is noticed a little before or after its process is known to be dead."""
+
+FAILURES_SHOWN_MAX = 50
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request. Times in seconds of the run; `ended_s` None while it is under way."""
+
+    number: int
+    began_s: float
+    ended_s: float | None = None
+    node: str = ""  # IP of the node that was asked last
+    engine: str = ""  # name, as far as the answer told
+    retries: list[str] = field(default_factory=list)  # why each earlier try got no first byte
+    first_byte: bool = False
+    reason: str = ""  # why it failed; empty when it did not
+    detail: str = ""
+    cancelled: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.ended_s is not None and not self.reason and not self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that was killed. `who` is the IP of a node or the name of an engine."""
+
+    at_s: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the run's diary."""
+
+    at_s: float
+    text: str
+
+
+class Books:
+    """Everything that happened in one run."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.deaths: list[Death] = []
+        self.diary: list[Event] = []
+        self.crashes: list[str] = []
+        """Processes that ended although nobody had asked for it: a failed run, whatever the clients saw."""
+
+    def begin(self, now_s: float) -> Entry:
+        entry = Entry(len(self.entries), now_s)
+        self.entries.append(entry)
+        return entry
+
+    def died(self, now_s: float, who: str) -> None:
+        self.deaths.append(Death(now_s, who))
+
+    def note(self, now_s: float, text: str) -> None:
+        self.diary.append(Event(now_s, text))
+
+    def excused(self, entry: Entry) -> bool:
+        """Whether it was streaming on a process that was killed meanwhile."""
+        if not (entry.reason and entry.first_byte and entry.ended_s is not None):
+            return False
+        whom = {entry.node, entry.engine} - {""}
+        return any(
+            death.who in whom and entry.began_s <= death.at_s <= entry.ended_s + DEATH_MARGIN_S for death in self.deaths
+        )
+
+    @property
+    def failed(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.reason and not self.excused(entry)]
+
+    def hit_rate(self, from_s: float, until_s: float) -> float | None:
+        """Of the good requests that began in that span; None without any."""
+        chosen = [entry for entry in self.entries if entry.ok and from_s <= entry.began_s < until_s]
+        prompt = sum(entry.prompt_tokens for entry in chosen)
+        return sum(entry.cached_tokens for entry in chosen) / prompt if prompt else None
+
+    def recovered_s(self, before: float, from_s: float, until_s: float) -> float | None:
+        """How long after `from_s` the first span of WINDOW_S begins that has 95 % of the hit rate of before."""
+        start_s = from_s
+        while start_s + WINDOW_S <= until_s:
+            rate = self.hit_rate(start_s, start_s + WINDOW_S)
+            if rate is not None and rate >= RECOVERED_SHARE * before:
+                return start_s - from_s
+            start_s += WINDOW_S / 10
+        return None
+
+    def counts(self) -> dict[str, int]:
+        """Each request exactly once, and the retries beside."""
+        excused = sum(1 for entry in self.entries if self.excused(entry))
+        return {
+            "sent": len(self.entries),
+            "ok": sum(1 for entry in self.entries if entry.ok),
+            "was_streaming_on_a_killed_process": excused,
+            "failed": len(self.failed),
+            "cancelled": sum(1 for entry in self.entries if entry.cancelled),
+            "in_flight": sum(1 for entry in self.entries if entry.ended_s is None),
+            "ok_after_retry": sum(1 for entry in self.entries if entry.ok and entry.retries),
+            "retries": sum(len(entry.retries) for entry in self.entries),
+        }
+
+    def reasons(self) -> dict[str, int]:
+        """Why tries got no first byte, and how often."""
+        return tally(reason for entry in self.entries for reason in entry.retries)
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The first of the failed ones in full: each is a defect of ours until shown otherwise."""
+        return [
+            {
+                "began_s": round(entry.began_s, 3),
+                "ended_s": round(entry.ended_s or 0.0, 3),
+                "node": entry.node,
+                "engine": entry.engine,
+                "first_byte": entry.first_byte,
+                "reason": entry.reason,
+                "detail": entry.detail,
+                "retries": entry.retries,
+            }
+            for entry in self.failed[:FAILURES_SHOWN_MAX]
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One bound of the scenario against what was measured. `holds` None: could not be measured, which is not good."""
+
+    name: str
+    bound: float | None
+    measured: float | None
+    holds: bool | None
+
+
+def at_most(name: str, bound: float, measured: float | None) -> Verdict:
+    return Verdict(name, bound, measured, None if measured is None else measured <= bound)
+
+
+def at_least(name: str, bound: float, measured: float | None) -> Verdict:
+    return Verdict(name, bound, measured, None if measured is None else measured >= bound)
+
+
+def hit_report(books: Books, first_step_s: float, quiet_s: float, for_s: float) -> dict[str, float | None]:
+    """Hit rates before, after and in between. `quiet_s`: when the last step had happened and undone itself."""
+    before = books.hit_rate(0.0, first_step_s)
+    last = books.hit_rate(for_s * 2 / 3, for_s)
+    disturbed = first_step_s < for_s
+    return {
+        "before": before,
+        "last_third": last,
+        "share": last / before if last is not None and before else None,
+        "recovered_after_first_step_s": books.recovered_s(before, first_step_s, for_s)
+        if before and disturbed
+        else None,
+        "recovered_after_last_step_s": books.recovered_s(before, quiet_s, for_s) if before and disturbed else None,
+    }
+
+
+def tally(words: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for word in words:
+        found[word] = found.get(word, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    """For a screen, one line each."""
+    words = {True: "ok", False: "MISSED", None: "NOT MEASURED"}
+    return [f"{one.name}: {number(one.measured)} (bound {number(one.bound)}) {words[one.holds]}" for one in verdicts]
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

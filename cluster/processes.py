@@ -1,0 +1,248 @@
+"""A scenario on real processes: `ranvier serve` nodes behind DNS, fake engines, open-loop chats, and what goes wrong.
+
+    outcome = await run_scenario(scenario, way, Options(seed=1), folder, print)
+
+It starts engines and nodes, lets clients talk by the name `router.lab`, carries out the steps, and reports what became
+of every request, the hit rates by the engines' own words, and every bound of the scenario against what was measured.
+Time 0 is when the first nodes are ready: how long a machine takes to load Python is none of the cluster's business.
+
+The parts: `proc_plan` (who stands where), `proc_net` (links), `proc_relay`, `proc_fleet` (processes), `proc_steps`
+(verbs), `proc_traffic` (clients), `proc_books` (what follows). Bounded in time; leaves no process, however it ends.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import trio
+
+from cluster.dns import Zone
+from cluster.dns import serve as serve_dns
+from cluster.load_run import Target
+from cluster.proc_books import Books, Verdict, at_least, at_most, hit_report
+from cluster.proc_fleet import Fleet, Member
+from cluster.proc_net import LoopbackNetwork, NamespaceNetwork, Network, Way
+from cluster.proc_plan import (
+    CLIENTS_NAME,
+    PEERS_NAME,
+    Engines,
+    NodePlace,
+    Plan,
+    engine_command,
+    make_plan,
+    node_command,
+    write_keys,
+)
+from cluster.proc_record import Recorder
+from cluster.proc_relay import Links, Relay
+from cluster.proc_steps import Faults, Steps, chosen
+from cluster.proc_traffic import Clients, conversations, rates_of
+from cluster.scenario import Scenario, quiet_at
+from cluster.up_plan import EnginePlace
+
+LAST_ANSWERS_S = 180.0
+"""After the run's time clients may wait that long for their last answers; above it something hangs."""
+
+START_S = 180.0
+"""All processes must be ready by then."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run has beside its scenario."""
+
+    seed: int = 1
+    gossip: bool = True
+    engines: Engines = field(default_factory=Engines)
+    recorder: Recorder | None = None  # only the relay can record
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run. `as_json` is its stable form."""
+
+    scenario: Scenario
+    options: Options
+    way: Way
+    books: Books
+    hits: dict[str, float | None]
+    verdicts: tuple[Verdict, ...]
+    took_s: float
+    counts: dict[str, dict[str, int]]
+    timed_out: bool
+
+    @property
+    def good(self) -> bool:
+        """Everything that was asked holds, was measured, and no process ended by itself."""
+        return all(one.holds for one in self.verdicts) and not self.books.crashes and not self.timed_out
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "good": self.good,
+            "scenario": asdict(self.scenario),
+            "seed": self.options.seed,
+            "gossip": self.options.gossip,
+            "links": asdict(self.way),
+            "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "took_s": round(self.took_s, 1),
+            "timed_out": self.timed_out,
+            "requests": self.books.counts(),
+            "retries_by_reason": self.books.reasons(),
+            "hit_rate": self.hits,
+            "verdicts": [asdict(one) for one in self.verdicts],
+            "failures": self.books.failures(),
+            "crashes": self.books.crashes,
+            "diary": [asdict(event) for event in self.books.diary],
+            **self.counts,
+        }
+
+
+class Run:
+    """One run from its plan to its books."""
+
+    def __init__(self, scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> None:
+        self.scenario = scenario
+        self.way = way
+        self.options = options
+        self.folder = folder
+        self.say = say
+        self.books = Books()
+        self.plan: Plan = make_plan(way, scenario.cluster, folder, Random(options.seed))
+        self.zone = Zone({CLIENTS_NAME: [place.ip for place in self.plan.nodes], PEERS_NAME: []})
+        self.links = Links()
+        self.network: Network = LoopbackNetwork(self.links)
+        self.labels: dict[int, str] = {}
+        self.nodes = [Member(place.name, place.ip, partial(self.node, place)) for place in self.plan.nodes]
+        self.engines = [Member(place.name, place.name, partial(self.engine, place)) for place in self.plan.engines]
+        self.relay: Relay | None = None
+        self.began_s = trio.current_time()
+
+    def clock(self) -> float:
+        return trio.current_time() - self.began_s
+
+    def node(self, place: NodePlace) -> Any:
+        label, prefix = self.labels.get(place.number, ""), self.network.prefix(place.number)
+        gossip = self.options.gossip
+        return node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
+
+    def engine(self, place: EnginePlace) -> Any:
+        return engine_command(self.plan, place, self.options.engines)
+
+    async def run(self) -> Outcome:
+        """Raises ChildNotReady, CannotDo, OSError; leaves no process."""
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            fleet = Fleet(self.books, logs, self.clock, nursery)
+            try:
+                with trio.move_on_after(self.scenario.for_s + START_S + LAST_ANSWERS_S) as patience:
+                    await self.begin(nursery, fleet)
+                    await self.traffic_and_steps()
+                    await self.end(fleet)
+            finally:
+                await fleet.end()
+            nursery.cancel_scope.cancel()
+        return self.outcome(trio.current_time() - began_s, patience.cancelled_caught)
+
+    async def begin(self, nursery: trio.Nursery, fleet: Fleet) -> None:
+        """Names, links, engines, and the nodes that run from the beginning."""
+        if self.way.name == "namespaces":
+            states = [place.state_dir for place in self.plan.nodes]
+            self.network = network = NamespaceNetwork(len(self.nodes), states, self.folder / "resolv.conf")
+            await network.set_up()
+        elif self.way.name == "relay":
+            ends = [place.gossip for place in self.plan.nodes]
+            rng = Random(f"{self.options.seed}/relay")
+            self.relay = Relay(ends, self.links, rng, self.processes, self.options.recorder)
+            await nursery.start(self.relay.run)
+        self.server = await nursery.start(serve_dns, self.zone, *self.plan.dns)
+        self.steps = self.make_steps(fleet)
+        if self.scenario.cluster.dns != "all":
+            nursery.start_soon(self.steps.set_dns, self.scenario.cluster.dns, [""], 0.0)
+        for place in self.plan.nodes:
+            write_keys(place, [0], self.options.seed)
+        async with trio.open_nursery() as starting:
+            for engine in self.engines:
+                starting.start_soon(fleet.start, engine)
+        await self.start_nodes(nursery)
+
+    async def start_nodes(self, nursery: trio.Nursery) -> None:
+        """Those that run at first; the first ready one starts the clock, and all of them when they start at once."""
+        first = chosen(self.scenario.cluster.running)
+        spread_s = self.scenario.cluster.spread_s
+        if not spread_s:
+            async with trio.open_nursery() as starting:
+                for number in first:
+                    starting.start_soon(self.steps.start_node, number)
+        else:
+            await self.steps.start_node(first[0])
+            nursery.start_soon(self.start_spread, first[1:], spread_s / max(1, len(first)))
+        self.say(f"{len(first)} nodes and {len(self.engines)} engines run; links: {self.way.name} ({self.way.why})")
+        self.began_s = trio.current_time()
+
+    async def start_spread(self, numbers: Sequence[int], gap_s: float) -> None:
+        async with trio.open_nursery() as starting:
+            for number in numbers:
+                await trio.sleep(gap_s)
+                starting.start_soon(self.steps.start_node, number)
+
+    def make_steps(self, fleet: Fleet) -> Steps:
+        beginning = tuple(self.plan.nodes[number].ip for number in chosen(self.scenario.cluster.running))
+        faults = Faults(self.network)
+        seed, labels = self.options.seed, self.labels
+        return Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels)
+
+    def processes(self) -> dict[int, int]:
+        """Which process is which node just now."""
+        return {node.pid: number for number, node in enumerate(self.nodes) if node.pid}
+
+    async def traffic_and_steps(self) -> None:
+        load, for_s, seed = self.scenario.load, self.scenario.for_s, self.options.seed
+        async with trio.open_nursery() as acting:
+            acting.start_soon(self.steps.run, self.scenario.steps)
+            acting.start_soon(trio.sleep, for_s)
+            if load is not None:
+                settings = self.options.engines
+                port = self.plan.nodes[0].port
+                target = Target(CLIENTS_NAME, port, model=settings.model, max_tokens=settings.max_tokens)
+                clients = Clients(target, self.books, self.server, Random(f"{seed}/clients"), self.began_s)
+                talks = conversations(load, rates_of(load, self.scenario.steps), for_s, seed)
+                acting.start_soon(clients.run_open, talks, for_s)
+
+    async def end(self, fleet: Fleet) -> None:
+        """All that still run are asked to go, and must go well."""
+        async with trio.open_nursery() as ending:
+            for member in (*self.nodes, *self.engines):
+                ending.start_soon(fleet.stop, member)
+
+    def outcome(self, took_s: float, timed_out: bool) -> Outcome:
+        scenario = self.scenario
+        first_step_s = min((step.at_s for step in scenario.steps if step.do != "load"), default=scenario.for_s)
+        hits = hit_report(self.books, first_step_s, quiet_at(scenario), scenario.for_s)
+        counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
+        verdicts = tuple(self.verdicts(hits))
+        return Outcome(scenario, self.options, self.way, self.books, hits, verdicts, took_s, counts, timed_out)
+
+    def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
+        """Every bound that the scenario names."""
+        expect = self.scenario.expect
+        found: list[Verdict] = []
+        if expect.failed_requests_max is not None and self.scenario.load is not None:
+            found.append(at_most("failed requests", expect.failed_requests_max, len(self.books.failed)))
+        if expect.hit_share_min is not None:
+            found.append(at_least("hit rate, share of before", expect.hit_share_min, hits["share"]))
+        return found
+
+
+async def run_scenario(scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> Outcome:
+    """One run. `scenario` must be settled; `folder` gets logs, keys and state files."""
+    return await Run(scenario, way, options, folder, say).run()
