@@ -1,0 +1,96 @@
+"""What this node says about itself, and how it answers what others say about it.
+
+Rules:
+    accused         incarnation = the accusation's + 1, so one answer settles it
+    absurdly high   an incarnation far above ours, or the last one there is, is not followed: a new epoch begins, which
+                    beats every incarnation of the old one (memberlist#358: one such message evicted a member for ever)
+    higher epoch    a record with our name and a higher epoch belongs to an earlier run of ours, or to a namesake:
+                    epoch = theirs + 1. Never compared with the time of day (scylladb#5164)
+    namesake        a session that lives and overtakes us twice is no earlier run: we take the name `name-xxxx`
+    leaving         is said at the incarnation we have, and raised like a refutation when accused
+
+Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
+"""
+
+from __future__ import annotations
+
+from ranvier_py.core.gossip.messages import Record, State
+
+EPOCH_MAX = 2**63 - 1
+"""Nobody gets there by counting: 292 million years of milliseconds. Higher ones in records are dropped."""
+
+INCARNATION_MAX = 2**32 - 1
+"""What the wire holds."""
+
+INCARNATION_STEP_MAX = 2**16
+"""Most that one message may raise our incarnation. An honest accuser repeats what we said ourselves."""
+
+NAME_BYTES_MAX = 64
+
+OVERTAKEN_MAX = 2
+"""An earlier run of ours is overtaken once and stays silent; whoever comes back is alive."""
+
+NAMESAKES_MAX = 16
+"""Sessions with our name that are remembered; the oldest is forgotten first."""
+
+
+class Identity:
+    """The record of this node, as it changes."""
+
+    __slots__ = ("_digits", "_given_name", "_namesakes", "record")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self._given_name = record.name
+        self._digits = 0  # of the session, in the name
+        self._namesakes: dict[int, int] = {}  # session -> how often it overtook us, alive
+
+    @property
+    def leaving(self) -> bool:
+        return self.record.state is State.LEFT
+
+    def leave(self) -> None:
+        self.record = self.record._replace(state=State.LEFT)
+
+    def outbid(self, claim: Record) -> None:
+        """Rise above what is said about this session. `claim` is at least as high as our own record."""
+        epoch, incarnation = self.record.epoch, self.record.incarnation
+        if claim.epoch > epoch:
+            self._rise(claim.epoch + 1, incarnation)
+        elif claim.incarnation >= INCARNATION_MAX or claim.incarnation - incarnation > INCARNATION_STEP_MAX:
+            self._rise(epoch + 1, incarnation)
+        else:
+            self._rise(epoch, claim.incarnation + 1)
+
+    def outranks(self, other: Record) -> bool:
+        """Whether this session is the later one of two with one name."""
+        return (self.record.epoch, self.record.session) > (other.epoch, other.session)
+
+    def overtake(self, other: Record) -> bool:
+        """Answer a record with our name that outranks ours. Returns whether the name was given up."""
+        times = self._namesakes.pop(other.session, 0) + (other.state <= State.SUSPECT)
+        self._namesakes[other.session] = times
+        if len(self._namesakes) > NAMESAKES_MAX:
+            del self._namesakes[next(iter(self._namesakes))]
+        if times >= OVERTAKEN_MAX or other.epoch >= EPOCH_MAX:
+            self._rename()
+            return True
+        self._rise(other.epoch + 1, self.record.incarnation)
+        return False
+
+    def _rename(self) -> None:
+        """Take more digits of the session each time: somebody may have chosen just that name."""
+        self._digits = min(16, self._digits + 4)
+        tail = "-" + f"{self.record.session:016x}"[: self._digits]
+        head = self._given_name.encode()[: NAME_BYTES_MAX - len(tail)].decode(errors="ignore")
+        self._rise(self.record.epoch, self.record.incarnation + 1)
+        self.record = self.record._replace(name=head + tail)
+
+    def _rise(self, epoch: int, incarnation: int) -> None:
+        if incarnation > INCARNATION_MAX:
+            epoch, incarnation = epoch + 1, 0
+        if epoch > EPOCH_MAX:  # nothing higher can be said: the most we can do
+            epoch, incarnation = EPOCH_MAX, min(self.record.incarnation + 1, INCARNATION_MAX)
+        elif self.record.incarnation == INCARNATION_MAX and epoch > self.record.epoch:
+            incarnation = 0
+        self.record = self.record._replace(epoch=epoch, incarnation=incarnation)

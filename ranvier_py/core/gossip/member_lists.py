@@ -1,0 +1,149 @@
+"""Push-pull: two members send each other their whole lists, so that what gossip missed arrives in the end.
+
+With whom and when: with a session that has just proved itself while this node joins, or when it was held for dead (a
+cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster. A
+node that joins reads a few lists at a quick pace first, since its first partner may be as new as itself.
+
+A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
+that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK.
+
+Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list, one list in answer for each asker and second, ANSWERS_MAX in
+all. Cost: O(members) for each list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from random import Random
+
+from ranvier_py.core.gossip.counts import Counts
+from ranvier_py.core.gossip.identity import Identity
+from ranvier_py.core.gossip.ledger import Ledger
+from ranvier_py.core.gossip.local_health import LocalHealth
+from ranvier_py.core.gossip.messages import Members as MemberList
+from ranvier_py.core.gossip.messages import Record, Update
+from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Letter, Peer, Plane
+
+LIST_RECORDS = 256
+"""In one part: some 30 KB, and about a millisecond to take in."""
+
+LIST_BYTES = FRAME_BYTES_MAX // 2
+"""In one part, whatever the names: leaves room for every overhead of the frame."""
+
+DEAD_LISTED = 1024
+"""The last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange."""
+
+JOIN_LISTS = 3
+"""Lists that a joining node reads at the quick pace."""
+
+JOIN_S = 1.0
+"""That pace. Also the shortest time between two exchanges that healed cuts ask for."""
+
+ANSWERS_MAX = 5
+"""Lists sent in answer within one second: a thousand joining at once take turns."""
+
+
+class MemberLists:
+    """When lists are exchanged, and their parts."""
+
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+        self,
+        identity: Identity,
+        ledger: Ledger,
+        health: LocalHealth,
+        outbox: list[Letter],
+        counts: Counts,
+        rng: Random,
+        *,
+        size_of: Callable[[Update], int],
+        datagram_bytes: int,
+    ) -> None:
+        self.wake_at = 0.0
+        self._identity = identity
+        self._ledger = ledger
+        self._health = health
+        self._outbox = outbox
+        self._counts = counts
+        self._rng = rng
+        self._size_of = size_of
+        self._datagram_bytes = datagram_bytes
+        self._read = 0
+        self._asked_at: dict[int, float] = {}  # who asked within the last second
+        self._met_at = -JOIN_S
+
+    @property
+    def joining(self) -> bool:
+        return self._read < JOIN_LISTS
+
+    def start(self, now: float) -> None:
+        self.wake_at = now + self._rng.uniform(0, JOIN_S)
+
+    def tick(self, now: float) -> None:
+        """Exchange with somebody, when it is time."""
+        if now < self.wake_at:
+            return
+        pace_s = JOIN_S if self.joining else self._health.profile.exchange_s(self._ledger.members)
+        self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
+        alive = self._ledger.roster.alive()
+        drawn = self._rng.sample(alive, min(len(alive), 4))
+        partner = next((member for member in drawn if member.proved), None)
+        if partner is not None:
+            self._ask(partner.address, partner.session)
+
+    def met(self, address: Address, session: int, was_dead: bool, now: float) -> None:
+        """This session has just proved itself."""
+        if not (self.joining or was_dead):
+            return
+        if now - self._met_at >= JOIN_S:
+            self._met_at = now
+            self._ask(address, session)
+        else:
+            self.wake_at = min(self.wake_at, self._met_at + JOIN_S)
+
+    def answer(self, peer: Peer, now: float) -> None:
+        """Send the list to somebody who asked for it."""
+        while self._asked_at and now - next(iter(self._asked_at.values())) >= 1.0:
+            del self._asked_at[next(iter(self._asked_at))]
+        if peer.session in self._asked_at or len(self._asked_at) >= ANSWERS_MAX:
+            self._counts.exchanges_refused += 1
+            return
+        self._asked_at[peer.session] = now
+        self._send(peer.address, peer.session, reply=False)
+
+    def read(self) -> None:
+        """Somebody's list has arrived in answer."""
+        self._read = min(self._read + 1, JOIN_LISTS)
+
+    def _ask(self, address: Address, session: int) -> None:
+        self._counts.exchanges += 1
+        self._send(address, session, reply=True)
+
+    def _send(self, to: Address, session: int, *, reply: bool) -> None:
+        parts = list(self._parts(self._records(session)))
+        size_bytes = sum(self._size_of(Update(record)) for record in parts[0]) if len(parts) == 1 else FRAME_BYTES_MAX
+        plane = Plane.DATAGRAM if size_bytes <= self._datagram_bytes else Plane.BULK
+        last = len(parts) - 1
+        for number, part in enumerate(parts):
+            self._outbox.append(Letter(to, session, plane, MemberList(part, reply and number == last)))
+
+    def _records(self, receiver: int) -> Iterator[Record]:
+        roster = self._ledger.roster
+        member = roster.get(receiver)
+        others = (roster.get(session) for session in islice(reversed(self._ledger.dead), DEAD_LISTED))
+        held = [] if member is None else [member.record]
+        listed = chain(roster.alive(), others)
+        rest = (other.record for other in listed if other is not None and other is not member)
+        return chain([self._identity.record], held, rest)
+
+    def _parts(self, records: Iterator[Record]) -> Iterator[tuple[Record, ...]]:
+        part: list[Record] = []
+        room_bytes = LIST_BYTES
+        for record in records:
+            size_bytes = self._size_of(Update(record))
+            if len(part) >= LIST_RECORDS or size_bytes > room_bytes:
+                yield tuple(part)
+                part, room_bytes = [], LIST_BYTES
+            part.append(record)
+            room_bytes -= size_bytes
+        yield tuple(part)

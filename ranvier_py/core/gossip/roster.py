@@ -1,0 +1,174 @@
+"""Who is known: members by session and by name, and the order in which they are probed.
+
+The roster holds others only, the dead included, until they are forgotten. A name points to its latest session. Live
+members (ALIVE and SUSPECT) are kept as one tuple, made anew when it is asked for after a change, so that drawing random
+members costs no pass over the table.
+
+Invariants: each member's session and name lead to it; `live` counts the live ones; `addresses` counts them by address.
+Cost: O(1) for each change, plus O(members) for the first `alive` after some changes. About 0.5 KB for each member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, nan
+from random import Random
+
+from ranvier_py.core.gossip.messages import Record, State
+from ranvier_py.core.gossip.values import Address
+
+MISSES_MAX = 3
+"""So many probes in a row that only the stream got through: datagrams do not reach this member."""
+
+
+class Member:
+    """One other member. Times are in seconds of this node's clock; -inf is never."""
+
+    __slots__ = ("accused_at", "heard_at", "misses", "proved", "record", "rtt_s", "since")
+
+    def __init__(self, record: Record, now: float) -> None:
+        self.record = record
+        self.since = now  # of the state
+        self.heard_at = -inf  # any packet from the member itself
+        self.accused_at = -inf  # when it was last told what is held against it
+        self.proved = False  # whether its session proved to be live, to us
+        self.misses = 0  # probes in a row whose datagram came to nothing while the stream passed
+        self.rtt_s = nan
+
+    @property
+    def session(self) -> int:
+        return self.record.session
+
+    @property
+    def state(self) -> State:
+        return self.record.state
+
+    @property
+    def address(self) -> Address:
+        return (self.record.host, self.record.port)
+
+    @property
+    def live(self) -> bool:
+        return self.record.state <= State.SUSPECT
+
+    @property
+    def datagrams(self) -> bool:
+        """Whether datagrams are worth trying alone."""
+        return self.misses < MISSES_MAX
+
+
+class Roster:
+    """All members but this node."""
+
+    __slots__ = ("_alive", "_members", "_names", "addresses", "live")
+
+    def __init__(self) -> None:
+        self._members: dict[int, Member] = {}
+        self._names: dict[str, int] = {}
+        self._alive: tuple[Member, ...] | None = ()
+        self.addresses: dict[Address, int] = {}
+        self.live = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, session: int) -> Member | None:
+        return self._members.get(session)
+
+    def named(self, name: str) -> Member | None:
+        session = self._names.get(name)
+        return None if session is None else self._members[session]
+
+    def alive(self) -> tuple[Member, ...]:
+        """The live ones, in the order in which they became known. The same object until something changes."""
+        if self._alive is None:
+            self._alive = tuple(member for member in self._members.values() if member.live)
+        return self._alive
+
+    def everybody(self) -> Iterable[Member]:
+        """The dead, too."""
+        return self._members.values()
+
+    def add(self, record: Record, now: float) -> Member:
+        """A session that is not known yet, with a name that nobody has."""
+        assert record.session not in self._members
+        assert record.name not in self._names
+        member = self._members[record.session] = Member(record, now)
+        self._names[record.name] = record.session
+        self._count(member, 1)
+        return member
+
+    def change(self, member: Member, record: Record, now: float) -> None:
+        """Another record about this member. A new name must be free."""
+        self._count(member, -1)
+        if record.name != member.record.name:
+            assert record.name not in self._names
+            del self._names[member.record.name]
+            self._names[record.name] = record.session
+        if record.state is not member.state:
+            member.since = now
+        member.record = record
+        self._count(member, 1)
+
+    def remove(self, member: Member) -> None:
+        del self._members[member.session]
+        del self._names[member.record.name]
+        self._count(member, -1)
+
+    def _count(self, member: Member, by: int) -> None:
+        if member.live:
+            self._alive = None
+            self.live += by
+            lodgers = self.addresses.get(member.address, 0) + by
+            if lodgers:
+                self.addresses[member.address] = lodgers
+            else:
+                del self.addresses[member.address]
+
+
+URGENT_MAX = 16
+"""Members to be probed before their turn; more can wait for the round."""
+
+
+class Round:
+    """The order of probing: all live members, shuffled, each once; newcomers at random places (SWIM 4.3).
+
+    Between two probes of one member lie at most 2n - 1 others. Sessions that are no longer live are skipped.
+    """
+
+    __slots__ = ("_next", "_order", "_rng", "_urgent")
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._order: list[int] = []
+        self._next = 0
+        self._urgent: dict[int, None] = {}
+
+    def insert(self, session: int) -> None:
+        """Somewhere in what is left of this round, or it would wait for the whole of it."""
+        self._order.insert(self._rng.randint(self._next, len(self._order)), session)
+
+    def hasten(self, session: int) -> None:
+        """Probe it next."""
+        if len(self._urgent) < URGENT_MAX:
+            self._urgent[session] = None
+
+    def next(self, roster: Roster) -> Member | None:
+        """Whose turn it is; None when nobody is live."""
+        while self._urgent:
+            session = next(iter(self._urgent))
+            del self._urgent[session]
+            if (member := roster.get(session)) is not None and member.live:
+                return member
+        return self._next_in_order(roster) or self._next_in_order(roster)  # the second time in a new round
+
+    def _next_in_order(self, roster: Roster) -> Member | None:
+        while self._next < len(self._order):
+            member = roster.get(self._order[self._next])
+            self._next += 1
+            if member is not None and member.live:
+                return member
+        self._order = [member.session for member in roster.alive()]
+        self._rng.shuffle(self._order)
+        self._next = 0
+        return None
