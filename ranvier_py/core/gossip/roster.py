@@ -129,6 +129,10 @@ class Roster:
 URGENT_MAX = 16
 """Members to be probed before their turn; more can wait for the round."""
 
+LOOK_AHEAD = 8
+"""Of so many that are next in the round the most silent one goes first. It takes a second off the slowest detections in
+ten nodes, where the eight are nearly the whole round."""
+
 
 class Round:
     """The order of probing: all live members, shuffled, each once; newcomers at random places (SWIM 4.3).
@@ -160,15 +164,24 @@ class Round:
             del self._urgent[session]
             if (member := roster.get(session)) is not None and member.live:
                 return member
-        return self._next_in_order(roster) or self._next_in_order(roster)  # the second time in a new round
+        member = self._next_in_order(roster)
+        if member is None:
+            self._order = [member.session for member in roster.alive()]
+            self._rng.shuffle(self._order)
+            self._next = 0
+            member = self._next_in_order(roster)
+        return member
 
     def _next_in_order(self, roster: Roster) -> Member | None:
+        """The most silent of the next few; whoever it overtakes keeps a place in the round."""
         while self._next < len(self._order):
-            member = roster.get(self._order[self._next])
+            chosen, chosen_at = None, self._next
+            for at in range(self._next, min(self._next + LOOK_AHEAD, len(self._order))):
+                member = roster.get(self._order[at])
+                if member is not None and member.live and (chosen is None or member.heard_at < chosen.heard_at):
+                    chosen, chosen_at = member, at
+            self._order[chosen_at] = self._order[self._next]
             self._next += 1
-            if member is not None and member.live:
-                return member
-        self._order = [member.session for member in roster.alive()]
-        self._rng.shuffle(self._order)
-        self._next = 0
+            if chosen is not None:
+                return chosen
         return None
