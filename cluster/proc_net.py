@@ -26,6 +26,12 @@ from cluster.proc_relay import Condition, Links
 from cluster.scenario import Scenario, Step
 
 WAYS = ("auto", "namespaces", "relay", "direct")
+CARRIED_OUT = (
+    *("start", "stop", "kill", "restart", "roll", "pause", "slow", "descriptors", "disk_full", "keys", "foreign"),
+    *("cut", "link", "heal", "core", "dns", "engine_stop", "engine_restart", "engine_slow", "load"),
+)
+"""The verbs that `proc_steps` has. Every other one is the simulator's."""
+
 PRIVATE_FLAG = "--inside"
 PROBE_S = 10.0
 STATE_BYTES_MAX = 1024 * 1024
@@ -112,8 +118,8 @@ def refusal(way: str, scenario: Scenario) -> str:
 
 def step_refusal(way: str, step: Step) -> str:
     where = f"step at {step.at_s:g} s ({step.do})"
-    if step.do == "flood":
-        return f"{where}: only the simulator floods"
+    if step.do not in CARRIED_OUT:
+        return f"{where}: only the simulator does that"
     if step.do in ("dns", "disk_full") and way != "namespaces":
         return f"{where}: needs namespaces (names and disks of the nodes' own)"
     if step.do == "link" and way != "relay":

@@ -1,0 +1,537 @@
+"""The parts of a chaos run: its books, its clients against stub nodes, its processes, its links, what it refuses."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from cluster import chaos
+from cluster.dns import Zone
+from cluster.dns import serve as serve_dns
+from cluster.load_run import Target
+from cluster.load_workload import Conversation, Turn
+from cluster.names import free_port
+from cluster.proc_books import Books, Entry, at_least, at_most, hit_report
+from cluster.proc_fleet import Fleet, Member
+from cluster.proc_net import (
+    CARRIED_OUT,
+    PRIVATE_FLAG,
+    CannotDo,
+    LoopbackNetwork,
+    Way,
+    can_be_private,
+    choose,
+    private_command,
+)
+from cluster.proc_plan import CLIENTS_NAME, CLUSTER_NAME, Engines, engine_command, make_plan, node_command, write_keys
+from cluster.proc_relay import Condition, Links
+from cluster.proc_steps import Faults, Steps, dns_fault
+from cluster.proc_traffic import ROUNDS_MAX, Clients, arrivals, conversations, rates_of
+from cluster.scenario import DNS_WORDS, Cluster, Load, Scenario, Step, load_scenario
+from cluster.up_children import Command
+from ranvier_py.cli import make_parser as node_parser
+
+DEADLINE_S = 20
+ROOT = Path(chaos.__file__).parent.parent
+
+# --- books ----------------------------------------------------------------------------------------------------------
+
+
+def entered(books: Books, began_s: float, ended_s: float, **fields: Any) -> Entry:
+    entry = books.begin(began_s)
+    entry.ended_s = ended_s
+    for name, value in fields.items():
+        setattr(entry, name, value)
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("change", "excused"),
+    [
+        ({}, True),
+        ({"engine": "", "node": "10.0.0.1"}, True),
+        ({"first_byte": False}, False),
+        ({"engine": "engine-2", "node": "10.0.0.2"}, False),
+        ({"engine": "", "node": ""}, False),
+        ({"began_s": 6.0, "ended_s": 7.0}, False),
+        ({"ended_s": 3.0}, False),
+        ({"reason": ""}, False),
+    ],
+)
+def test_only_what_streamed_on_a_killed_process_is_excused(change: dict[str, Any], excused: bool) -> None:
+    books = Books()
+    books.died(5.0, "10.0.0.1")
+    books.died(5.0, "engine-1")
+    fields: dict[str, Any] = {"reason": "cut", "first_byte": True, "node": "10.0.0.2", "engine": "engine-1"} | change
+    began_s, ended_s = fields.pop("began_s", 4.0), fields.pop("ended_s", 5.1)
+    entry = entered(books, began_s, ended_s, **fields)
+    assert books.excused(entry) is excused
+    assert len(books.failed) == (0 if excused or not entry.reason else 1)
+
+
+def test_every_request_is_counted_exactly_once() -> None:
+    books = Books()
+    books.died(1.0, "n")
+    entered(books, 0, 1)
+    entered(books, 0, 1, retries=["connect: connection refused"] * 2)
+    entered(books, 0, 1, reason="HTTP 502")
+    entered(books, 0, 1, reason="connection lost in mid-answer", first_byte=True, node="n")
+    entered(books, 0, 1, cancelled=True)
+    books.begin(0)
+    counts = books.counts()
+    assert counts == {
+        "sent": 6,
+        "ok": 2,
+        "was_streaming_on_a_killed_process": 1,
+        "failed": 1,
+        "cancelled": 1,
+        "in_flight": 1,
+        "ok_after_retry": 1,
+        "retries": 2,
+    }
+    assert [failure["reason"] for failure in books.failures()] == ["HTTP 502"]
+
+
+def test_hit_rates_come_back_when_a_whole_window_is_good_again() -> None:
+    books = Books()
+    for second in range(30):
+        cached = 20 if 10 <= second < 14 else 80
+        entered(books, second + 0.5, second + 0.6, prompt_tokens=100, cached_tokens=cached)
+    assert books.hit_rate(0, 10) == 0.8
+    assert books.recovered_s(0.8, 10.0, 30.0) == pytest.approx(4.0, abs=0.6)
+    assert books.recovered_s(0.9, 10.0, 30.0) is None
+    report = hit_report(books, 10.0, 12.0, 30.0)
+    assert report["share"] == 1.0
+    assert report["recovered_after_last_step_s"] == pytest.approx(2.0, abs=0.6)
+    assert hit_report(Books(), 10.0, 12.0, 30.0)["before"] is None
+
+
+def test_what_was_not_measured_does_not_hold() -> None:
+    assert at_most("x", 1.0, None).holds is None
+    assert [at_most("x", 1.0, 1.0).holds, at_most("x", 1.0, 1.1).holds] == [True, False]
+    assert [at_least("x", 1.0, 1.0).holds, at_least("x", 1.0, 0.9).holds] == [True, False]
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nx-engine: engine-1\r\n\r\n"
+EVENT = b'data: {"system_fingerprint":"engine-1","choices":[{"delta":{"content":"hi"}}]}\n\n'
+LAST = b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def good(stream: trio.SocketStream) -> None:
+    await stream.send_all(HEAD + chunk(EVENT) + chunk(LAST) + b"0\r\n\r\n")
+
+
+async def breaks_before(_: trio.SocketStream) -> None:
+    """Takes the request and closes."""
+
+
+async def breaks_in_the_middle(stream: trio.SocketStream) -> None:
+    await stream.send_all(HEAD + chunk(EVENT))
+
+
+async def breaks_after_the_head(stream: trio.SocketStream) -> None:
+    await stream.send_all(HEAD)
+
+
+async def refuses_in_words(stream: trio.SocketStream) -> None:
+    await stream.send_all(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\n\r\nnone")
+
+
+Behaviour = Callable[[trio.SocketStream], Awaitable[None]] | None
+
+
+@asynccontextmanager
+async def stub_nodes(*behaviours: Behaviour) -> AsyncIterator[Clients]:
+    """Nodes at 127.0.0.2, .3, …, None for one where nobody listens, and a client of the name they stand behind."""
+    ips = [f"127.0.0.{2 + number}" for number in range(len(behaviours))]
+    port = free_port(ips, Random())
+
+    def handler(behaviour: Callable[[trio.SocketStream], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def handle(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some(65_536)
+                await behaviour(stream)
+
+        return handle
+
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            server = await nursery.start(serve_dns, Zone({CLIENTS_NAME: ips}), "127.0.0.1", 0)
+            for ip, behaviour in zip(ips, behaviours, strict=True):
+                if behaviour is not None:
+                    listeners = await trio.open_tcp_listeners(port, host=ip)
+                    nursery.start_soon(trio.serve_listeners, handler(behaviour), listeners)
+            yield Clients(Target(CLIENTS_NAME, port, model="m"), Books(), server, Random(1), trio.current_time())
+            nursery.cancel_scope.cancel()
+
+
+async def ask(clients: Clients, turns: int = 1) -> list[Entry]:
+    turn = Turn(({"role": "user", "content": "Hello"},))
+    await clients.run_open([Conversation("c", (turn,) * turns, start_s=0.0)])
+    return clients.books.entries
+
+
+async def test_each_turn_goes_to_the_next_node() -> None:
+    async with stub_nodes(good, good, good) as clients:
+        entries = await ask(clients, 3)
+    assert [entry.node for entry in entries] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert all(entry.ok and entry.engine == "engine-1" and entry.prompt_tokens == 10 for entry in entries)
+
+
+async def test_a_dead_node_and_one_that_breaks_off_early_are_left_for_the_next() -> None:
+    async with stub_nodes(None, breaks_before, good) as clients:
+        (entry,) = await ask(clients)
+    assert entry.ok
+    assert entry.node == "127.0.0.4"
+    assert entry.retries == ["connect: connection refused", "connection closed before an answer"]
+
+
+async def test_nobody_there_fails_after_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.proc_traffic.ROUND_PAUSE_S", 0.01)
+    async with stub_nodes(None, None) as clients:
+        (entry,) = await ask(clients)
+    assert entry.reason == "connect: connection refused"
+    assert not entry.first_byte
+    assert len(entry.retries) == 2 * ROUNDS_MAX
+
+
+@pytest.mark.parametrize("behaviour", [breaks_in_the_middle, breaks_after_the_head])
+async def test_what_broke_after_its_first_byte_is_not_tried_again(behaviour: Behaviour) -> None:
+    """The tokens are with the client already: a second answer would be another one."""
+    async with stub_nodes(behaviour, good) as clients:
+        (entry,) = await ask(clients)
+    assert (entry.first_byte, entry.retries, entry.node) == (True, [], "127.0.0.2")
+    assert entry.reason == "connection closed in mid-answer"
+
+
+async def test_an_error_that_a_node_says_is_a_failure() -> None:
+    async with stub_nodes(refuses_in_words, good) as clients:
+        (entry,) = await ask(clients)
+    assert (entry.reason, entry.first_byte, entry.retries) == ("HTTP 502", False, [])
+
+
+# --- load -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_follows_the_steps_and_comes_back() -> None:
+    steps = (Step(2.0, "load", chats_per_s=9.0, for_s=3.0), Step(8.0, "load", chats_per_s=0.0))
+    rates = rates_of(Load(chats_per_s=1.0), steps)
+    assert rates == [(0.0, 1.0), (2.0, 9.0), (5.0, 1.0), (8.0, 0.0)]
+    times = [list(arrivals(rates, 10.0, Random(seed))) for seed in range(200)]
+    shares = [sum(from_s <= at_s < to_s for one in times for at_s in one) / 200 for from_s, to_s in ((0, 2), (2, 5))]
+    assert shares == [pytest.approx(2, rel=0.15), pytest.approx(27, rel=0.05)]
+    assert not [at_s for one in times for at_s in one if at_s >= 8.0]
+
+
+def test_one_seed_gives_one_workload() -> None:
+    load = Load(chats_per_s=3.0, turns=2, prefixes=2)
+    first, second, other = (list(conversations(load, rates_of(load, ()), 5.0, seed)) for seed in (1, 1, 2))
+    assert first == second != other
+    assert len({talk.turns[0].messages[0]["content"] for talk in first}) <= 2
+
+
+# --- plan and refusals ----------------------------------------------------------------------------------------------
+
+DIRECT = Way("direct", "a test")
+
+
+def test_every_flag_of_a_node_is_one_that_nodes_know(tmp_path: Path) -> None:
+    cluster = Cluster(nodes=3, engines=2, budget_bytes_per_s=10_000, route_ttl_s=60.0)
+    plan = make_plan(Way("relay", "a test"), cluster, tmp_path, Random(1))
+    place = plan.nodes[1]
+    command = node_command(plan, place, cluster, gossip=True, label="", prefix=("nice",))
+    options, unknown = node_parser().parse_known_args(command.argv[4:])
+    assert (command.argv[0], unknown) == ("nice", [])
+    assert (options.listen, options.cluster_name) == (f"127.0.0.3:{place.port}", CLUSTER_NAME)
+    assert options.gossip == "127.0.0.3:{}".format(options.advertise.removeprefix("127.0.1.3:"))
+    assert len(options.backend) == 2
+    silent = node_command(plan, place, cluster, gossip=False, label="", prefix=())
+    assert not [word for word in silent.argv if "gossip" in word or "cluster" in word or "join" in word]
+    engine = engine_command(plan, plan.engines[0], Engines())
+    assert engine.argv[4:6] == ("--listen", f"127.0.0.1:{plan.engines[0].port}")
+
+
+def test_a_key_ring_is_one_secret_per_line_and_the_same_for_all(tmp_path: Path) -> None:
+    plan = make_plan(DIRECT, Cluster(nodes=2), tmp_path, Random(1))
+    for place in plan.nodes:
+        write_keys(place, [3, 0], seed=7)
+    rings = [place.key_file.read_text().split() for place in plan.nodes]
+    assert rings[0] == rings[1]
+    assert [len(key) for key in rings[0]] == [64, 64]
+    write_keys(plan.nodes[0], [0], seed=7)
+    assert plan.nodes[0].key_file.read_text().split() == rings[0][1:]
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "word"),
+    [
+        ("direct", Step(1.0, "cut", nodes=(0,)), "namespaces or the relay"),
+        ("relay", Step(1.0, "cut", nodes=(0,)), ""),
+        ("relay", Step(1.0, "cut", nodes=(0,), refuse=True), "to refuse"),
+        ("namespaces", Step(1.0, "cut", nodes=(0,), refuse=True), ""),
+        ("namespaces", Step(1.0, "cut", nodes=(0,), planes=("udp",)), "to cut one plane"),
+        ("namespaces", Step(1.0, "link", nodes=(0,), loss=0.1), "needs the relay"),
+        ("relay", Step(1.0, "dns", dns="empty"), "needs namespaces"),
+        ("relay", Step(1.0, "disk_full", nodes=(0,)), "needs namespaces"),
+        ("direct", Step(1.0, "flood", nodes=(0,)), "only the simulator"),
+        ("direct", Step(1.0, "kill", nodes=(0,)), ""),
+    ],
+)
+def test_what_a_way_cannot_do_is_refused_before_anything_starts(
+    way: str, step: Step, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.proc_net.can_be_private", lambda: "")
+    scenario = Scenario("x", "x", 10.0, steps=(step,))
+    if word:
+        with pytest.raises(CannotDo, match=word):
+            choose(way, scenario)
+    else:
+        assert choose(way, scenario).name == way
+
+
+def test_the_way_is_chosen_by_what_the_scenario_needs_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    lossy = Scenario("x", "x", 10.0, steps=(Step(1.0, "link", nodes=(0,), loss=0.1),))
+    monkeypatch.setattr("cluster.proc_net.can_be_private", lambda: "")
+    assert choose("auto", Scenario("x", "x", 10.0)).name == "namespaces"
+    assert choose("auto", lossy) == Way("relay", "step at 1 s (link): needs the relay")
+    monkeypatch.setattr("cluster.proc_net.can_be_private", lambda: "no unshare")
+    assert choose("auto", Scenario("x", "x", 10.0)) == Way("relay", "no unshare")
+    with pytest.raises(CannotDo, match="no unshare"):
+        choose("namespaces", Scenario("x", "x", 10.0))
+    with pytest.raises(CannotDo, match=r"disk_full.*no unshare"):
+        choose("auto", replace(lossy, steps=(Step(1.0, "disk_full", nodes=(0,)),)))
+
+
+def test_every_verb_that_is_not_refused_and_every_word_of_dns_is_known_here() -> None:
+    """One that nobody carries out would fail in the middle of a run."""
+    assert sorted(CARRIED_OUT) == sorted(name[3:] for name in dir(Steps) if name.startswith("do_"))
+    for word in DNS_WORDS:
+        assert word == "flapping" or (dns_fault(word, 6, ("10.0.0.1",)) is None) == (word == "all")
+
+
+def test_flags_change_the_scenario_and_are_checked() -> None:
+    options = chaos.make_parser().parse_args(["--nodes", "4", "--for", "90", "--seed", "3"])
+    scenario = chaos.scenario_of("rolling_restart", options)
+    assert (scenario.cluster.nodes, scenario.for_s) == (4, 90.0)
+    assert scenario.steps[0].nodes == (0, 1, 2, 3)
+    assert chaos.main(["--scenario", "rolling_restart", "--for", "1"]) == chaos.MISUSED
+    assert chaos.main(["--scenario", "no_such_scenario"]) == chaos.MISUSED
+    assert chaos.without(["--json", "f", "--seed", "1", "--scenario=x"], "--json", "--scenario") == ["--seed", "1"]
+    assert "processes" in load_scenario("chaos").runs_on
+
+
+# --- links ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_link_is_open_again_when_the_last_cut_has_ended() -> None:
+    links = Links()
+    faults = Faults(LoopbackNetwork(links))
+    udp, tcp = Condition(cut=frozenset(("udp",))), Condition(cut=frozenset(("tcp",)))
+    first = await faults.add([(0, 1)], udp, refuse=False)
+    second = await faults.add([(0, 1), (1, 2)], tcp, refuse=False)
+    assert links.of(0, 1).cut == {"udp", "tcp"}
+    await faults.add([(0, 1)], Condition(loss=0.5), refuse=False)
+    assert links.of(0, 1) == Condition(cut=frozenset(("udp", "tcp")), loss=0.5)
+    await faults.remove(first)
+    assert links.of(0, 1).cut == {"tcp"}
+    await faults.clear(frozenset((1, 2)))
+    assert links.of(0, 1).cut == {"tcp"}
+    assert not links.of(1, 2).cut
+    await faults.remove(second)
+    assert links.of(0, 1) == Condition(loss=0.5)
+    await faults.clear()
+    assert links.conditions == {}
+
+
+HEAR = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.bind(("10.77.0.3", 5000))
+    print("up", flush=True)
+    while True:
+        sock.sendto(*sock.recvfrom(9))
+"""
+
+SAY = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.settimeout(0.3)
+    try:
+        sock.sendto(b"x", ("10.77.0.3", 5000))
+        sock.recv(9)
+        print("heard")
+    except TimeoutError:
+        print("silence")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+DRIVER = """
+import subprocess, sys
+from pathlib import Path
+import trio
+sys.path.insert(0, sys.argv[2])
+from cluster.proc_net import BOTH, NamespaceNetwork
+from cluster.proc_relay import Condition
+
+async def main(folder):
+    states = [folder / "a", folder / "b"]
+    for state in states:
+        state.mkdir()
+    network = NamespaceNetwork(2, states, folder / "resolv.conf")
+    await network.set_up()
+    python = [sys.executable, "-I", "-S", "-c"]
+    hearer = subprocess.Popen([*network.prefix(1), *python, HEAR], stdout=subprocess.PIPE)
+    hearer.stdout.readline()
+    for way, cut, refuse in ((0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 1, 1), (0, 0, 0)):
+        await network.apply(way, 1 - way, Condition(cut=BOTH if cut else frozenset()), refuse=bool(refuse))
+        done = subprocess.run([*network.prefix(0), *python, SAY], capture_output=True, text=True)
+        print(done.stdout.strip() or done.stderr)
+    hearer.kill()
+    await network.disk(0, full=True)
+    try:
+        (states[0] / "peers").write_bytes(bytes(1000))
+    except OSError as error:
+        print(error.strerror)
+    await network.disk(0, full=False)
+    print((states[0] / "peers").write_bytes(bytes(1000)), (states[1] / "peers").write_bytes(b"x"))
+    print(Path("/etc/resolv.conf").read_text().strip())
+
+trio.run(main, Path(sys.argv[1]))
+"""
+
+
+def test_in_namespaces_directions_are_cut_silently_or_refused_and_disks_fill(tmp_path: Path) -> None:
+    """Nothing of it is seen outside: not the names, not the mounts, not the resolver."""
+    if obstacle := can_be_private():
+        pytest.skip(obstacle)
+    resolver = Path("/etc/resolv.conf").read_text()
+    driver = tmp_path / "driver.py"
+    driver.write_text(f"HEAR, SAY = {HEAR!r}, {SAY!r}\n{DRIVER}")
+    done = subprocess.run(
+        [*private_command(), sys.executable, str(driver), str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "heard",
+        "silence",
+        "heard",
+        "silence",
+        "heard",
+        "No route to host",
+        "heard",
+        "No space left on device",
+        "1000 1",
+        "nameserver 10.77.0.1",
+    ], done.stderr
+    assert Path("/etc/resolv.conf").read_text() == resolver
+    assert not (tmp_path / "a" / "peers").exists()
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+READY = """
+import http.server, sys
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+"""
+
+
+@asynccontextmanager
+async def fleet_of_one(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Member]]:
+    port = free_port(["127.0.0.1"], Random())
+    command = Command("child", (sys.executable, "-c", READY, str(port)), "127.0.0.1", port, "/")
+    books = Books()
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            fleet = Fleet(books, tmp_path, trio.current_time, nursery)
+            member = Member("child", "127.0.0.9", lambda: command)
+            await fleet.start(member)
+            try:
+                yield fleet, member
+            finally:
+                await fleet.end()
+            nursery.cancel_scope.cancel()
+    assert not member.running
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  # another process tells nobody
+        await trio.sleep(0.005)
+
+
+def state_of(member: Member) -> str:
+    """One letter, as ps shows it: T is stopped."""
+    return Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_a_killed_process_is_a_death_in_the_books_and_can_come_back(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as (fleet, member):
+        first = member.pid
+        await fleet.kill(member)
+        assert [death.who for death in fleet.books.deaths] == ["127.0.0.9"]
+        await fleet.start(member)
+        assert member.pid not in (0, first)
+    assert [child.log.name for child in fleet.children] == ["child.log", "child-2.log"]
+    assert fleet.books.crashes == []
+
+
+async def test_a_process_that_ends_by_itself_is_a_crash(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as (fleet, member):
+        assert member.child is not None
+        member.child.process.send_signal(signal.SIGABRT)
+        await until(lambda: bool(fleet.books.crashes))
+    assert "ended by itself with code -6" in fleet.books.crashes[0]
+    assert fleet.books.deaths == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's process table")
+async def test_a_paused_process_stands_still_and_goes_on(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as (fleet, member), trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.pause, member, 0.1)
+        await until(lambda: state_of(member) == "T")
+        await until(lambda: state_of(member) != "T")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's process table")
+async def test_a_slowed_process_stands_still_most_of_the_time_until_it_is_killed(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as (fleet, member), trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.slow, member, 20.0, 0.0)
+        await until(lambda: state_of(member) == "T")
+        await fleet.kill(member)  # ends the slowing too, or the nursery would not close
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+async def test_an_exhausted_process_gets_its_descriptors_back(tmp_path: Path) -> None:
+    async with fleet_of_one(tmp_path) as (fleet, member), trio.open_nursery() as nursery:
+        before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
+        nursery.start_soon(fleet.exhaust, member, 0.1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0] < 64
+        await until(lambda: resource.prlimit(member.pid, resource.RLIMIT_NOFILE) == before)
+
+
+def test_the_flag_for_inside_is_no_word_for_people() -> None:
+    assert PRIVATE_FLAG not in chaos.make_parser().format_help()
