@@ -8,7 +8,8 @@ nothing else; a kind that is not known raises UnknownKind. Kinds keep their numb
 appended, which older versions ignore; a new state or verdict is a new protocol version. No body is shorter than a
 Challenge and no Hello shorter than an Echo, so that the answer to a stranger is never longer than what it sent. The
 order of rows is kept; whether they repeat each other is for the machines behind to see.
-Cost: 2 us each way for a Ping, 0.1 to 2 us more for each update (`records`), 11 and 36 us for 100 lessons.
+Cost: 2 us each way for a Ping, 0.1 to 2 us more for each update (`records`), 11 and 36 us for 100 lessons. Memory: less
+than 4 x the input for what is no well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty lessons.
 """
 
 from __future__ import annotations
