@@ -22,6 +22,8 @@ WHOLE = 1
 """Bit of `flags`: the ancestors of this row are known to be complete, so that a walk need not read further stops."""
 SHARED = 2
 """Bit of `flags`: the row has more claims than the one in the columns."""
+ALIASED = 4
+"""Bit of `flags`: the row has more text fingerprints than the one in the columns."""
 
 
 class Rows:
@@ -109,6 +111,7 @@ class Rows:
         """One more text fingerprint for the row; it must not be in the index."""
         if self.text[row]:
             self.aliases[row] = (*self.aliases.get(row, ()), text)
+            self.flags[row] |= ALIASED
         else:
             self.text[row] = text
         self.index[text] = row
@@ -118,6 +121,7 @@ class Rows:
         texts = self.texts(source)
         self.text[source] = 0
         self.aliases.pop(source, None)
+        self.flags[source] &= ~ALIASED
         for text in texts:
             self.add_text(target, text)
 

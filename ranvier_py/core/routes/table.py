@@ -75,6 +75,15 @@ class RouteTable:
         """From now on `news` is filled; its owner empties it."""
         self._collecting = True
 
+    @property
+    def capacity(self) -> int:
+        """The most rows."""
+        return self._capacity
+
+    def parts(self) -> tuple[Rows, LeafQueue, Claims, Tree]:
+        """For `scan` and `bulk`, which belong to the table and read and write its columns."""
+        return self._rows, self._leaves, self._claims, self._tree
+
     def __len__(self) -> int:
         """Rows."""
         return self._rows.count
