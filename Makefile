@@ -8,7 +8,11 @@ STAMP := $(VENV)/.stamp
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench lock clean
+CHAOS := chaos rolling_restart kill_half partition_heal pause_short pause_five pause_long engine_restart engine_lost \
+	disk_full key_rotation dns_flapping
+SOAK_S ?= 600
+
+.PHONY: help up test check bench chaos soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +34,12 @@ check: $(STAMP) ## lint, format, types, layers
 bench: $(STAMP) ## one benchmark, as in NAME=decision
 	@test -n "$(NAME)" || { echo "which one? make bench NAME=..., one of:"; ls benchmarks/*.py | sed 's|.*/||; s|\.py$$||; /^_/d'; exit 2; }
 	@$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+chaos: $(STAMP) ## real processes are killed, paused, cut off and starved under traffic, 15 minutes (SCENARIO=name: one)
+	@$(BIN)/python -m cluster chaos $(foreach name,$(or $(SCENARIO),$(CHAOS)),--scenario $(name)) $(ARGS)
+
+soak: $(STAMP) ## simulated clusters, seed after seed, until one fails or SOAK_S=600 seconds are over
+	@$(BIN)/python -m cluster sim --until-fail --jobs 2 --budget-s $(SOAK_S) $(ARGS)
 
 lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14 (UPGRADE=1: to newer versions)
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT \

@@ -52,6 +52,9 @@ LAST_ANSWERS_S = 180.0
 START_S = 180.0
 """All processes must be ready by then."""
 
+FIRST_KEY = 1
+"""Number of the key that everybody has at the beginning, as in the simulator."""
+
 Say = Callable[[str], None]
 
 
@@ -169,7 +172,7 @@ class Run:
         if self.scenario.cluster.dns != "all":
             nursery.start_soon(self.steps.set_dns, self.scenario.cluster.dns, [""], 0.0)
         for place in self.plan.nodes:
-            write_keys(place, [0], self.options.seed)
+            write_keys(place, [FIRST_KEY], self.options.seed)
         async with trio.open_nursery() as starting:
             for engine in self.engines:
                 starting.start_soon(fleet.start, engine)

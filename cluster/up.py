@@ -1,8 +1,9 @@
-"""`python -m cluster up`: engines, router nodes behind DNS round-robin, and the same chats under two policies.
+"""`python -m cluster up`: engines, router nodes that are peers behind DNS, and the same chats under two policies.
 
 It starts the engines, then one set of nodes per policy, one after the other: the engines' caches cleared in between,
 same chats, same seed, same users. A live table shows both halves side by side. Afterwards the last policy's nodes stay
-up for clients, until Ctrl-C; with `--once` it ends instead, with 0 when every request was answered.
+up for clients, until Ctrl-C; with `--once` it ends instead, with 0 when every request was answered. The nodes of a
+policy gossip: what one of them has learned all of them know (`--no-gossip`: each by itself).
 
 Rules: nothing is left behind, however it ends; a child that dies ends the whole with its last words and exit code 1.
 """
@@ -25,16 +26,32 @@ from rich.console import Console
 from rich.live import Live
 
 from cluster import chats
+from cluster.dns import Zone
+from cluster.dns import serve as serve_dns
+from cluster.dns_client import DnsResolver
 from cluster.load_client import ExchangeFailed, fetch
 from cluster.load_run import Runner, Target
 from cluster.load_workload import Conversation, user_starts, with_think
 from cluster.names import NamesError, RoundRobinResolver
 from cluster.up_children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, watch
-from cluster.up_plan import ENGINE_IP, EngineCommand, Lab, NodeCommand, Settings, engine_command, node_command, plan
+from cluster.up_plan import (
+    ENGINE_IP,
+    EngineCommand,
+    Lab,
+    NodeCommand,
+    Peering,
+    Settings,
+    engine_command,
+    node_command,
+    plan,
+    write_key,
+)
 from cluster.up_view import Column, client_help, live_table, plain_line, summary
 
 NAME = "router.lab"
-"""The name behind which the nodes stand; known inside this process only."""
+"""The name behind which the nodes stand; the lab's own DNS server knows it, on a port of its own."""
+
+DNS_IP = "127.0.0.1"
 
 FRAME_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 3.0
@@ -58,6 +75,7 @@ class Stage:
     node_command: NodeCommand = node_command
     columns: list[Column] = field(default_factory=list)
     children: list[Child] = field(default_factory=list)
+    dns: tuple[str, int] = (DNS_IP, 0)
     at: int = 0
     replayed: trio.Event = field(default_factory=trio.Event)
 
@@ -90,12 +108,35 @@ async def begin(stage: Stage, nursery: trio.Nursery, commands: Iterable[Command]
 
 def node_commands(stage: Stage, policy: str) -> list[Command]:
     lab = stage.lab
+    places = zip(lab.nodes[policy], lab.controls[policy], lab.gossips[policy], strict=True)
     return [
         stage.node_command(
-            f"{policy}-node-{number + 1}", policy, address, control, lab.engines, stage.settings.tokenizer
+            f"{policy}-node-{number + 1}",
+            policy,
+            address,
+            control,
+            lab.engines,
+            stage.settings.tokenizer,
+            Peering(gossip, lab.gossips[policy], key_file(stage)) if stage.settings.gossip else None,
         )
-        for number, (address, control) in enumerate(zip(lab.nodes[policy], lab.controls[policy], strict=True))
+        for number, (address, control, gossip) in enumerate(places)
     ]
+
+
+def key_file(stage: Stage) -> Path:
+    return stage.logs / "cluster.key"
+
+
+async def serve_names(stage: Stage, nursery: trio.Nursery) -> None:
+    """The lab's DNS. Where nodes have ports of their own a name can't say them: then the names stay in this process."""
+    addresses = stage.lab.nodes[stage.settings.policies[-1]]
+    stage.dns = await nursery.start(serve_dns, Zone({NAME: [address.ip for address in addresses]}), *stage.dns)
+
+
+def resolver(stage: Stage, policy: str) -> trio.abc.HostnameResolver:
+    if stage.lab.word:
+        return RoundRobinResolver({NAME: stage.lab.nodes[policy]})
+    return DnsResolver(stage.dns, Random(stage.settings.seed))
 
 
 async def clear_caches(stage: Stage) -> None:
@@ -112,7 +153,7 @@ async def replay(stage: Stage, column: Column, talks: list[Conversation]) -> Non
     """All the chats, through the nodes of one policy."""
     settings = stage.settings
     addresses = stage.lab.nodes[column.policy]
-    trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: addresses}))
+    trio.socket.set_custom_hostname_resolver(resolver(stage, column.policy))
     target = Target(NAME, addresses[0].port, model=settings.model, max_tokens=settings.max_tokens)
     starts_s = user_starts(settings.users, settings.think_s * 5, Random(settings.seed))
     column.state, column.began_s = "running", trio.current_time()
@@ -123,6 +164,8 @@ async def replay(stage: Stage, column: Column, talks: list[Conversation]) -> Non
 async def perform(stage: Stage, nursery: trio.Nursery) -> None:
     """Engines, then each policy in turn; then stay, or end."""
     stage.say(f"starting {len(stage.lab.engines)} engines and {stage.settings.nodes} nodes; their logs: {stage.logs}")
+    await serve_names(stage, nursery)
+    write_key(key_file(stage))
     await begin(stage, nursery, (stage.engine_command(stage.settings, place) for place in stage.lab.engines))
     talks = conversations(stage.settings)
     planned = sum(len(talk.turns) for talk in talks)
@@ -140,7 +183,8 @@ async def perform(stage: Stage, nursery: trio.Nursery) -> None:
     stage.replayed.set()
     conclude(stage)
     if not stage.once:
-        stage.say("\n" + client_help(stage.lab.nodes[stage.settings.policies[-1]][0], stage.settings.model))
+        node = stage.lab.nodes[stage.settings.policies[-1]][0]
+        stage.say("\n" + client_help(node, stage.settings.model, NAME, stage.dns))
         await trio.sleep_forever()
 
 
@@ -236,6 +280,7 @@ def make_parser() -> argparse.ArgumentParser:
         "seed": "of chats and pauses",
         "think_s": "mean pause between turns, seconds",
         "max_tokens": "of each answer",
+        "gossip": "let the nodes of a policy share what they learn (default)",
         "model": "name of the model",
         "tokenizer": "of nodes and engines; default: the embedded one",
         "cache_tokens": "size of each engine's cache",
@@ -246,6 +291,9 @@ def make_parser() -> argparse.ArgumentParser:
     for name, text in texts.items():
         default = getattr(defaults, name)
         word = f"{text} (%(default)s)" if default != "" else text
+        if isinstance(default, bool):
+            add(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, default=default, help=text)
+            continue
         add(f"--{name.replace('_', '-')}", type=type(default), default=default, metavar="X", help=word)
     return parser
 

@@ -6,9 +6,11 @@ to the first token, caches large enough for the chats of one engine but not for 
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from cluster.names import Address, free_port, node_addresses
@@ -33,6 +35,7 @@ class Settings:
     think_s: float = 0.1
     max_tokens: int = 48
     policies: tuple[str, ...] = ("round_robin", "affinity")
+    gossip: bool = True
     model: str = "lab-model"
     tokenizer: str = ""
     cache_tokens: int = 18_000
@@ -71,7 +74,17 @@ class Lab:
     engines: tuple[EnginePlace, ...]
     nodes: dict[str, tuple[Address, ...]]
     controls: dict[str, tuple[int, ...]]
+    gossips: dict[str, tuple[Address, ...]]
     word: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """How one node meets its peers."""
+
+    place: Address
+    join: tuple[Address, ...]
+    key_file: Path
 
 
 def plan(settings: Settings, rng: Random) -> Lab:
@@ -86,17 +99,25 @@ def plan(settings: Settings, rng: Random) -> Lab:
     engines = tuple(EnginePlace(f"engine-{number + 1}", take()) for number in range(settings.engines))
     nodes: dict[str, tuple[Address, ...]] = {}
     controls: dict[str, tuple[int, ...]] = {}
+    gossips: dict[str, tuple[Address, ...]] = {}
     word = ""
     for policy in settings.policies:
-        addresses, word = node_addresses(settings.nodes, rng, frozenset(taken))
-        taken.update(address.port for address in addresses)
-        nodes[policy] = tuple(addresses)
-        controls[policy] = tuple(take() for _ in addresses)
-    return Lab(engines, nodes, controls, word)
+        for places in (nodes, gossips):
+            addresses, word = node_addresses(settings.nodes, rng, frozenset(taken))
+            taken.update(address.port for address in addresses)
+            places[policy] = tuple(addresses)
+        controls[policy] = tuple(take() for _ in range(settings.nodes))
+    return Lab(engines, nodes, controls, gossips, word)
+
+
+def write_key(path: Path) -> None:
+    """A cluster key of this lab alone, readable by its owner alone."""
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32) + "\n")
 
 
 EngineCommand = Callable[[Settings, EnginePlace], Command]
-NodeCommand = Callable[[str, str, Address, int, Sequence[EnginePlace], str], Command]
+NodeCommand = Callable[[str, str, Address, int, Sequence[EnginePlace], str, Peering | None], Command]
 
 
 def engine_command(settings: Settings, place: EnginePlace) -> Command:
@@ -116,9 +137,15 @@ def engine_command(settings: Settings, place: EnginePlace) -> Command:
 
 
 def node_command(
-    name: str, policy: str, address: Address, control: int, engines: Sequence[EnginePlace], tokenizer: str
+    name: str,
+    policy: str,
+    address: Address,
+    control: int,
+    engines: Sequence[EnginePlace],
+    tokenizer: str,
+    peering: Peering | None = None,
 ) -> Command:
-    """A router node, as anybody would start it."""
+    """A router node, as anybody would start it; with peers when it is to have some."""
     argv = [
         *(sys.executable, "-m", "ranvier_py", "serve"),
         *("--listen", f"{address.ip}:{address.port}"),
@@ -129,4 +156,12 @@ def node_command(
         argv += ["--backend", engine.url]
     if tokenizer:
         argv += ["--tokenizer", tokenizer]
+    if peering is not None:
+        argv += ["--gossip", at(peering.place), "--node-name", name, "--cluster-key-file", str(peering.key_file)]
+        for peer in peering.join:
+            argv += ["--join", at(peer)]
     return Command(name, tuple(argv), CONTROL_IP, control, "/readyz")
+
+
+def at(address: Address) -> str:
+    return f"{address.ip}:{address.port}"

@@ -87,7 +87,7 @@ def summary(outcomes: Sequence[tuple[str, Report]]) -> str:
     return f"prefill saved: {saved}; time to first token p50: {first}"
 
 
-def client_help(node: Address, model: str) -> str:
+def client_help(node: Address, model: str, name: str, dns: tuple[str, int]) -> str:
     """How to go on with clients of one's own."""
     url = f"http://{node.ip}:{node.port}/v1"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
@@ -95,5 +95,7 @@ def client_help(node: Address, model: str) -> str:
         f"The nodes stay up. Any OpenAI client can go on at {url}, for example:\n\n"
         f"  curl -i {url}/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
         f'  client = openai.OpenAI(base_url="{url}", api_key="none")\n\n'
-        "Send it twice and look at the x-ranvier-* headers. Ctrl-C ends everything."
+        "Send it twice and look at the x-ranvier-* headers. All nodes have one name, which turns at each look-up:\n\n"
+        f"  dig @{dns[0]} -p {dns[1]} {name} +short\n\n"
+        "What one node has learned all of them know: go on with a chat at another address. Ctrl-C ends everything."
     )

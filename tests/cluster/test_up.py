@@ -21,8 +21,9 @@ from cluster.load_answer import Failure
 from cluster.load_stats import Sample
 from cluster.names import Address
 from cluster.up_children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
-from cluster.up_plan import EnginePlace, Settings, engine_command, node_command, plan
+from cluster.up_plan import EnginePlace, Settings, engine_command, node_command, plan, write_key
 from cluster.up_view import Column, client_help, live_table, plain_line, summary
+from ranvier_py.cli import make_parser as node_parser
 
 DEADLINE_S = 60
 
@@ -246,8 +247,9 @@ def test_everything_has_a_port_of_its_own_below_the_ephemeral_ones() -> None:
     lab = plan(Settings(nodes=3, engines=4), Random(1))
     ports = [engine.port for engine in lab.engines]
     ports += [nodes[0].port for nodes in lab.nodes.values()]
+    ports += [places[0].port for places in lab.gossips.values()]
     ports += [port for controls in lab.controls.values() for port in controls]
-    assert len(set(ports)) == len(ports) == 4 + 2 + 6
+    assert len(set(ports)) == len(ports) == 4 + 2 + 2 + 6
     assert max(ports) < 32768
 
 
@@ -259,6 +261,29 @@ def test_a_node_is_started_as_anybody_would_start_it() -> None:
         *("--policy", "affinity", "--backend", "http://127.0.0.1:20001", "--backend", "http://127.0.0.1:20002"),
     )
     assert (command.ready_port, command.ready_path) == (9180, "/readyz")
+
+
+def test_nodes_of_a_policy_are_peers_of_each_other_unless_told_otherwise(logs: Path) -> None:
+    """Two nodes and a key that both have; nothing that a node does not know."""
+    stage = up.Stage(Settings(nodes=2, engines=1), plan(Settings(nodes=2, engines=1), Random(1)), logs, Console(), True)
+    commands = up.node_commands(stage, "affinity")
+    flags = [dict(options_of(command.argv[4:])) for command in commands]
+    options, unknown = node_parser().parse_known_args(commands[0].argv[3:])
+    assert unknown == []
+    assert flags[0]["--gossip"] != flags[1]["--gossip"]
+    assert options.join == [flag["--gossip"] for flag in flags]
+    assert flags[0]["--cluster-key-file"] == flags[1]["--cluster-key-file"]
+    alone = up.Stage(Settings(nodes=2, engines=1, gossip=False), stage.lab, logs, Console(), True)
+    assert not [word for command in up.node_commands(alone, "affinity") for word in command.argv if "gossip" in word]
+
+
+def test_the_cluster_key_is_a_secret_of_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_key(tmp_path / name)
+    keys = [(tmp_path / name).read_text().strip() for name in ("a", "b")]
+    assert keys[0] != keys[1]
+    assert [len(bytes.fromhex(key)) for key in keys] == [32, 32]
+    assert (tmp_path / "a").stat().st_mode & 0o077 == 0
 
 
 def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -283,6 +308,8 @@ def test_flags_become_settings() -> None:
     options = up.make_parser().parse_args(["--nodes", "2", "--think-s", "0.5", "--policies", "random,affinity"])
     settings = up.make_settings(options)
     assert (settings.nodes, settings.think_s, settings.policies) == (2, 0.5, ("random", "affinity"))
+    assert settings.gossip
+    assert not up.make_settings(up.make_parser().parse_args(["--no-gossip"])).gossip
     assert up.main(["--nodes", "0"]) == up.MISUSED
 
 
@@ -315,7 +342,9 @@ def test_words_for_a_log_and_for_the_next_client() -> None:
     column = measured("affinity", 80)
     assert "3 of 4 ok, 1 failed, hit rate 80.0%, TTFT p50 250 ms" in plain_line(column, 9.0)
     assert summary([("affinity", column.outcome(9.0))]).startswith("prefill saved: 80.0% (affinity)")
-    assert "http://127.0.0.2:8080/v1/chat/completions" in client_help(Address("127.0.0.2", 8080), "lab-model")
+    words = client_help(Address("127.0.0.2", 8080), "lab-model", "router.lab", ("127.0.0.1", 20053))
+    assert "http://127.0.0.2:8080/v1/chat/completions" in words
+    assert "dig @127.0.0.1 -p 20053 router.lab +short" in words
 
 
 def test_a_child_says_what_it_is() -> None:
