@@ -14,8 +14,8 @@ Rules:
 - Whatever else a stranger sends is dropped; a datagram is answered with a Challenge to where it came from. Answers to
   strangers are never longer than what came, and paced per address and in all.
 - A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S. The proof then takes the
-  message along that was dropped, so nothing that is said early is lost. A stream has nowhere to send a Challenge to:
-  the machines behind repeat themselves, and `sent` greets whom we do not know.
+  message along that was dropped, so nothing that is said early is lost. A stream has nowhere to send a Challenge to, so
+  whoever writes to a peer over one greets it until the peer has shown that it knows the writer.
 - A packet for another session than ours is refused; only a Hello may be for whoever is there. If its sender is a
   stranger it is challenged all the same: a node that comes back meets those who still probe its old session so.
 - A proved session changes its address only by another proof.
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.challenges import Challenges, Pace
 from ranvier_py.core.gossip.frame import BadFrame, UnknownKind
-from ranvier_py.core.gossip.messages import Challenge, Echo, Hello, Message, Record
+from ranvier_py.core.gossip.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
 from ranvier_py.core.gossip.replay import Window
 from ranvier_py.core.gossip.seal import Opened
 from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
@@ -87,15 +87,16 @@ class Incoming(NamedTuple):
 
 
 class Known:
-    """One proved session."""
+    """One proved session. `knows_us`: it has shown that we are proved to it as well."""
 
-    __slots__ = ("address", "floor", "heard_at", "record", "windows")
+    __slots__ = ("address", "floor", "heard_at", "knows_us", "record", "windows")
 
     def __init__(self, record: Record, counter: int, now: float) -> None:
         self.record = record
         self.address: Address = (record.host, record.port)
         self.floor = counter
         self.heard_at = now
+        self.knows_us = False
         self.windows: list[Window | None] = [None] * len(Plane)
 
     def take(self, plane: Plane, counter: int) -> bool:
@@ -156,7 +157,8 @@ class Sessions:
     def sent(self, letter: Letter, now: float) -> None:
         """A letter goes out now: it is kept for a while, in case its receiver does not know us any more.
 
-        One for a session that we do not know is followed by a greeting: its answer would be refused.
+        One for a session that we do not know is followed by a greeting: its answer would be refused. So is one over a
+        stream to a session that may not know us: it would not say so.
         """
         if isinstance(letter.message, Hello | Echo | Challenge):
             return
@@ -165,7 +167,8 @@ class Sessions:
             if len(self._resend) >= RESEND_MAX:
                 del self._resend[next(iter(self._resend))]
             self._resend[letter.to] = (letter, now)
-        if letter.session not in self._known:
+        known = self._known.get(letter.session)
+        if known is None or not (known.knows_us or letter.plane is Plane.DATAGRAM):
             self.greet(letter.to, now, letter.plane)
 
     def forget(self, session: int) -> None:
@@ -215,6 +218,8 @@ class Sessions:
         if isinstance(message, Challenge):
             return self._challenged(opened, message, known, source, now)
         assert known is not None
+        if isinstance(message, Ack | Nack):  # it took what we asked
+            known.knows_us = True
         return Incoming(Peer(opened.session, known.address), message)
 
     def _drop(self, why: str) -> None:
@@ -253,6 +258,7 @@ class Sessions:
             return None
         address = (record.host, record.port)
         if known is not None and known.address == address:
+            known.knows_us = False
             self._outbox.append(Letter(address, record.session, opened.plane, Echo(self.me, hello.challenge, 0)))
             return Incoming(Peer(record.session, address))
         echo = Echo(self.me, hello.challenge, self._challenges.ask(record.session, now))
@@ -284,6 +290,7 @@ class Sessions:
         elif proof and known.address != (record.host, record.port):
             self._bind(known, record)
             proved = record
+        known.knows_us = not echo.challenge
         if echo.challenge:
             answer = Echo(self.me, echo.challenge, 0)
             self._outbox.append(Letter(known.address, record.session, opened.plane, answer))
