@@ -10,8 +10,8 @@ node sees itself); here is only what it means.
 The dead stay in the roster for a day, so that stale news of their life is known for what it is. Ten minutes after the
 death the planes above forget the session (`gone`): what it taught has expired by then.
 
-Bounds: MEMBERS_MAX live, DEAD_MAX dead (the longest dead goes first), CHANGES_MAX undrained changes.
-Cost: O(1) for each step beside the heap of suspicions.
+Bounds: MEMBERS_MAX live, beside those that come back from the dead; DEAD_MAX dead (the longest dead goes first);
+CHANGES_MAX undrained changes. Cost: O(1) for each step beside the heap of suspicions.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Ledger:
         self.broadcasts = broadcasts
         self.changes: list[MemberChange] = []
         self.gone: list[int] = []
+        self.returned = False  # somebody held for dead lives: a cut has healed, and lists should be compared
         self.dead: dict[int, float] = {}  # session -> when it died, in that order
         self._lingering: dict[int, float] = {}  # those of them that the planes above still know
         self._me = me
@@ -104,6 +105,7 @@ class Ledger:
             return
         self._revive(member, record, now)
         self._counts.false_alarms += before is not State.LEFT
+        self.returned |= before is State.DEAD
         self.note("refuted" if before is State.SUSPECT else "returned", member.record, why)
 
     def suspect(self, member: Member, record: Record, accuser: int, now: float, why: str) -> None:

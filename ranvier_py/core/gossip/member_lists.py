@@ -1,14 +1,15 @@
 """Push-pull: two members send each other their whole lists, so that what gossip missed arrives in the end.
 
 With whom and when: with a session that has just proved itself while this node joins, or when it was held for dead (a
-cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster. A
-node that joins reads a few lists at a quick pace first, since its first partner may be as new as itself.
+cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster, and
+sooner when somebody has come back from the dead. A node that joins reads a few lists at a quick pace first, since its
+first partner may be as new as itself.
 
 A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
 that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK.
 
-Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list, one list in answer for each asker and second, ANSWERS_MAX in
-all. Cost: O(members) for each list.
+Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list; in answer, one list for each asker and second, and
+ANSWERED_RECORDS in all. Cost: O(members) for each list.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ JOIN_LISTS = 3
 JOIN_S = 1.0
 """That pace. Also the shortest time between two exchanges that healed cuts ask for."""
 
-ANSWERS_MAX = 5
-"""Lists sent in answer within one second: a thousand joining at once take turns."""
+ANSWERED_RECORDS = 20_000
+"""Sent in answer within one second, some 1.3 MB: twenty nodes that join twenty are answered at once, a thousand that
+start together take turns."""
+
+ANSWERS_MAX = 256
+"""Lists sent in answer within one second, however short."""
 
 
 class MemberLists:
@@ -101,11 +106,16 @@ class MemberLists:
         else:
             self.wake_at = min(self.wake_at, self._met_at + JOIN_S)
 
+    def hurry(self, now: float) -> None:
+        """Compare soon: what refuted a death may have been said while nobody here could hear it."""
+        self.wake_at = min(self.wake_at, now + self._rng.uniform(0.2, 1.0) * JOIN_S)
+
     def answer(self, peer: Peer, now: float) -> None:
         """Send the list to somebody who asked for it."""
         while self._asked_at and now - next(iter(self._asked_at.values())) >= 1.0:
             del self._asked_at[next(iter(self._asked_at))]
-        if peer.session in self._asked_at or len(self._asked_at) >= ANSWERS_MAX:
+        most = min(ANSWERS_MAX, max(1, ANSWERED_RECORDS // (len(self._ledger.roster) + 1)))
+        if peer.session in self._asked_at or len(self._asked_at) >= most:
             self._counts.exchanges_refused += 1
             return
         self._asked_at[peer.session] = now

@@ -208,6 +208,9 @@ class Members:
                 self._read_list(peer, message, now)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message of membership")
+        if self._ledger.returned:
+            self._ledger.returned = False
+            self._lists.hurry(now)
 
     def proved(self, record: Record, now: float) -> None:
         """This session has just proved to be live, and says this about itself."""
@@ -298,8 +301,9 @@ class Members:
 
     def _take_in(self, peer: Peer, updates: Sequence[Update], now: float) -> None:
         """News from somebody. What it has wrong it is told."""
-        told = (self._hearsay.hear(update, peer.session, now) for update in updates)
-        self._correct(peer, [correction for correction in told if correction is not None])
+        if updates:
+            told = [self._hearsay.hear(update, peer.session, now) for update in updates]
+            self._correct(peer, [correction for correction in told if correction is not None])
 
     def _read_list(self, peer: Peer, message: MemberList, now: float) -> None:
         self._hearsay.joining = self._lists.joining
@@ -311,6 +315,8 @@ class Members:
             self._correct(peer, [correction for correction in told if correction is not None])
 
     def _correct(self, peer: Peer, corrections: Sequence[Update]) -> None:
+        if not corrections:
+            return
         self._counts.corrections += min(len(corrections), CORRECTIONS_MAX)
         self._counts.corrections_dropped += max(0, len(corrections) - CORRECTIONS_MAX)
         member = self.member(peer.session)

@@ -194,8 +194,8 @@ class Prober:
     def _fail(self, probe: Probe) -> Member | None:
         self._probe = None
         member = probe.member
-        if not member.live:
-            return None
+        if not member.live or self._ledger.roster.get(member.session) is not member:
+            return None  # buried or replaced by a later session while it was probed
         if member.heard_at >= probe.started_at:
             self._counts.probes_spared += 1
             return None

@@ -137,16 +137,18 @@ ten nodes, where the eight are nearly the whole round."""
 class Round:
     """The order of probing: all live members, shuffled, each once; newcomers at random places (SWIM 4.3).
 
-    Between two probes of one member lie at most 2n - 1 others. Sessions that are no longer live are skipped.
+    Between two probes of one member lie at most 2n - 2 others; twice as many while there is always somebody urgent, who
+    gets every other turn. Sessions that are no longer live are skipped.
     """
 
-    __slots__ = ("_next", "_order", "_rng", "_urgent")
+    __slots__ = ("_hastened", "_next", "_order", "_rng", "_urgent")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._order: list[int] = []
         self._next = 0
         self._urgent: dict[int, None] = {}
+        self._hastened = False  # the last one was out of turn
 
     def insert(self, session: int) -> None:
         """Somewhere in what is left of this round, or it would wait for the whole of it."""
@@ -159,11 +161,10 @@ class Round:
 
     def next(self, roster: Roster) -> Member | None:
         """Whose turn it is; None when nobody is live."""
-        while self._urgent:
-            session = next(iter(self._urgent))
-            del self._urgent[session]
-            if (member := roster.get(session)) is not None and member.live:
-                return member
+        member = None if self._hastened else self._next_urgent(roster)
+        self._hastened = member is not None
+        if member is not None:
+            return member
         member = self._next_in_order(roster)
         if member is None:
             self._order = [member.session for member in roster.alive()]
@@ -171,6 +172,14 @@ class Round:
             self._next = 0
             member = self._next_in_order(roster)
         return member
+
+    def _next_urgent(self, roster: Roster) -> Member | None:
+        while self._urgent:
+            session = next(iter(self._urgent))
+            del self._urgent[session]
+            if (member := roster.get(session)) is not None and member.live:
+                return member
+        return None
 
     def _next_in_order(self, roster: Roster) -> Member | None:
         """The most silent of the next few; whoever it overtakes keeps a place in the round."""

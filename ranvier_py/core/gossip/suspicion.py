@@ -89,11 +89,11 @@ class Suspicions:
 
     def expired(self, now: float) -> list[int]:
         """Sessions whose suspicion is over, in the order of their deadlines. Each must be ended or re-armed."""
-        over = []
+        over: dict[int, None] = {}  # a deadline that was set twice to the same moment is in the heap twice
         while self._deadlines and self._deadlines[0][0] <= now:
-            over.append(heappop(self._deadlines)[1])
+            over[heappop(self._deadlines)[1]] = None
             self._skip()
-        return over
+        return list(over)
 
     def _set(self, session: int, suspicion: Suspicion, deadline: float) -> None:
         suspicion.deadline = deadline
