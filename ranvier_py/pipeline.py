@@ -165,7 +165,7 @@ class Pipeline:
 
     async def handle(self, request: HttpRequest, client: Client) -> None:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
-        progress = Progress(request.header(b"x-request-id") or next(self._ids), self._clock())
+        progress = Progress(request.fields.request_id or next(self._ids), self._clock())
         client.request_id = progress.request_id
         try:
             own = self._own_answer(request)
@@ -271,9 +271,9 @@ class Pipeline:
     def _extra_fields(self, request: HttpRequest, progress: Progress) -> Fields:
         """What a backend is told beyond the client's own fields."""
         extra = []
-        if request.header(b"x-request-id") is None:
+        if request.fields.request_id is None:
             extra.append((b"x-request-id", progress.request_id))
-        if self._authorization and request.header(b"authorization") is None:
+        if self._authorization and not request.fields.authorized:
             extra.append((b"authorization", self._authorization))
         return extra
 
@@ -299,10 +299,10 @@ class Pipeline:
             (b"x-ranvier-reason", decision.reason.encode()),
             (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
         ]
-        if all(name.lower() != b"x-request-id" for name, _ in head.headers):  # the backend's own stands
+        if not head.fields.names_request:  # the backend's own stands
             extra.append((b"x-request-id", progress.request_id))
         progress.status = head.status
-        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and is_readable(head)
+        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and head.fields.readable
         captured: list[bytes] = []
         size = 0
         data = exchange.take()
@@ -336,11 +336,6 @@ def climbs(path: bytes) -> bool:
     """Whether a path may mean another one than it begins like: a backend that resolves `..` would serve its own
     administration."""
     return b"/.." in path or b"%2e" in path.lower() or b"\\" in path
-
-
-def is_readable(head: HttpResponseHead) -> bool:
-    """Whether the body is plain text to us; a compressed one is relayed and not learned."""
-    return all(name.lower() != b"content-encoding" for name, _ in head.headers)
 
 
 def outcome_of(status: int) -> Outcome:

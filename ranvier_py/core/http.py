@@ -1,9 +1,17 @@
-"""HTTP as values: what the two data-plane edges and the pipeline pass to each other."""
+"""HTTP as values: what the two data-plane edges and the pipeline pass to each other.
+
+Fields are read once for a head: what goes on of them, and what the pipeline asks of them, is kept beside them
+(`RequestFields`, `ResponseFields`) and stays with every later head of its connection that is alike. Two heads are alike
+when they differ in nothing but the digits of their content-length (`HeadShape`): clients and engines say the same again
+and again.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
@@ -23,6 +31,11 @@ HOP_BY_HOP = frozenset(
 )
 """RFC 9110 7.6.1: fields of one connection, never passed on. Fields that `Connection` names join them."""
 
+WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect"))
+"""Fields of a request that the backend gets from us, besides the hop-by-hop ones. An expectation was ours to meet."""
+
+CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
+
 
 class Phase(Enum):
     """What a client connection waits for; decides what a missed deadline means."""
@@ -36,6 +49,92 @@ class Phase(Enum):
     WORK = "work"  # ours; no deadline
 
 
+class HeadShape(NamedTuple):
+    """A head without the digits of its content-length: what is before and behind them, or all of it and nothing."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, head: bytes) -> HeadShape:
+        """The shape of a head that a strict parser took: it has one content-length at most, on a line of its own."""
+        found = CONTENT_LENGTH.search(head)
+        return cls(head, b"") if found is None else cls(head[: found.start(1)], head[found.end(1) :])
+
+    def digits_of(self, head: bytes) -> bytes | None:
+        """The digits of a head of this shape, b"" where the shape has none; None for another head."""
+        before, after = self
+        if not after:
+            return b"" if head == before else None
+        if not head.startswith(before) or not head.endswith(after):
+            return None
+        digits = head[len(before) : len(head) - len(after)]
+        return digits if digits.isdigit() and len(digits) <= 18 else None
+
+
+class RequestFields(NamedTuple):
+    """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for."""
+
+    lines: bytes
+    request_id: bytes | None
+    authorized: bool
+
+    @classmethod
+    def of(cls, headers: Headers) -> RequestFields:
+        dropped = dropped_fields(headers) | WRITTEN_BY_US
+        request_id, authorized = None, False
+        lines: list[bytes] = []
+        for name, value in headers:
+            key = name.lower()
+            if key not in dropped:
+                lines += (name, b": ", value, b"\r\n")
+            if key == b"x-request-id" and request_id is None:
+                request_id = value
+            elif key == b"authorization":
+                authorized = True
+        return cls(b"".join(lines), request_id, authorized)
+
+
+class ResponseFields(NamedTuple):
+    """What matters of an answer's head: the lines that go on to the client, and what the pipeline asks for.
+
+    `lines` are the status line and the fields that are not of one connection. `readable`: the body is plain text to us;
+    a compressed one is relayed and not learned.
+    """
+
+    lines: bytes
+    names_request: bool
+    readable: bool
+
+    @classmethod
+    def of(cls, head: HttpResponseHead) -> ResponseFields:
+        dropped = dropped_fields(head.headers)
+        if head.framing == "chunked":  # the body goes on in its chunks
+            dropped -= {b"transfer-encoding"}
+        names_request, readable = False, True
+        lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
+        for name, value in head.headers:
+            key = name.lower()
+            if key not in dropped:
+                lines += (name, b": ", value, b"\r\n")
+            if key == b"x-request-id":
+                names_request = True
+            elif key == b"content-encoding":
+                readable = False
+        return cls(b"".join(lines), names_request, readable)
+
+
+def dropped_fields(headers: Headers) -> frozenset[bytes]:
+    """Lower-case names of the fields that belong to one connection (RFC 9110 7.6.1)."""
+    dropped = HOP_BY_HOP
+    for name, value in headers:
+        if len(name) == 10 and name.lower() == b"connection":
+            lowered = value.lower()
+            if lowered not in (b"keep-alive", b"close"):
+                dropped = dropped.union(option.strip() for option in lowered.split(b","))
+    return dropped
+
+
 @dataclass(slots=True)
 class HttpRequest:
     """One complete request, as parsed. `target` is origin-form, `body` has no transfer coding left."""
@@ -46,6 +145,14 @@ class HttpRequest:
     body: bytes = b""
     http_minor: int = 1
     keep_alive: bool = True
+    fields_read: RequestFields | None = None
+
+    @property
+    def fields(self) -> RequestFields:
+        """What matters of `headers`, which do not change any more."""
+        if self.fields_read is None:
+            self.fields_read = RequestFields.of(self.headers)
+        return self.fields_read
 
     @property
     def path(self) -> bytes:
@@ -63,10 +170,19 @@ class HttpRequest:
 class HttpResponseHead:
     """Status line and fields of a backend's answer; its body follows as raw bytes in the backend's own framing.
 
-    `framing` is how the body ends: "length", "chunked", "close" (until the connection ends) or "none".
+    Several answers may share one, so it is never changed. `framing` is how the body ends: "length", "chunked", "close"
+    (until the connection ends) or "none".
     """
 
     status: int
     reason: bytes
     headers: Headers = field(default_factory=list)
     framing: str = "none"
+    fields_read: ResponseFields | None = None
+
+    @property
+    def fields(self) -> ResponseFields:
+        """What matters of it, `framing` included."""
+        if self.fields_read is None:
+            self.fields_read = ResponseFields.of(self)
+        return self.fields_read

@@ -12,7 +12,7 @@ from http import HTTPStatus
 import orjson
 
 from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unavailable
-from ranvier_py.core.http import HOP_BY_HOP, Headers, HttpResponseHead
+from ranvier_py.core.http import Headers, HttpResponseHead
 
 Fields = Sequence[tuple[bytes, bytes]]
 """Field lines to add: any sequence, also ()."""
@@ -69,24 +69,8 @@ def response_head(head: HttpResponseHead, extra: Fields, *, close: bool) -> byte
 
     `transfer-encoding` stays when the body goes on in chunks; a body that ends with the connection says so.
     """
-    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
-    chunked = head.framing == "chunked"
-    dropped = dropped_fields(head.headers)
-    for name, value in head.headers:
-        key = name.lower()
-        if key not in dropped or (chunked and key == b"transfer-encoding"):
-            lines.append(b"%b: %b\r\n" % (name, value))
-    lines += [b"%b: %b\r\n" % field for field in extra]
+    lines = [head.fields.lines]
+    for name, value in extra:
+        lines += (name, b": ", value, b"\r\n")
     lines.append(b"connection: close\r\n\r\n" if close or head.framing == "close" else b"\r\n")
     return b"".join(lines)
-
-
-def dropped_fields(headers: Headers) -> frozenset[bytes]:
-    """Lower-case names of the fields that belong to one connection (RFC 9110 7.6.1)."""
-    dropped = HOP_BY_HOP
-    for name, value in headers:
-        if len(name) == 10 and name.lower() == b"connection":
-            lowered = value.lower()
-            if lowered not in (b"keep-alive", b"close"):
-                dropped = dropped.union(option.strip() for option in lowered.split(b","))
-    return dropped

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,6 +20,9 @@ from ranvier_py.core.http import HttpResponseHead, Phase
 from ranvier_py.edge.answers import JSON, Fields, error_response, own_head, response_head
 from ranvier_py.edge.transport import Transport
 from ranvier_py.edge.watchdog import Alarm
+
+if TYPE_CHECKING:
+    from ranvier_py.edge.reading import RequestHead
 
 SEND = Phase.SEND
 
@@ -36,6 +40,7 @@ class Client:
         must_close: the connection ends after this answer; a handler may set it.
         verdict: why the connection was cancelled; None if it was not, or was told to end without a word.
         api: whose error shape it expects: "openai" or "anthropic".
+        last_head: of the request before this one; the next is mostly the same.
         request_id: of the current request, as soon as a handler has named it; our own answers carry it.
     """
 
@@ -48,6 +53,7 @@ class Client:
         "gone",
         "handling",
         "head_only",
+        "last_head",
         "missed",
         "must_close",
         "peer",
@@ -74,6 +80,7 @@ class Client:
         self.started = False
         self.must_close = False
         self.head_only = False
+        self.last_head: RequestHead | None = None
         self.handling = False
         self.gone = False
         self.missed: Phase | None = None

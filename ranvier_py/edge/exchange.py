@@ -66,8 +66,6 @@ class Exchange:
         self.head = head
         self.body_bytes = 0
         self.complete = False
-        if isinstance(chunks, ChunkedReader):  # its payload alone goes on
-            head.framing = "close"
         if head.framing == "none":
             self._ended(len(pending))
             self._pending = b""

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from ranvier_py.edge.response import KnownHead
 from ranvier_py.edge.transport import Transport
 
 
@@ -95,7 +96,7 @@ class Counters:
 class Connection:
     """One connection to a backend."""
 
-    __slots__ = ("_poll", "answered", "idle_since", "pool", "reused", "transport")
+    __slots__ = ("_poll", "answered", "idle_since", "known_head", "pool", "reused", "transport")
 
     def __init__(self, transport: Transport, pool: Pool) -> None:
         self.transport = transport
@@ -103,6 +104,7 @@ class Connection:
         self.reused = False
         self.answered = False  # a byte of the current answer came
         self.idle_since = 0.0
+        self.known_head: KnownHead | None = None
         self._poll = select.poll()
         self._poll.register(transport.fd, select.POLLIN)
 

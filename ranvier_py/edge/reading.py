@@ -4,7 +4,7 @@ The server reads the common case itself (all of it in one piece); here are the p
 in pieces, a body that takes its time. Each piece renews no deadline: a head has `header_s` in all, a body `body_s` plus
 its bytes at the lowest rate we take.
 Invariant: nothing of the next request is taken for this one; what follows it is handed back.
-Cost: a parser object and a call per field, about 5 µs for a client library's head.
+Cost: a parser object and a call per field, about 8 µs for a client library's head; 1 µs for one like the last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ranvier_py.core.errors import (
     HeaderTooLarge,
     MethodNotAllowed,
 )
-from ranvier_py.core.http import Headers, HttpRequest, Phase
+from ranvier_py.core.http import Headers, HeadShape, HttpRequest, Phase
 from ranvier_py.edge.client import Client
 
 HEADER, BODY = Phase.HEADER, Phase.BODY
@@ -65,13 +65,14 @@ class RequestHead:
         waits: the client expects a 100 before it sends the body.
     """
 
-    __slots__ = ("_complete", "_parser", "_target", "headers", "length", "request", "waits")
+    __slots__ = ("_complete", "_parser", "_shape", "_target", "headers", "length", "request", "waits")
 
     def __init__(self) -> None:
         self.headers: Headers = []
         self.length = 0
         self.waits = False
         self.request: HttpRequest
+        self._shape: HeadShape | None = None  # once finished
         self._target = b""
         self._complete = False
         self._parser = httptools.HttpRequestParser(self)
@@ -110,7 +111,28 @@ class RequestHead:
         self._check_line()
         if self.length > limits.body_bytes_max:
             raise BodyTooLarge(f"the body is larger than {limits.body_bytes_max} bytes")
+        self._shape = HeadShape.of(head)
         return self.request
+
+    def again(self, head: bytes, limits: ServerLimits) -> bool:
+        """Whether `head` is the one finished before but for its length; `request` and `length` are its own then.
+
+        A client sends the same head with each of its requests, so most are not parsed.
+        """
+        digits = self._shape.digits_of(head) if self._shape is not None else None
+        if digits is None:
+            return False
+        request, headers = self.request, self.headers
+        if digits and int(digits) != self.length:
+            if int(digits) > limits.body_bytes_max:
+                return False
+            self.length = int(digits)
+            self.headers = headers = [
+                (name, digits if name.lower() == b"content-length" else value) for name, value in headers
+            ]
+        minor, fields = request.http_minor, request.fields
+        self.request = HttpRequest(request.method, request.target, headers, b"", minor, request.keep_alive, fields)
+        return True
 
     def _check_line(self) -> None:
         request = self.request

@@ -266,13 +266,17 @@ class DataServer:
 
         A RanvierError means that framing is lost; the caller answers and closes.
         """
-        head = RequestHead()
+        head = client.last_head
         end = data.find(b"\r\n\r\n") + 4
-        if end < 4 or end > self._limits.header_bytes_max or data[0] in b"\r\n":
-            data, end = await read_head(client, self._limits, head, data)
-        else:
-            head.feed(data[:end])
-        request = head.finish(data[:end], self._limits)
+        if head is None or not head.again(data[:end], self._limits):
+            head = RequestHead()
+            if end < 4 or end > self._limits.header_bytes_max or data[0] in b"\r\n":
+                data, end = await read_head(client, self._limits, head, data)
+            else:
+                head.feed(data[:end])
+            head.finish(data[:end], self._limits)
+            client.last_head = head
+        request = head.request
         client.api = api_of(request.target)
         client.request_id = b""
         client.head_only = request.method == b"HEAD"

@@ -20,119 +20,26 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import httptools
 import trio
 
 from ranvier_py.core.chunked import ChunkedReader
 from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamGarbled
-from ranvier_py.core.http import Headers, HttpRequest, HttpResponseHead
-from ranvier_py.edge.answers import Fields, dropped_fields, response_head
-from ranvier_py.edge.exchange import Exchange
+from ranvier_py.core.http import HttpRequest
+from ranvier_py.edge.answers import Fields
+from ranvier_py.edge.exchange import Chunks, Exchange
 from ranvier_py.edge.pool import Address, Connection, Counters, Pool, UpstreamLimits, UpstreamStatistics
+from ranvier_py.edge.response import KnownHead, Reading, ResponseParser
 from ranvier_py.edge.transport import PlainTransport, TlsTransport, Transport
 
-__all__ = ["Address", "Exchange", "Upstream", "UpstreamLimits", "UpstreamStatistics", "response_head"]
-
-REQUEST_DROPPED = (b"host", b"content-length", b"expect")
-"""Fields that we write ourselves, besides the hop-by-hop ones. An expectation was ours to meet."""
+__all__ = ["Address", "Exchange", "Upstream", "UpstreamLimits", "UpstreamStatistics"]
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
 
-EMPTY_LINE = b"\r\n\r\n"
-
 INTERIM_MAX = 16
 """Interim (1xx) answers read before the final one; a backend that sends more is not going to answer."""
-
-
-class ResponseParser:
-    """Parses one response head and follows its chunks; the callbacks are httptools'.
-
-    llhttp does not tell where in its input a message ended. A chunked one ends right after an empty line, so it is fed
-    up to each empty line in turn: one call for a piece that has none, as the pieces of an event stream do.
-
-    Attributes:
-        done: the chunked message has ended.
-    """
-
-    __slots__ = ("_complete", "_headers", "_parser", "_reason", "_split", "done", "reusable")
-
-    def __init__(self) -> None:
-        self.done = False
-        self._split = False  # the piece before ended within what may be an empty line
-        self._headers: Headers = []
-        self._reason = b""
-        self._complete = False
-        self.reusable = False
-        self._parser = httptools.HttpResponseParser(self)
-
-    def on_status(self, part: bytes) -> None:
-        self._reason += part
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        self._complete = True
-        self.reusable = self._parser.should_keep_alive()
-
-    def on_message_complete(self) -> None:
-        self.done = True
-
-    def feed(self, data: bytes) -> int:
-        """Follow the chunks. Returns how many bytes belong to this message: all until `done`.
-
-        Raises UpstreamGarbled.
-        """
-        try:
-            at = self._feed_split(data) if self._split else 0
-            while not self.done and at < len(data):
-                found = data.find(EMPTY_LINE, max(0, at - 2))
-                end = len(data) if found < 0 else found + 4
-                self._parser.feed_data(data[at:end])
-                at = end
-        except httptools.HttpParserError as error:
-            raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
-        self._split = data[-1:] in (b"\r", b"\n")
-        return at
-
-    def _feed_split(self, data: bytes) -> int:
-        """An empty line may have begun in the piece before: its end is looked for byte by byte."""
-        for at in range(min(3, len(data))):
-            self._parser.feed_data(data[at : at + 1])
-            if self.done:
-                return at + 1
-        return min(3, len(data))
-
-    def parse(self, data: bytes, method: bytes) -> tuple[HttpResponseHead, int]:
-        """The head that `data` is, and the length of its body where it has one. Raises UpstreamGarbled."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise UpstreamGarbled("the backend wants another protocol") from error
-        except httptools.HttpParserError as error:
-            raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
-        if not self._complete or b"\r\n " in data or b"\r\n\t" in data:
-            raise UpstreamGarbled("the backend's answer has a malformed head")
-        self.done = False  # that was said of the head alone
-        status = self._parser.get_status_code()
-        framing, length = self._framing(status, method)
-        return HttpResponseHead(status, self._reason, self._headers, framing), length
-
-    def _framing(self, status: int, method: bytes) -> tuple[str, int]:
-        if status < 200 or status in (204, 304) or method == b"HEAD":
-            return "none", 0
-        framing, length = "close", 0
-        for name, value in self._headers:
-            key = name.lower()
-            if key == b"transfer-encoding":
-                if value.lower() != b"chunked":  # we did not offer to take another
-                    raise UpstreamGarbled("the backend uses an unknown transfer coding")
-                return "chunked", 0
-            if key == b"content-length":
-                framing, length = "length", int(value)
-        return ("none" if framing == "length" and length == 0 else framing), length
 
 
 class Upstream:
@@ -214,13 +121,15 @@ class Upstream:
     async def _exchange(self, connection: Connection, parts: Sequence[bytes], request: HttpRequest) -> Exchange:
         try:
             sent_all = await self._send(connection, parts)
-            parser, head, length, rest = await self._read_head(connection, request.method)
+            reading, rest = await self._read_head(connection, request.method)
         except BaseException:
             connection.close()
             raise
-        unchunk = request.http_minor == 0 and head.framing == "chunked"
-        chunks = (ChunkedReader(keep=True) if unchunk else parser) if head.framing == "chunked" else None
-        return Exchange(connection, head, length, rest, chunks, parser.reusable and sent_all, self._release)
+        head, length, reusable, parser = reading
+        chunks: Chunks | None = parser
+        if parser is not None and request.http_minor == 0:  # clients of HTTP/1.0 know no chunks
+            head, chunks = replace(head, framing="close", fields_read=None), ChunkedReader(keep=True)
+        return Exchange(connection, head, length, rest, chunks, reusable and sent_all, self._release)
 
     async def _send(self, connection: Connection, parts: Sequence[bytes]) -> bool:
         """Send the request. False if the backend answered before it had all of it."""
@@ -249,10 +158,8 @@ class Upstream:
             nursery.cancel_scope.cancel()
         return whole
 
-    async def _read_head(
-        self, connection: Connection, method: bytes
-    ) -> tuple[ResponseParser, HttpResponseHead, int, bytes]:
-        """The final head, what it says of the length, and the bytes after it."""
+    async def _read_head(self, connection: Connection, method: bytes) -> tuple[Reading, bytes]:
+        """The final head, and the bytes after it."""
         data = b""
         for _ in range(INTERIM_MAX):
             end = data.find(b"\r\n\r\n") + 4
@@ -263,12 +170,12 @@ class Upstream:
                 end = data.find(b"\r\n\r\n") + 4
             if end > self._limits.header_bytes_max:
                 raise UpstreamGarbled("the backend's answer has too large a head")
-            parser = ResponseParser()
-            head, length = parser.parse(data[:end], method)
+            reading = read_head(connection, data[:end], method)
             data = data[end:]
-            if head.status >= 200:
-                return parser, head, length, data
-            if head.status == 101:
+            status = reading.head.status
+            if status >= 200:
+                return reading, data
+            if status == 101:
                 raise UpstreamGarbled("the backend wants another protocol")
         raise UpstreamGarbled("the backend sends interim answers only")
 
@@ -316,6 +223,16 @@ class Upstream:
             connection.close()
 
 
+def read_head(connection: Connection, data: bytes, method: bytes) -> Reading:
+    """What the head says. Raises UpstreamGarbled."""
+    known = connection.known_head
+    reading = known.again(data) if known is not None and method != b"HEAD" else None
+    if reading is None:
+        reading = ResponseParser().parse(data, method)
+        connection.known_head = KnownHead.of(data, reading)
+    return reading
+
+
 async def _cancel_when_readable(fd: int, scope: trio.CancelScope) -> None:
     await trio.lowlevel.wait_readable(fd)
     scope.cancel()
@@ -332,12 +249,7 @@ def _default_tls() -> ssl.SSLContext:
 
 def request_head(pool: Pool, request: HttpRequest, extra: Fields) -> bytes:
     """The head that the backend gets: our framing, its own host, every field that is the client's to say."""
-    lines = [request.method, b" ", pool.prefix, request.target, pool.host_line]
-    dropped = dropped_fields(request.headers)
-    for name, value in request.headers:
-        key = name.lower()
-        if key not in dropped and key not in REQUEST_DROPPED:
-            lines += (name, b": ", value, b"\r\n")
+    lines = [request.method, b" ", pool.prefix, request.target, pool.host_line, request.fields.lines]
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")
     if request.body or request.method not in BODILESS:

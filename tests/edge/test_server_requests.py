@@ -131,6 +131,24 @@ async def test_a_good_request_is_understood_in_whatever_pieces_it_comes(case: st
             assert "connection" not in headers
 
 
+async def test_a_head_like_the_one_before_brings_a_length_of_its_own() -> None:
+    async with serving(echo, SMALL) as (_, port), await Wire.connect(port) as wire:
+        for body in (b"a", b"bcd", b"", b"e" * 1000, b"f"):
+            await wire.send(post(body, b"x: y", target=b"/"))
+            assert (await wire.response())[2] == b"POST / " + body
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [(b"+1", 400), (b"1, 1", 400), (b"", 400), (b"9" * 30, 400), (b"1001", 413)]
+)
+async def test_a_head_like_the_one_before_is_refused_for_its_length_as_ever(length: bytes, status: int) -> None:
+    async with serving(echo, SMALL) as (_, port), await Wire.connect(port) as wire:
+        await wire.send(post(b"a"))
+        assert (await wire.response())[0] == 200
+        await wire.send(post(b"a").replace(b"content-length: 1", b"content-length: " + length))
+        assert (await wire.response())[0] == status
+
+
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving(echo, SMALL) as (_, port), await Wire.connect(port) as wire:
         targets = [b"/%d" % number for number in range(200)]
