@@ -72,7 +72,7 @@ class GossipSockets(NamedTuple):
     datagrams: socket.socket | None
     host: str
     port: int
-    family: int
+    family: int  # of peers: AF_INET, AF_INET6, or AF_UNSPEC where one socket speaks both
 
     def close(self) -> None:
         self.listener.close()
@@ -116,7 +116,7 @@ def bound(family: int, address: Any, *, udp: bool) -> GossipSockets:
         if datagrams is not None:
             datagrams.close()
         raise
-    return GossipSockets(listener, datagrams, host, port, family)
+    return GossipSockets(listener, datagrams, host, port, socket.AF_UNSPEC if host == "::" else family)
 
 
 class GossipNet:
@@ -145,7 +145,7 @@ class GossipNet:
         if sockets.datagrams is not None:
             self.datagrams = Datagrams(sockets.datagrams, self.receive, traffic, options)
         host = "" if is_wildcard(sockets.host) else sockets.host
-        self.streams = Streams(sockets.family, host, self.broke, traffic, options, rng)
+        self.streams = Streams(sockets.listener.family, host, self.broke, traffic, options, rng)
         self._asleep_until = -inf
         self._bed = ParkingLot()
 

@@ -405,6 +405,7 @@ async def test_a_socket_for_everything_knows_ipv4_peers_by_their_ipv4_addresses(
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
     async with shell(host="::") as (net, gossip), shell() as (peer, other):
+        assert (net.sockets.family, peer.sockets.family) == (socket.AF_UNSPEC, socket.AF_INET)
         send(net, address_of(peer), Plane.DATAGRAM, packet(number=1))
         send(net, address_of(peer), Plane.BULK, packet(Plane.BULK, number=2))
         await other.until("receive", 2)
