@@ -26,7 +26,7 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.edge.logs import set_up_logs
 from ranvier_py.edge.workers import Supervisor
 from ranvier_py.reference import is_list, key_help, reference, toml_value
-from ranvier_py.status import NodeStatus, status_page
+from ranvier_py.status import NodeStatus, divergence, status_page
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
 EXIT_CODES = """exit codes:
@@ -106,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="backends, health, load, routes and requests of a node")
     status.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
     status.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="time between two pages (2)")
+    status.add_argument("--against", metavar="URL", help="control port of another node, to compare the route tables")
     add_control_flags(status)
     status.set_defaults(run=status_command)
     version = commands.add_parser("version", help="print the version")
@@ -253,18 +254,22 @@ def explain_command(options: argparse.Namespace) -> int:
 
 
 def status_command(options: argparse.Namespace) -> int:
-    with control_client(options) as client:
+    with control_client(options) as client, control_client(options, options.against) as other:
         while True:
-            page = status_page(node_status(client))
+            page = status_page(node_status(client, other if options.against else None))
             print(f"\x1b[H\x1b[2J{page}" if options.watch and sys.stdout.isatty() else page, flush=True)
             if not options.watch:
                 return EXIT_OK
             time.sleep(max(0.1, options.interval_s))
 
 
-def node_status(client: httpx.Client) -> NodeStatus:
+def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
     ready = asked(client, "GET", "/readyz", also=503)
+    cluster = asked(client, "GET", "/admin/cluster", also=404)
+    sums = [asked(each, "GET", "/admin/cluster/sums").content for each in (client, other) if each and other]
     return NodeStatus(
+        cluster=cluster.json() if cluster.status_code == httpx.codes.OK else None,
+        divergence=divergence(*sums) if sums else "",
         address=str(client.base_url),
         ready=ready.status_code == httpx.codes.OK,
         reason=ready.json().get("reason", ""),
@@ -273,11 +278,12 @@ def node_status(client: httpx.Client) -> NodeStatus:
     )
 
 
-def control_client(options: argparse.Namespace) -> httpx.Client:
+def control_client(options: argparse.Namespace, address: str | None = None) -> httpx.Client:
     key = os.environ.get(variable_of("control_key"), "")
     if options.control_key_file is not None:
         key = read_secret_file(options.control_key_file)
-    url = options.control if "://" in options.control else f"http://{options.control}"
+    address = address or options.control
+    url = address if "://" in address else f"http://{address}"
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return httpx.Client(base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False)
 

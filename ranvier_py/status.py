@@ -22,6 +22,8 @@ class NodeStatus:
     reason: str
     backends: Sequence[Mapping[str, Any]]
     routes: Mapping[str, Any]
+    cluster: Mapping[str, Any] | None = None  # None: it has no peers
+    divergence: str = ""  # in words, if another node was asked, too
 
 
 def status_page(status: NodeStatus) -> str:
@@ -29,8 +31,38 @@ def status_page(status: NodeStatus) -> str:
     ready = "ready" if status.ready else "not ready"
     lines = [f"{status.address}  {ready}" + (f": {status.reason}" if status.reason else ""), "", "Backends"]
     lines += table(status.backends) or ["  none; add one with POST /admin/backends"]
+    if status.cluster is not None:
+        lines += cluster_lines(status.cluster)
+        lines += [f"  divergence  {status.divergence}"] if status.divergence else []
     lines += ["", "Routes and requests", *pairs(status.routes)]
     return "\n".join(lines) + "\n"
+
+
+MEMBER_COLUMNS = ("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms")
+CLUSTER_FACTS = ("routes", "shared", "facts", "sessions")
+
+
+def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
+    """This node among its peers: who they are, what was said."""
+    me = f"{cluster['name']} at {cluster['address']}, incarnation {cluster['incarnation']}"
+    members = [{name: member.get(name) for name in MEMBER_COLUMNS} for member in cluster["members"]]
+    lines = ["", f"Cluster: {me}", *(table(members) or ["  no peers yet"])]
+    traffic = [
+        {"topic": topic, **{f"{way}_{what}": each[way][what] for way in each for what in each[way]}}
+        for topic, each in cluster["topics"].items()
+    ]
+    lines += ["", "Gossip since the start", *table(traffic)]
+    facts = {name: {key: value for key, value in cluster[name].items() if value} for name in CLUSTER_FACTS}
+    return [*lines, *pairs({name: fact for name, fact in facts.items() if fact})]
+
+
+def divergence(sums: bytes, others: bytes) -> str:
+    """How far two route tables are apart, by their bucket fingerprints of 8 bytes each."""
+    if len(sums) != len(others):
+        return "not comparable: another number of buckets"
+    buckets = len(sums) // 8
+    differing = sum(sums[at : at + 8] != others[at : at + 8] for at in range(0, len(sums), 8))
+    return f"{differing} of {buckets} buckets differ"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

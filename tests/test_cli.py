@@ -20,7 +20,7 @@ import pytest
 from ranvier_py import __version__, cli
 from ranvier_py.config import SECRETS, Config, flag_of
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.status import NodeStatus, status_page
+from ranvier_py.status import NodeStatus, divergence, status_page
 
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
@@ -49,6 +49,7 @@ class FakeControl(BaseHTTPRequestHandler):
         answers = {
             "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
             "/admin/backends": (200, {"backends": [BACKEND]}),
+            "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }
         self.answer(*answers[self.path])
@@ -205,6 +206,32 @@ def test_status_can_be_watched_until_it_is_interrupted(
     assert cli.main(["status", "--watch", "--interval-s", "0.5", "--control", control.url]) == cli.EXIT_OK
     assert pauses == [0.5] * 3
     assert capsys.readouterr().out.count("Backends") == 3
+
+
+def test_status_shows_who_the_peers_are_and_what_was_said() -> None:
+    member = {"name": "b", "state": "suspect", "address": "10.0.0.2:7946", "incarnation": 3, "rtt_ms": None}
+    cluster = {
+        "name": "a",
+        "address": "10.0.0.1:7946",
+        "incarnation": 1,
+        "members": [member],
+        "topics": {"routes": {"sent": {"packets": 7, "bytes": 700}, "received": {"packets": 8, "bytes": 800}}},
+        "routes": {"announced": 5, "dropped": 0},
+        "shared": {},
+        "facts": {},
+        "sessions": {"replay": 2},
+    }
+    page = status_page(NodeStatus("n", True, "", [], {}, cluster, divergence(b"\0" * 16, b"\0" * 15 + b"\1")))
+    assert "Cluster: a at 10.0.0.1:7946, incarnation 1" in page
+    assert "suspect" in page
+    assert "routes             7         700                 8             800" in page
+    assert "announced=5" in page
+    assert "dropped" not in page
+    assert "1 of 2 buckets differ" in page
+
+
+def test_tables_with_other_buckets_can_not_be_compared() -> None:
+    assert "not comparable" in divergence(b"\0" * 16, b"\0" * 8)
 
 
 def test_nothing_a_node_answers_can_play_with_the_terminal() -> None:
