@@ -10,6 +10,7 @@ import argparse
 import errno
 import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -175,6 +176,8 @@ def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
 def serve_command(options: argparse.Namespace) -> int:
     config, _ = load_from(options)
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
+    if not os.isatty(0):  # to a service a hang-up says «read your keys again», and they are anyhow when they change
+        signal.signal(signal.SIGHUP, lambda *_: None)
     if config.workers == 1:
         return run_node(config)
     key = secrets.token_bytes(32)  # the workers have it by being forked, now and at a restart; nobody else ever does

@@ -315,7 +315,12 @@ sys.exit(cli.main(["serve", "--workers", "3", "--control", "127.0.0.1:9990", "--
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at its command line in /proc")
 def test_several_workers_are_several_nodes_with_ports_of_their_own_and_one_key() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", NODES], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+        [sys.executable, "-c", NODES],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
     ) as process:
         try:
             assert process.stdout is not None
@@ -325,6 +330,7 @@ def test_several_workers_are_several_nodes_with_ports_of_their_own_and_one_key()
             assert third[:3] == ["127.0.0.1:9992", "3", "127.0.0.1:7948"]
             assert first[3:] == second[3:] == third[3:]
             assert first[4] == "False"
+            process.send_signal(signal.SIGHUP)  # as `systemctl reload` does; it must not end the service
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:
