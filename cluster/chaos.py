@@ -214,6 +214,9 @@ def show(console: Console, outcome: Outcome) -> None:
         console.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
     for line in (*outcome.books.crashes, *verdict_lines(outcome.verdicts)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for about, word in outcome.words.items():
+        if word and outcome.options.gossip:
+            console.print(f"{about}, at the end: {word}", highlight=False, markup=False)
     if outcome.timed_out:
         console.print("the run did not end in time", highlight=False)
     console.print("good" if outcome.good else "NOT GOOD", highlight=False)

@@ -43,6 +43,7 @@ class Member:
     child: Child | None = None
     boots: int = 0
     wanted: bool = False
+    still: int = 0  # how many things keep it from running just now
     slowing: trio.CancelScope | None = None
     limits: tuple[int, int] | None = None
 
@@ -136,11 +137,13 @@ class Fleet:
         if not member.running:
             return
         self.note(f"{member.name} paused for {for_s:g} s")
+        member.still += 1
         self.signal(member, signal.SIGSTOP)
         try:
             await trio.sleep(for_s)
         finally:
             self.signal(member, signal.SIGCONT)
+            member.still -= 1
             self.note(f"{member.name} goes on")
 
     async def slow(self, member: Member, factor: float, for_s: float) -> None:

@@ -79,6 +79,7 @@ class Steps:
     beginning: tuple[str, ...]  # addresses of the nodes that ran first
     seed: int
     labels: dict[int, str]
+    killing: Callable[[int, float], None] = lambda _node, _at_s: None
 
     async def run(
         self, steps: Sequence[Step], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -119,6 +120,7 @@ class Steps:
     async def kill_node(self, number: int) -> None:
         self.nodes[number].wanted = False
         self.show_peers()
+        self.killing(number, self.fleet.clock())
         await self.fleet.kill(self.nodes[number])
 
     async def stop_node(self, number: int) -> None:

@@ -43,6 +43,7 @@ from cluster.proc_record import Recorder
 from cluster.proc_relay import Links, Relay
 from cluster.proc_steps import Faults, Steps, chosen
 from cluster.proc_traffic import Clients, conversations, rates_of
+from cluster.proc_watch import Watch
 from cluster.scenario import Scenario, quiet_at
 from cluster.up_plan import EnginePlace
 
@@ -81,6 +82,7 @@ class Outcome:
     took_s: float
     counts: dict[str, dict[str, int]]
     timed_out: bool
+    words: dict[str, str]  # who disagreed last, what differed last
 
     @property
     def good(self) -> bool:
@@ -100,6 +102,7 @@ class Outcome:
             "requests": self.books.counts(),
             "retries_by_reason": self.books.reasons(),
             "hit_rate": self.hits,
+            "words": self.words,
             "verdicts": [asdict(one) for one in self.verdicts],
             "failures": self.books.failures(),
             "crashes": self.books.crashes,
@@ -126,6 +129,8 @@ class Run:
         self.nodes = [Member(place.name, place.ip, partial(self.node, place)) for place in self.plan.nodes]
         self.engines = [Member(place.name, place.name, partial(self.engine, place)) for place in self.plan.engines]
         self.relay: Relay | None = None
+        self.watch = Watch(self.plan, self.nodes, self.labels, self.clock)
+        self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
         self.began_s = trio.current_time()
 
     def clock(self) -> float:
@@ -202,24 +207,33 @@ class Run:
         beginning = tuple(self.plan.nodes[number].ip for number in chosen(self.scenario.cluster.running))
         faults = Faults(self.network)
         seed, labels = self.options.seed, self.labels
-        return Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels)
+        killing = self.watch.census.killed
+        return Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels, killing)
 
     def processes(self) -> dict[int, int]:
         """Which process is which node just now."""
         return {node.pid: number for number, node in enumerate(self.nodes) if node.pid}
 
     async def traffic_and_steps(self) -> None:
-        load, for_s, seed = self.scenario.load, self.scenario.for_s, self.options.seed
-        async with trio.open_nursery() as acting:
+        """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""
+        load, seed, until_s = self.scenario.load, self.options.seed, self.traffic_until_s
+        async with trio.open_nursery() as watching, trio.open_nursery() as acting:
+            if self.options.gossip:
+                watching.start_soon(self.watch.run, max(until_s, quiet_at(self.scenario)))
             acting.start_soon(self.steps.run, self.scenario.steps)
-            acting.start_soon(trio.sleep, for_s)
+            acting.start_soon(self.last, watching.cancel_scope)
             if load is not None:
                 settings = self.options.engines
                 port = self.plan.nodes[0].port
                 target = Target(CLIENTS_NAME, port, model=settings.model, max_tokens=settings.max_tokens)
                 clients = Clients(target, self.books, self.server, Random(f"{seed}/clients"), self.began_s)
-                talks = conversations(load, rates_of(load, self.scenario.steps), for_s, seed)
-                acting.start_soon(clients.run_open, talks, for_s)
+                talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
+                acting.start_soon(clients.run_open, talks, until_s)
+
+    async def last(self, watching: trio.CancelScope) -> None:
+        """The run's time; then nobody is asked any more, while clients wait for their last answers."""
+        await trio.sleep(self.scenario.for_s)
+        watching.cancel()
 
     async def end(self, fleet: Fleet) -> None:
         """All that still run are asked to go, and must go well."""
@@ -230,10 +244,11 @@ class Run:
     def outcome(self, took_s: float, timed_out: bool) -> Outcome:
         scenario = self.scenario
         first_step_s = min((step.at_s for step in scenario.steps if step.do != "load"), default=scenario.for_s)
-        hits = hit_report(self.books, first_step_s, quiet_at(scenario), scenario.for_s)
+        hits = hit_report(self.books, first_step_s, quiet_at(scenario), self.traffic_until_s)
         counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
         verdicts = tuple(self.verdicts(hits))
-        return Outcome(scenario, self.options, self.way, self.books, hits, verdicts, took_s, counts, timed_out)
+        words = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
+        return Outcome(scenario, self.options, self.way, self.books, hits, verdicts, took_s, counts, timed_out, words)
 
     def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
         """Every bound that the scenario names."""
@@ -243,6 +258,21 @@ class Run:
             found.append(at_most("failed requests", expect.failed_requests_max, len(self.books.failed)))
         if expect.hit_share_min is not None:
             found.append(at_least("hit rate, share of before", expect.hit_share_min, hits["share"]))
+        if self.options.gossip:
+            quiet_s = quiet_at(self.scenario)
+            census, cluster = self.watch.census, self.scenario.cluster
+            deaths = len(census.false_deaths) if census.rounds else None
+            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s)
+            same_s = census.same_s(max(quiet_s, self.traffic_until_s))
+            measured: list[tuple[str, float | None, float | None]] = [
+                ("all agree who runs, s", expect.agree_s, census.agree_s(quiet_s)),
+                ("route tables equal, s", expect.same_routes_s, same_s),
+                ("deaths known, s", expect.dead_s, census.dead_s()),
+                ("false deaths", expect.false_deaths_max, deaths),
+                ("gossip sent, bytes/s and node", expect.bytes_per_node_s_max, rate),
+                ("learned at others, s", expect.learned_s, None),
+            ]
+            found += [at_most(name, bound, value) for name, bound, value in measured if bound is not None]
         return found
 
 
