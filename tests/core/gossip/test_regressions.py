@@ -1,0 +1,29 @@
+"""Defects that simulated clusters have found, each as small as it could be made."""
+
+import pytest
+
+from ranvier_py.core.gossip.profile import LAN
+from ranvier_py.core.gossip.suspicion import Suspicions
+from tests.core.gossip.small_cluster import Cluster
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_member_that_is_replaced_while_it_is_probed_is_not_suspected_any_more(seed: int) -> None:
+    """The failed probe put a suspicion on a session that no table knew, and the node fell over it when it ended."""
+    cluster = Cluster(seed)
+    first, second, third = cluster.grow(3)
+    for epoch in range(2, 12):
+        cluster.crash(third)
+        cluster.run(0.3)
+        third = cluster.restart(third, epoch=epoch, join=[first, second])
+        cluster.run(1.7)
+    cluster.run(10.0)
+    assert cluster.agree([first, second, third])
+
+
+def test_a_suspicion_whose_end_is_set_twice_to_one_moment_ends_once() -> None:
+    """It was returned twice, and the second burial met a member without a suspicion."""
+    suspicions = Suspicions()
+    suspicions.begin(7, 1, LAN, members=2, now=0.0)
+    assert suspicions.confirm(7, 2, LAN, members=5)
+    assert suspicions.expired(10.0) == [7]
