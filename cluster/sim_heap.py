@@ -13,10 +13,13 @@ import json
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
+from struct import Struct
 from typing import Any, NamedTuple, TextIO
 
 EVENTS_KEPT = 50
 """Of each node, for the report of a failure: some seconds of its life."""
+
+PACKET = Struct("<diBI")
 
 
 class Event(NamedTuple):
@@ -75,6 +78,17 @@ class Trace:
         kept.append(event)
         if self._out is not None:
             self._out.write(json.dumps([round(at_s, 6), node, what, *detail]) + "\n")
+
+    def packet(self, at_s: float, node: int, source: str, plane: int, size: int) -> None:
+        """A packet was heard: nine of ten events, so this way is shorter."""
+        self.events += 1
+        self._hash.update(PACKET.pack(at_s, node, plane, size))
+        kept = self._last.get(node)
+        if kept is None:
+            kept = self._last[node] = deque(maxlen=EVENTS_KEPT)
+        kept.append(Event(at_s, node, "hear", (source, plane, size)))
+        if self._out is not None:
+            self._out.write(json.dumps([round(at_s, 6), node, "hear", source, plane, size]) + "\n")
 
     def digest(self) -> str:
         return self._hash.hexdigest()

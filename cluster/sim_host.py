@@ -149,7 +149,7 @@ class SimHost:
         self._run(lambda mind, now: mind.node.unreachable(address, plane, now))
 
     def _receive(self, data: bytes, source: Address, plane: Plane) -> None:
-        self.trace.add(self.heap.now, self.index, "hear", source[0], int(plane), len(data))
+        self.trace.packet(self.heap.now, self.index, source[0], plane, len(data))
         self._run(lambda mind, now: mind.node.receive(data, source, plane, now))
         if self.heard is not None and self.mind is not None:
             self.heard(self, plane)

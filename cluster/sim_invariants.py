@@ -197,7 +197,7 @@ class Invariants:
             if true_s > ttl_s + slack_s + AGE_SLACK_S:
                 self.fail("S5", (host.index,), f"a claim lives after {true_s:.1f} s, its life is {ttl_s:g} s")
             engine = self.world.engines[number]
-            knows = self.world.probed.get((host.generation, number)) == engine.boots
+            knows = self.world.probed.get((host.index, host.generation, number)) == engine.boots
             if knows and seen_at + 1.0 < engine.born_at - 2 * AGE_SLACK_S:
                 self.fail(
                     "S5", (host.index,), f"a claim on engine {number} is of an earlier process than the known one"

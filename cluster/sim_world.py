@@ -93,7 +93,7 @@ class World:
         self.sessions: dict[int, tuple[int, str]] = {}  # every session there ever was -> (node, label)
         self.born: dict[int, float] = {}  # when each session began
         self.ended: dict[int, float] = {}  # and ended, if it did
-        self.probed: dict[tuple[int, int], int] = {}  # (generation of a host, engine) -> boot it has seen
+        self.probed: dict[tuple[int, int, int], int] = {}  # (host, its generation, engine) -> boot it has seen
         self._clocks = self.rng("clocks")
         self.connect()
 
@@ -164,7 +164,7 @@ class World:
                 result = engine.probe()
                 host.run(lambda mind, now, n=engine.number, r=result: mind.probed(n, r, now))  # type: ignore[misc]
                 if result.ok:
-                    self.probed[generation, engine.number] = engine.boots
+                    self.probed[number, generation, engine.number] = engine.boots
         many = len(self.hosts) >= MANY_NODES
         pause = PROBE_INTERVAL_MANY_S if many else PROBE_INTERVAL_S
         self.heap.after(pause * (0.8 + 0.4 * host.rng.random()), self.probe, number, generation)
