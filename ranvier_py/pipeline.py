@@ -62,6 +62,7 @@ class Exchange(Protocol):
     """One request at one backend. edge/upstream.py has the real one."""
 
     head: HttpResponseHead
+    complete: bool
 
     def take(self) -> bytes: ...
     async def receive(self) -> bytes: ...
@@ -238,7 +239,7 @@ class Pipeline:
         try:
             lesson = self._teacher.submit(flight)
             client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
-            address = self._address_of(router.registry[flight.backend].url)
+            address = self._address_of(flight.url)
             exchange = await self._upstream.open(address, request, self._extra_fields(request, progress))
             answered = outcome_of(exchange.head.status)
             if self._limits.retries.retries(exchange.head.status):
@@ -315,6 +316,8 @@ class Pipeline:
                 if size <= CAPTURE_BYTES_MAX:
                     captured.append(data)
             progress.sent_bytes = size = size + len(data)
+            if exchange.complete:
+                break
             client.arm(Phase.STALL, self._limits.stall_s)
             data = await exchange.receive()
             if not data:

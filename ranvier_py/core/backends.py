@@ -247,14 +247,18 @@ class Registry:
 
     # -- what happens to them ----------------------------------------------------------------------------------------
 
-    def dispatched(self, id: BackendId, now: float) -> None:  # noqa: A002
-        """A request is on its way: one more in flight, and the trial is taken where the circuit is half open."""
+    def dispatched(self, id: BackendId, now: float) -> Backend:  # noqa: A002
+        """A request is on its way: one more in flight, and the trial is taken where the circuit is half open.
+
+        Returns the backend.
+        """
         backend = self[id]
         backend.inflight += 1
         backend.load += 1
         if backend.vitals.circuit is Circuit.HALF_OPEN:
             backend.vitals.dispatch(now)
             self.settle(backend, admitted=True)
+        return backend
 
     def finished(self, id: BackendId, outcome: Outcome, now: float) -> Sequence[Transition]:  # noqa: A002
         """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it."""

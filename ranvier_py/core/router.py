@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import takewhile
 from random import Random
 from typing import Any, NamedTuple
 
@@ -51,13 +50,16 @@ class Found(NamedTuple):
 class Flight:
     """One request at one backend, from departure to landing."""
 
-    __slots__ = ("backend", "decision", "departed_at", "epoch", "first_at", "landed", "prompt", "speculation")
+    __slots__ = ("backend", "decision", "departed_at", "epoch", "first_at", "landed", "prompt", "speculation", "url")
 
-    def __init__(self, prompt: Prompt, decision: Decision, epoch: int, speculation: Handle | None, now: float) -> None:
+    def __init__(
+        self, prompt: Prompt, decision: Decision, target: Backend, speculation: Handle | None, now: float
+    ) -> None:
         self.prompt = prompt
         self.decision = decision
         self.backend = decision.backend
-        self.epoch = epoch
+        self.url = target.url
+        self.epoch = target.epoch
         self.speculation = speculation
         self.departed_at = now
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
@@ -156,17 +158,18 @@ class Router:
         return self._decision(prompt, found, choice)
 
     def _decision(self, prompt: Prompt, found: Found, choice: Choice) -> Decision:
-        return Decision(
-            backend=choice.backend,
-            backend_name=self.registry[choice.backend].name,
-            reason="last_resort" if found.pool.last_resort else choice.reason,
-            policy=self.policy.name,
-            matched_tokens=choice.tokens,
-            prompt_tokens=prompt.tokens,
-            source=found.source,
-            holders=found.holders,
-            candidates=found.pool.ids,
-            loads=[backend.load for backend in found.pool.backends],
+        pool = found.pool
+        return Decision(  # by position: with names it takes twice as long
+            choice.backend,
+            self.registry[choice.backend].name,
+            "last_resort" if pool.last_resort else choice.reason,
+            self.policy.name,
+            choice.tokens,
+            prompt.tokens,
+            found.source,
+            found.holders,
+            pool.ids,
+            [backend.load for backend in pool.backends],
         )
 
     def _holders(self, prompt: Prompt, pool: Pool, now: float, wanted: int, *, touch: bool) -> Sequence[Holder]:
@@ -177,7 +180,7 @@ class Router:
         if len(self.speculation) == 0:
             return found
         known = found[0].tokens if found else 0  # shallower than what is known, a guess says nothing
-        guessed = self.speculation.match(deeper_than(known, self.stops(prompt.end)), pool.epochs, wanted)
+        guessed = self.speculation.match(self.stops(prompt.end), pool.epochs, wanted, deeper_than=known)
         return merged(found, guessed, wanted) if guessed else found
 
     def stops(self, end: Boundary) -> Iterable[Stop]:
@@ -187,8 +190,7 @@ class Router:
 
     def depart(self, prompt: Prompt, decision: Decision, now: float, request_id: bytes = b"") -> Flight:
         """The request leaves for the decided backend. Must be followed by exactly one `land`."""
-        backend = self.registry[decision.backend]
-        self.registry.dispatched(decision.backend, now)
+        target = self.registry.dispatched(decision.backend, now)
         handle = None
         if self.policy.depths_wanted and prompt.kind != "opaque" and decision.matched_tokens < prompt.tokens:
             handle = self.speculation.add(self._unmatched(prompt, decision), decision.backend)
@@ -198,7 +200,7 @@ class Router:
         increment(counters.matched_by, decision.source)
         counters.predicted_tokens += decision.matched_tokens
         counters.prompt_tokens += decision.prompt_tokens
-        return Flight(prompt, decision, backend.epoch, handle, now)
+        return Flight(prompt, decision, target, handle, now)
 
     def first_token(self, flight: Flight, now: float) -> None:
         """Output came, so the prefill is done: what the backend served, it holds."""
@@ -283,7 +285,10 @@ class Router:
         for tokens, token, text in self.stops(prompt.end):
             if tokens <= decision.matched_tokens:
                 break
-            found.extend(value for value in (token, text) if value)
+            if token:
+                found.append(token)
+            if text:
+                found.append(text)
         return found
 
     def _settle(self, flight: Flight) -> None:
@@ -313,10 +318,6 @@ def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
     if not holders:
         return "none"
     return "tokens" if prompt.end.token else "text"
-
-
-def deeper_than(tokens: int, stops: Iterable[Stop]) -> Iterable[Stop]:
-    return takewhile(lambda stop: stop[0] > tokens, stops)
 
 
 def merged(found: Sequence[Holder], guessed: Sequence[Holder], wanted: int) -> Sequence[Holder]:

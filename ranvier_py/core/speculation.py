@@ -67,7 +67,7 @@ class Speculation:
 
     def add(self, fps: Sequence[int], backend: BackendId) -> Handle | None:
         """Claim fingerprints (0 is none) for a request that departs. None: no room, nothing was claimed."""
-        known = tuple(fingerprint for fingerprint in fps if fingerprint)
+        known = [fingerprint for fingerprint in fps if fingerprint]
         if self._count + len(known) > self._capacity:
             self._dropped += 1
             return None
@@ -105,17 +105,23 @@ class Speculation:
         """Backends to which a request with this prefix is on its way, the first departed first."""
         return tuple(self._flights.get(fp, ()))
 
-    def match(self, stops: Iterable[Stop], eligible_epochs: Sequence[int], wanted: int = 1) -> list[Holder]:
+    def match(
+        self, stops: Iterable[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
+    ) -> list[Holder]:
         """The first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
 
-        The same shape as `RouteTable.match`; backends beyond `eligible_epochs`, or with -1 there, do not count.
+        The same shape as `RouteTable.match`; backends beyond `eligible_epochs`, or with -1 there, do not count. Stops
+        of `deeper_than` tokens and less are not read.
         """
-        flights, known = self._flights, len(eligible_epochs)
+        get, known = self._flights.get, len(eligible_epochs)
         found: list[Holder] = []
-        if not flights:
-            return found
         for tokens, token, text in stops:
-            for backend in (*flights.get(token, ()), *flights.get(text, ())):
+            if tokens <= deeper_than:
+                break
+            claims, others = get(token), get(text) if text else None  # nothing is claimed under 0
+            if claims is None and others is None:
+                continue
+            for backend in (*(claims or ()), *(others or ())):
                 eligible = backend < known and eligible_epochs[backend] >= 0
                 if eligible and all(holder.backend != backend for holder in found):
                     found.append(Holder(backend, tokens, Trust.LOCAL))

@@ -121,11 +121,12 @@ class Connection:
 class Pool:
     """The unused connections of one address, most recently used last, and what every request to it begins with."""
 
-    __slots__ = ("address", "counters", "host_line", "idle", "prefix")
+    __slots__ = ("address", "counters", "forgotten", "host_line", "idle", "prefix")
 
     def __init__(self, address: Address, counters: Counters) -> None:
         self.address = address
         self.counters = counters
+        self.forgotten = False  # the backend was removed: nothing is put here any more
         self.prefix = address.path_prefix.encode()
         self.host_line = b" HTTP/1.1\r\nhost: " + address.authority.encode("ascii") + b"\r\n"
         self.idle: deque[Connection] = deque()

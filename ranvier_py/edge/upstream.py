@@ -101,6 +101,7 @@ class Upstream:
         """The backend was removed: close its unused connections; those in use close when they are released."""
         pool = self._pools.pop(address, None)
         if pool is not None:
+            pool.forgotten = True
             pool.prune(float("inf"))
 
     def prune(self) -> None:
@@ -217,7 +218,7 @@ class Upstream:
 
     def _release(self, connection: Connection, good: bool) -> None:
         pool = connection.pool
-        if good and not self._closed and self._pools.get(pool.address) is pool:
+        if good and not pool.forgotten and not self._closed:
             pool.put(connection, self._clock(), self._limits)
         else:
             connection.close()
