@@ -217,11 +217,9 @@ class Run:
     async def traffic_and_steps(self) -> None:
         """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""
         load, seed, until_s = self.scenario.load, self.options.seed, self.traffic_until_s
-        async with trio.open_nursery() as watching, trio.open_nursery() as acting:
-            if self.options.gossip:
-                watching.start_soon(self.watch.run, max(until_s, quiet_at(self.scenario)))
+        async with trio.open_nursery() as acting:
+            acting.start_soon(self.watch_peers)
             acting.start_soon(self.steps.run, self.scenario.steps)
-            acting.start_soon(self.last, watching.cancel_scope)
             if load is not None:
                 settings = self.options.engines
                 port = self.plan.nodes[0].port
@@ -230,10 +228,12 @@ class Run:
                 talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
                 acting.start_soon(clients.run_open, talks, until_s)
 
-    async def last(self, watching: trio.CancelScope) -> None:
-        """The run's time; then nobody is asked any more, while clients wait for their last answers."""
-        await trio.sleep(self.scenario.for_s)
-        watching.cancel()
+    async def watch_peers(self) -> None:
+        """For the run's time; while clients wait for their last answers nobody is asked any more."""
+        with trio.move_on_at(self.began_s + self.scenario.for_s):
+            if self.options.gossip:
+                await self.watch.run(max(self.traffic_until_s, quiet_at(self.scenario)))
+            await trio.sleep_forever()
 
     async def end(self, fleet: Fleet) -> None:
         """All that still run are asked to go, and must go well."""
