@@ -76,7 +76,7 @@ class Datagrams:
             traffic.drop(Drop.SOCKET_FULL)
         except OSError as error:
             traffic.drop(Drop.ERROR)
-            traffic.error(error, "send")
+            traffic.error(error, "send", to)
             return error.errno in OURS
         else:
             traffic.sent(Plane.DATAGRAM, len(data))

@@ -14,6 +14,7 @@ Cost: for what fits the socket one send and no wait; frames that wait together l
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -153,7 +154,7 @@ class Streams:
 
     def _failed(self, stream: Stream, error: OSError) -> None:
         self.traffic.broken += 1
-        self.traffic.error(error, "stream")
+        self.traffic.error(error, "stream", stream.address)
         self._discard(stream)
         if error.errno not in OURS:
             self.broke(stream.address, stream.plane)
@@ -188,7 +189,7 @@ class Streams:
         """Nobody answers on this stream: whatever can be read is its end."""
         try:
             await transport.receive(1)
-            ended.append(ConnectionResetError("the peer closed the stream"))
+            ended.append(ConnectionResetError("was closed by the peer"))
         except OSError as error:
             ended.append(error)
         scope.cancel()
@@ -207,7 +208,7 @@ class Streams:
                 with trio.move_on_after(self.options.stall_s) as patience:
                     await transport.send_rest(memoryview(batch)[sent:], lambda _: self._patient(patience))
                 if patience.cancelled_caught:
-                    raise TimeoutError(None, "the peer takes nothing")
+                    raise TimeoutError("takes nothing")
             stream.queued_bytes -= len(batch)
             self.queued_bytes -= len(batch)
             self.traffic.sent(stream.plane, len(batch), stream.sending)
@@ -246,9 +247,9 @@ class Streams:
                     await wait_writable(sock)
                 number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:
-                    raise OSError(number, "can't connect")
+                    raise OSError(number, os.strerror(number))
             if patience.cancelled_caught:
-                raise TimeoutError(None, "no connection in time")
+                raise TimeoutError("no connection in time")
             return PlainTransport(sock)
         except BaseException:
             sock.close()

@@ -17,6 +17,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 
 from ranvier_py.core.gossip.values import Address, Plane
+from ranvier_py.core.gossip_places import spelled
 
 log = logging.getLogger("ranvier_py.edge.gossip_net")
 
@@ -133,18 +134,20 @@ class Traffic:
     def close(self, why: str) -> None:
         self.closed[why] = self.closed.get(why, 0) + 1
 
-    def error(self, error: OSError, doing: str) -> None:
-        """Count an error of the kernel, and tell of it now and then."""
+    def error(self, error: OSError, doing: str, address: Address | None = None) -> None:
+        """Count an error of the kernel, and tell of it now and then: as a warning when this machine is to blame."""
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
         self.errors[name] = self.errors.get(name, 0) + 1
-        self.complain(f"{doing} {name}", f"gossip.{doing}_failed {error}")
+        where = f" {spelled(address)}" if address else ""
+        level = logging.WARNING if error.errno in OURS else logging.INFO
+        self.complain(f"{doing} {name}", f"gossip.{doing}_failed{where} {error.strerror or error}", level=level)
 
     def fault(self, where: str) -> None:
         """The exception of just now is a bug. It costs what was under way, and nobody else's task."""
         self.faults += 1
-        self.complain(f"fault {where}", f"gossip.fault in {where}", traceback=True)
+        self.complain(f"fault {where}", f"gossip.fault in {where}", traceback=True, level=logging.ERROR)
 
-    def complain(self, kind: str, text: str, *, traceback: bool = False) -> None:
+    def complain(self, kind: str, text: str, *, level: int = logging.WARNING, traceback: bool = False) -> None:
         """Log it, unless one of the kind was logged a moment ago. Kinds are few: parts of the program and errors."""
         now = self.clock()
         told_at, unsaid = self.complaints.get(kind, (-COMPLAINT_INTERVAL_S, 0))
@@ -153,7 +156,7 @@ class Traffic:
             return
         self.complaints[kind] = (now, 0)
         more = f" ({unsaid} more since the last line)" if unsaid else ""
-        log.warning("%s%s", text, more, exc_info=traceback)
+        log.log(level, "%s%s", text, more, exc_info=traceback)
 
 
 # --- addresses and sockets ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -148,7 +149,8 @@ async def test_an_idle_stream_is_closed_and_opened_again_and_nobody_is_blamed() 
         assert net.statistics().broken == 0
 
 
-async def test_a_refused_stream_is_told_and_its_queue_is_dropped() -> None:
+async def test_a_refused_stream_is_told_and_its_queue_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with raw() as (_, nowhere):
         pass
     async with shell() as (net, gossip):
@@ -159,6 +161,8 @@ async def test_a_refused_stream_is_told_and_its_queue_is_dropped() -> None:
         assert (statistics.drops["broken"], statistics.queued_bytes, statistics.broken) == (3, 0, 1)
         assert statistics.errors == {"ECONNREFUSED": 1}
         await checkpoints(lambda: net.statistics().streams_out == 0)
+    (record,) = caplog.records
+    assert record.getMessage() == f"gossip.stream_failed 127.0.0.1:{nowhere[1]} Connection refused"
 
 
 async def test_a_peer_that_is_refused_again_and_again_is_tried_ever_more_rarely() -> None:
