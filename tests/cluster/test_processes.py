@@ -16,15 +16,15 @@ from cluster.processes import Options, Outcome
 from cluster.scenario import read_scenario, settle
 
 DEADLINE_S = 90
-"""A loaded machine starts seven processes in ten seconds; the run itself takes as long as the scenario says."""
+"""A loaded machine starts six processes in ten seconds; the run itself takes as long as the scenario says."""
 
 SHORT = """
 about = "One node and one engine die under traffic, the node comes back."
-for_s = 9.0
+for_s = 8.0
 
 [cluster]
 nodes = 3
-engines = 3
+engines = 2
 
 [load]
 chats_per_s = 3.0
@@ -43,7 +43,7 @@ do = "engine_stop"
 engines = "one"
 
 [[step]]
-at_s = 6.0
+at_s = 5.0
 do = "start"
 nodes = "all"
 
@@ -77,10 +77,9 @@ async def test_no_request_fails_but_those_that_streamed_on_the_dead(tmp_path: Pa
     assert [death.who for death in books.deaths if death.who.startswith("engine-")], "an engine was killed"
     assert counts["sent"] == counts["ok"] + counts["was_streaming_on_a_killed_process"] > 30, report
     assert counts["ok_after_retry"] > 0, "clients met the dead node and went on to the next"
+    assert sum("started" in event.text for event in books.diary) == 3 + 2 + 1, "the node came back"
     killed = {death.who: death.at_s for death in books.deaths}
-    after = [entry for entry in books.entries if entry.ok and entry.began_s > 7.5]
-    assert {entry.node for entry in after} >= {who for who in killed if who.startswith("127.")}, "it serves again"
-    assert not {entry.engine for entry in after} & set(killed), "nothing is served by an engine that is dead"
+    assert all(entry.began_s < killed.get(entry.engine, DEADLINE_S) for entry in books.entries if entry.ok), report
 
 
 def test_an_outcome_tells_how_to_have_it_again(capsys: pytest.CaptureFixture[str]) -> None:
