@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ranvier_py.core.gossip.messages import Rows
+from ranvier_py.core.routes.scan import CHUNKS_KEPT
+
+WINDOW_CHUNKS = CHUNKS_KEPT
+"""Chunks that may be under way at once. At 17 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""
 
 
 class RowsWalk(Protocol):
@@ -35,7 +39,7 @@ class RouteMemory(Protocol):
         """The bucket sums (`routes.scan`), the last item; None for each step before it."""
         ...
 
-    def rows(self, buckets: bytes, now: float) -> RowsWalk:
+    def rows(self, buckets: bytes) -> RowsWalk:
         """The rows of these buckets (u16 each), or the whole table when empty."""
         ...
 
@@ -45,7 +49,3 @@ class RouteMemory(Protocol):
         Returns the number of rows that were new.
         """
         ...
-
-
-WINDOW_CHUNKS = 8
-"""Chunks that may be under way at once. At 32 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""

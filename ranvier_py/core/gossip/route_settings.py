@@ -12,7 +12,7 @@ class RouteGossipSettings:
     schema: int = 0
     ttl_s: float = 3600.0
     tick_s: float = 0.05  # the longest that something learned waits for company on its way out
-    mesh_peers_max: int = 16  # up to so many peers are all told directly; among more, each tells `fan_out`
+    mesh_nodes_max: int = 16  # up to so many nodes tell each other everything directly; of more, each tells `fan_out`
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops
     digest_interval_s: float = 0.5  # the longest that a lost lesson stays unnoticed by the peer that is asked
     node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
@@ -23,11 +23,14 @@ class RouteGossipSettings:
     forget_after_s: float = 60.0  # at least so long what a dead origin taught is passed on: two suspicions and digests
 
     def __post_init__(self) -> None:
-        if self.node_bytes_per_s < MIN_BYTES_PER_S or self.peer_bytes_per_s < MIN_BYTES_PER_S:
-            raise ValueError(f"a budget of less than {MIN_BYTES_PER_S} bytes per second has no room for bucket sums")
+        least = min(self.node_bytes_per_s, self.peer_bytes_per_s, self.bulk_bytes_per_s // 4)
+        if least < MIN_BYTES_PER_S:
+            raise ValueError(
+                f"budgets are {MIN_BYTES_PER_S} bytes per second at least, that for rows four times as much"
+            )
         if min(self.ttl_s, self.tick_s, self.digest_interval_s) <= 0 or self.log_entries_max < 1 or self.fan_out < 1:
             raise ValueError("times, the log and the fan-out must be positive")
 
 
 MIN_BYTES_PER_S = 64 * 1024
-"""Twice the largest single message under these budgets, the bucket sums."""
+"""Twice the largest single message under these budgets, the bucket sums. A transfer of rows has a quarter of its."""

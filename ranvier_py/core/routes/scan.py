@@ -45,7 +45,7 @@ ROWS_MIN, ROWS_MAX = 64, 16_384
 ROW_CLAIMS_MAX = 4096
 """Claims and further texts that are told of one row; what is beyond waits for lessons. One for each backend fits."""
 
-CHUNKS_KEPT = 8
+CHUNKS_KEPT = 16
 """So many chunks can be taken back."""
 
 CLIMBS_MAX = 100
