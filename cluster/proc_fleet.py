@@ -178,6 +178,11 @@ class Fleet:
                 resource.prlimit(member.pid, resource.RLIMIT_NOFILE, before)
                 self.note(f"{member.name} has descriptors again")
 
+    def wake(self, member: Member) -> None:
+        """Neither paused nor slowed any more."""
+        self.end_slowing(member)
+        self.signal(member, signal.SIGCONT)
+
     def end_slowing(self, member: Member) -> None:
         if member.slowing is not None:
             member.slowing.cancel()

@@ -36,6 +36,7 @@ class Faults:
     network: Network
     active: dict[int, tuple[frozenset[Pair], Condition, bool]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
+    core: frozenset[int] = frozenset()  # between these all is well, whatever steps say
 
     async def add(self, pairs: Sequence[Pair], condition: Condition, *, refuse: bool) -> int:
         number = next(self.numbers)
@@ -47,20 +48,22 @@ class Faults:
         pairs, _, _ = self.active.pop(number, (frozenset[Pair](), Condition(), False))
         await self.apply(sorted(pairs))
 
-    async def clear(self, among: frozenset[int] | None = None) -> None:
-        """Heal everything, or only what lies between these nodes."""
-        touched: dict[Pair, None] = {}
-        for number, (pairs, condition, refuse) in list(self.active.items()):
-            healed = frozenset(pair for pair in pairs if among is None or set(pair) <= among)
-            touched |= dict.fromkeys(sorted(healed))
-            self.active[number] = pairs - healed, condition, refuse
-        await self.apply(list(touched))
+    async def clear(self) -> None:
+        """Heal everything."""
+        touched = sorted({pair for pairs, _, _ in self.active.values() for pair in pairs})
+        self.active.clear()
+        await self.apply(touched)
+
+    async def protect(self, core: frozenset[int]) -> None:
+        """Heal what lies between these nodes, for good."""
+        self.core = core
+        await self.apply([(one, other) for one, other in product(sorted(core), repeat=2) if one != other])
 
     async def apply(self, pairs: Sequence[Pair]) -> None:
         for sender, receiver in pairs:
             refuse, whole = False, Condition()
             for some, condition, refused in self.active.values():
-                if (sender, receiver) in some:
+                if (sender, receiver) in some and not {sender, receiver} <= self.core:
                     refuse = refuse or refused
                     whole = replace(condition if condition.cut == frozenset() else whole, cut=whole.cut | condition.cut)
             await self.network.apply(sender, receiver, whole, refuse=refuse)
@@ -195,10 +198,11 @@ class Steps:
         await self.disturb(step, chosen(step.nodes), condition)
 
     async def disturb(self, step: Step, nodes: Sequence[int], condition: Condition) -> None:
-        pairs = [(one, other) for one, other in product(nodes, chosen(step.others)) if one != other]
+        others = chosen(step.others) or nodes  # where there are no others, among themselves
+        pairs = [(one, other) for one, other in product(nodes, others) if one != other]
         if not step.one_way:
             pairs += [(other, one) for one, other in pairs]
-        self.fleet.note(f"{step.do} {list(nodes)} | {list(chosen(step.others))}{' one way' * step.one_way}")
+        self.fleet.note(f"{step.do} {list(nodes)} | {list(others)}{' one way' * step.one_way}")
         number = await self.faults.add(sorted(dict.fromkeys(pairs)), condition, refuse=step.refuse)
         if step.for_s:
             await trio.sleep(step.for_s)
@@ -211,9 +215,15 @@ class Steps:
 
     async def do_core(self, step: Step) -> None:
         core = chosen(step.nodes)
-        await self.faults.clear(frozenset(core))
-        self.fleet.note(f"core {list(core)}: links between them healed")
-        await self.each(step, core, self.start_node)
+        await self.faults.protect(frozenset(core))
+        self.fleet.note(f"core {list(core)}: well from now on")
+
+        async def mend(number: int) -> None:
+            self.fleet.wake(self.nodes[number])
+            await self.faults.network.disk(number, full=False)
+            await self.start_node(number)
+
+        await self.each(step, core, mend)
 
     # --- the rest ---------------------------------------------------------------------------------------------------
 

@@ -71,6 +71,8 @@ class Census:
             observers = {other for other, (view, _) in self.last.items() if known[0].session in view.states}
             self.kills.append(Kill(at_s, node, known[0].session, observers))
 
+    core: frozenset[int] | None = None  # only these are asked, and about each other; None: all
+
     def round(
         self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool], labels: Mapping[int, str]
     ) -> None:
@@ -78,7 +80,7 @@ class Census:
         self.rounds += 1
         self.note_false_deaths(at_s, views, well)
         self.note_deaths(at_s, views)
-        self.disagreement = disagreement(views, labels)
+        self.disagreement = disagreement(self.asked(views), labels, ghosts=self.core is None)
         self.agreed_at_s = None if self.disagreement else at_s if self.agreed_at_s is None else self.agreed_at_s
         for node, view in views.items():
             if view is not None:
@@ -87,8 +89,11 @@ class Census:
 
     def tables(self, at_s: float, views: Mapping[int, View | None], labels: Mapping[int, str]) -> None:
         """One look at the route tables, when there is no traffic."""
-        self.difference = difference(views, labels)
+        self.difference = difference(self.asked(views), labels)
         self.same_at_s = None if self.difference else at_s if self.same_at_s is None else self.same_at_s
+
+    def asked(self, views: Mapping[int, View | None]) -> Mapping[int, View | None]:
+        return views if self.core is None else {node: view for node, view in views.items() if node in self.core}
 
     def note_false_deaths(self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool]) -> None:
         """Who is held for dead since the last round although it ran well all the time."""
@@ -151,8 +156,8 @@ def groups(views: Mapping[int, View | None], labels: Mapping[int, str]) -> list[
     return list(found.values())
 
 
-def disagreement(views: Mapping[int, View | None], labels: Mapping[int, str]) -> str:
-    """The first who is wrong about who runs, in words; empty when all are right."""
+def disagreement(views: Mapping[int, View | None], labels: Mapping[int, str], *, ghosts: bool = True) -> str:
+    """The first who is wrong about who runs, in words; empty when all are right. `ghosts`: past sessions count too."""
     for group in groups(views, labels):
         running = {view.session: node for node, view in group.items() if view is not None}
         for observer, view in group.items():
@@ -162,7 +167,7 @@ def disagreement(views: Mapping[int, View | None], labels: Mapping[int, str]) ->
                 if session != view.session and view.states.get(session) != "alive":
                     return f"node {observer} holds node {node} for {view.states.get(session, 'nobody')}"
             for session, state in view.states.items():
-                if state in LIVING and session not in running:
+                if ghosts and state in LIVING and session not in running:
                     return f"node {observer} holds the past session {session} for {state}"
     return ""
 

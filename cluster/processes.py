@@ -43,7 +43,7 @@ from cluster.proc_record import Recorder
 from cluster.proc_relay import Links, Relay
 from cluster.proc_steps import Faults, Steps, chosen
 from cluster.proc_traffic import Clients, conversations, rates_of
-from cluster.proc_watch import Watch
+from cluster.proc_watch import Census, Watch
 from cluster.scenario import Scenario, quiet_at
 from cluster.up_plan import EnginePlace
 
@@ -129,7 +129,7 @@ class Run:
         self.nodes = [Member(place.name, place.ip, partial(self.node, place)) for place in self.plan.nodes]
         self.engines = [Member(place.name, place.name, partial(self.engine, place)) for place in self.plan.engines]
         self.relay: Relay | None = None
-        self.watch = Watch(self.plan, self.nodes, self.labels, self.clock)
+        self.watch = Watch(self.plan, self.nodes, self.labels, self.clock, Census(core=core_of(scenario)))
         self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
         self.began_s = trio.current_time()
 
@@ -274,6 +274,12 @@ class Run:
             ]
             found += [at_most(name, bound, value) for name, bound, value in measured if bound is not None]
         return found
+
+
+def core_of(scenario: Scenario) -> frozenset[int] | None:
+    """Those who alone are judged in the end; None: all."""
+    cores = [frozenset(chosen(step.nodes)) for step in scenario.steps if step.do == "core"]
+    return cores[-1] if cores else None
 
 
 async def run_scenario(scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> Outcome:

@@ -351,9 +351,12 @@ async def test_a_link_is_open_again_when_the_last_cut_has_ended() -> None:
     assert links.of(0, 1) == Condition(cut=frozenset(("udp", "tcp")), loss=0.5)
     await faults.remove(first)
     assert links.of(0, 1).cut == {"tcp"}
-    await faults.clear(frozenset((1, 2)))
+    await faults.protect(frozenset((1, 2)))
     assert links.of(0, 1).cut == {"tcp"}
     assert not links.of(1, 2).cut
+    await faults.add([(1, 2), (2, 0)], udp, refuse=False)
+    assert not links.of(1, 2).cut, "well for good"
+    assert links.of(2, 0).cut == {"udp"}
     await faults.remove(second)
     assert links.of(0, 1) == Condition(loss=0.5)
     await faults.clear()

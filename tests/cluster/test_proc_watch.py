@@ -42,6 +42,14 @@ def test_nodes_of_another_cluster_are_judged_apart() -> None:
     assert disagreement(views, {1: "other"}) == ""
 
 
+def test_with_a_core_only_the_core_is_asked_and_about_itself() -> None:
+    census = Census(core=frozenset((0, 1)))
+    seen(census, 1.0, agreeing("a", "b", ghost="alive") | {2: None})
+    assert census.disagreement == ""
+    seen(census, 2.0, {0: view("a", a="alive", b="dead"), 1: view("b", a="alive", b="alive"), 2: None})
+    assert census.disagreement == "node 0 holds node 1 for dead"
+
+
 def test_agreement_counts_from_when_it_lasts() -> None:
     census = Census()
     assert census.agree_s(0.0) is None
