@@ -12,6 +12,7 @@ import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import trio
@@ -167,8 +168,8 @@ class Fleet:
         if not member.running:
             return
         before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
-        held = max(int(name) for name in os.listdir(f"/proc/{member.pid}/fd")) + 1
-        resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (held + SPARE_DESCRIPTORS, before[1]))
+        limit = limit_leaving(SPARE_DESCRIPTORS, {int(name) for name in os.listdir(f"/proc/{member.pid}/fd")})
+        resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
         self.note(f"{member.name} has {SPARE_DESCRIPTORS} descriptors left for {for_s:g} s")
         child = member.child
         try:
@@ -202,3 +203,13 @@ class Fleet:
             if child.process.poll() is None:
                 child.process.send_signal(signal.SIGCONT)
         await stop(self.children)
+
+
+def limit_leaving(spare: int, held: set[int]) -> int:
+    """The limit below which so many descriptor numbers are free. The system gives the lowest free one each time."""
+    free = 0
+    for number in count():
+        if free == spare:
+            return number
+        free += number not in held
+    raise AssertionError  # numbers do not end

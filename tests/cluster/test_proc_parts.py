@@ -23,7 +23,7 @@ from cluster.load_run import Target
 from cluster.load_workload import Conversation, Turn
 from cluster.names import free_port
 from cluster.proc_books import Books, Entry, at_least, at_most, hit_report
-from cluster.proc_fleet import Fleet, Member
+from cluster.proc_fleet import Fleet, Member, limit_leaving
 from cluster.proc_net import (
     CARRIED_OUT,
     PRIVATE_FLAG,
@@ -533,6 +533,7 @@ async def test_an_exhausted_process_gets_its_descriptors_back(tmp_path: Path) ->
         nursery.start_soon(fleet.exhaust, member, 0.1)
         await trio.testing.wait_all_tasks_blocked()
         assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0] < 64
+        assert (limit_leaving(2, {0, 1, 4}), limit_leaving(0, {0}), limit_leaving(3, set())) == (4, 0, 3)
         await until(lambda: resource.prlimit(member.pid, resource.RLIMIT_NOFILE) == before)
 
 
