@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Protocol
 
+from ranvier_py.clustering import Clustering
 from ranvier_py.config import Config
 from ranvier_py.core.backends import BackendStatistics, Registry
 from ranvier_py.core.errors import NotFound
@@ -32,6 +33,8 @@ class Administered(Protocol):
     @property
     def server(self) -> Any: ...
     @property
+    def clustering(self) -> Clustering | None: ...
+    @property
     def upstream(self) -> Any: ...
     def add_backend(self, url: str, weight: float, name: str) -> BackendId: ...
     def remove_backend(self, name_or_url: str) -> None: ...
@@ -48,12 +51,16 @@ class Admin:
         return [backend_view(backend) for backend in self._node.registry.statistics().backends]
 
     def add_backend(self, url: str, weight: float, name: str) -> Mapping[str, Any]:
-        added = self._node.add_backend(url, weight, name)
-        return self._view(self._node.registry[added].name)
+        backend = self._node.registry[self._node.add_backend(url, weight, name)]
+        if self._node.clustering is not None:
+            self._node.clustering.order("add", backend.url, weight, name)
+        return self._view(backend.name)
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
         view = self._view(url)
         self._node.remove_backend(url)
+        if self._node.clustering is not None:
+            self._node.clustering.order("remove", view["url"], 1.0, "")
         return view
 
     def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]:
@@ -111,24 +118,37 @@ class Admin:
         newest = islice(reversed(self._node.router.recent), limit)
         return [decision_view(decision, request_id, now - at) for at, request_id, decision in newest]
 
+    def cluster(self) -> Mapping[str, Any]:
+        return self._clustering().view()
+
+    async def route_sums(self) -> bytes:
+        return await self._clustering().route_sums()
+
+    def _clustering(self) -> Clustering:
+        """Raises NotFound."""
+        if self._node.clustering is None:
+            raise NotFound("this node does not gossip")
+        return self._node.clustering
+
     def ready(self) -> tuple[bool, str]:
         if self.draining:
             return False, "draining"
+        if self._node.clustering is not None and not self._node.clustering.synced:
+            return False, "waiting for the routes of a peer"
         if not self._node.registry.pool("", time.monotonic()).ids:
             return False, "no backend can be asked"
         return True, ""
 
     def metrics(self) -> Sequence[Sample]:
         node = self._node
-        return list(
-            samples_of(
-                node.router,
-                node.registry.statistics(),
-                node.server.statistics(),
-                node.upstream.statistics(),
-                node.learner.statistics(),
-            )
+        samples = samples_of(
+            node.router,
+            node.registry.statistics(),
+            node.server.statistics(),
+            node.upstream.statistics(),
+            node.learner.statistics(),
         )
+        return [*samples, *(node.clustering.samples() if node.clustering is not None else ())]
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()
@@ -149,6 +169,7 @@ def backend_view(backend: BackendStatistics) -> dict[str, Any]:
         "circuit": backend.circuit,
         "draining": backend.draining,
         "in_flight": backend.inflight,
+        "peer_load": backend.peer_load,
         "weight": backend.weight,
         "epoch": backend.epoch,
         "models": backend.models,

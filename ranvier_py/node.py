@@ -23,11 +23,13 @@ from random import Random
 import trio
 
 from ranvier_py.admin import Admin
+from ranvier_py.clustering import Clustering, FingerprintScheme, NodeHooks, load_keys, open_cluster, secret_of
 from ranvier_py.config import Config
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.backends import BackendLimits, ProbeResult, Registry, Transition
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.errors import ConfigError, RanvierError
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import PromptMemory
@@ -69,12 +71,15 @@ SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
 class Node:
     """The parts of one node, wired. Nothing runs until `run`."""
 
-    def __init__(self, config: Config, tokenizer: ChatTokenizer, rng: Random) -> None:
+    def __init__(self, config: Config, tokenizer: ChatTokenizer, rng: Random, secret: bytes | None = None) -> None:
+        """`secret` is what peers make fingerprints with, None for a node without peers."""
         self.config = config
         self.tokenizer = tokenizer
+        self.clustering: Clustering | None = None
         self.addresses: dict[str, Address] = {}
+        self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(backend_limits(config))
-        self.router = make_router(config, tokenizer, self.registry, rng)
+        self.router = make_router(config, tokenizer, self.scheme, self.registry, rng)
         self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
@@ -110,6 +115,20 @@ class Node:
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
 
+    def hooks(self) -> NodeHooks:
+        return NodeHooks(self.prober.probe_soon, log_transitions, self._follow)
+
+    def _follow(self, command: Command) -> None:
+        """An order that the operator gave on another node."""
+        known = self.registry.find(command.url)
+        try:
+            if command.verb == "add" and known is None:
+                self.add_backend(command.url, command.weight, command.name)
+            elif command.verb == "remove" and known is not None:
+                self.remove_backend(command.url)
+        except RanvierError as error:
+            log.warning("backend.order_refused %s %s: %s", command.verb, command.url, error)
+
     def _address_of(self, url: str) -> Address:
         """Parsed once for each backend; one that is leaving may still be asked for."""
         return self.addresses.get(url) or Address.parse(url)
@@ -140,6 +159,8 @@ class Node:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
                 await self.server.drain(self.config.drain_timeout_s)
+                if self.clustering is not None:  # last, so that the last answers are still told
+                    await self.clustering.leave()
                 nursery.cancel_scope.cancel()
             await self.server.drain(0)  # what a second signal left; nothing otherwise
 
@@ -170,7 +191,10 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     gc.collect()
     gc.freeze()  # what was loaded stays: libraries, vocabulary
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    node = Node(config, tokenizer, Random(secrets.randbits(64)))  # noqa: S311  # placement draws no secrets
+    keys = await load_keys(config)
+    node = Node(config, tokenizer, Random(secrets.randbits(64)), secret_of(keys))  # noqa: S311  # placement draws no secrets
+    if keys is not None:
+        node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
     try:
         await run_parts(node, task_status)
     finally:
@@ -186,6 +210,8 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
     async with trio.open_nursery() as nursery:
         await nursery.start(node.learner.run)
         nursery.start_soon(node.sweep)
+        if node.clustering is not None:
+            await nursery.start(node.clustering.run)
         await nursery.start(node.prober.run)
         settings = control_settings(config)
         with listening_on(config.control):
@@ -222,15 +248,23 @@ def load_tokenizer(config: Config) -> ChatTokenizer:
     return ChatTokenizer.load(config.tokenizer, chat_template=str(config.chat_template or "") or None)
 
 
-def make_router(config: Config, tokenizer: ChatTokenizer, registry: Registry, rng: Random) -> Router:
-    secret = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else secrets.token_bytes(32)
+def scheme_of(config: Config, tokenizer: ChatTokenizer, shared: bytes | None) -> FingerprintScheme:
+    """How this node makes fingerprints: by the operator's secret, else by that of the peers, else by one of its own."""
+    given = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else None
+    secret = given or shared or secrets.token_bytes(32)
     key = blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
-    hasher = TokenHasher(key, config.block_size_tokens)
+    return FingerprintScheme(f"{tokenizer.identity}/{config.block_size_tokens}", key, tokenizer.keeps_turns)
+
+
+def make_router(
+    config: Config, tokenizer: ChatTokenizer, scheme: FingerprintScheme, registry: Registry, rng: Random
+) -> Router:
+    hasher = TokenHasher(scheme.key, config.block_size_tokens)
     reader = PromptReader(
-        TextHasher(key),
+        TextHasher(scheme.key),
         hasher,
         PromptMemory(config.prompt_memory_entries),
-        identity=f"{tokenizer.identity}/{config.block_size_tokens}",
+        identity=scheme.identity,
         bytes_per_token=tokenizer.chars_per_token,
         digest_seed=secrets.randbits(64),
     )
@@ -243,7 +277,7 @@ def make_router(config: Config, tokenizer: ChatTokenizer, registry: Registry, rn
         registry=registry,
         policy=make_policy(config.policy, options),
         rng=rng,
-        texts_match=tokenizer.keeps_turns,
+        texts_match=scheme.texts_match,
         recent_max=config.recent_decisions,
     )
 

@@ -27,6 +27,7 @@ LAYERS = (
     ("ranvier_py.config",),
     ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline"),
     ("ranvier_py.edge",),
+    ("ranvier_py.clustering",),
     ("ranvier_py.admin",),
     ("ranvier_py.node",),
     ("ranvier_py.cli",),
@@ -34,7 +35,7 @@ LAYERS = (
 )
 """Lowest first. A module imports from its own layer or lower ones."""
 
-READERS_OF_CONFIG = {"admin", "cli", "node", "reference", "config"}
+READERS_OF_CONFIG = {"admin", "cli", "clustering", "node", "reference", "config"}
 """Everybody else gets just the values he needs."""
 
 LIBRARIES = {

@@ -12,9 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+
 from ranvier_py.core.backends import Backend, Circuit, Health, Registry, Transition
-from ranvier_py.core.gossip.facts import BackendFacts, Boot, Drain, Verdict
+from ranvier_py.core.gossip.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routes.scan import Names
 
 TRANSITIONS_MAX = 1000  # waiting for the log; later ones are not logged
 
@@ -55,8 +58,30 @@ class SharedBackends:
         seen = self._seen.get(key)
         return seen.backend if seen is not None and not seen.backend.removed else None
 
-    def keys(self) -> dict[BackendId, int]:
-        return self._keys
+    def names(self) -> Names:
+        """What this node's ids mean to others, for the scans of the table."""
+        slots = self.registry.slots
+        keys = np.zeros(len(slots), np.uint64)
+        boots = np.zeros(len(slots), np.uint64)
+        epochs = np.full(len(slots), -1, np.int32)
+        for backend, key in self._keys.items():
+            seen = self._seen[key]
+            if not seen.backend.removed and seen.backend.epoch == seen.epoch:
+                keys[backend], boots[backend], epochs[backend] = key, self.facts.boot(key), seen.epoch
+        return Names(keys, boots, epochs)
+
+    def holder(self, key: int, boot: int, now: float) -> tuple[int, int] | None:
+        """(local id, epoch) of a backend's boot, of which the low bits are enough. None: unknown, or an earlier one.
+
+        A later boot than ours is started here first.
+        """
+        backend = self.find(key)
+        if backend is None:
+            return None
+        if self.facts.boot_of(key, boot % (1 << BOOT_BITS), now) != self.facts.boot(key):
+            return None
+        self.follow(now)
+        return backend.id, backend.epoch
 
     # --- down -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 from ranvier_py.core.gossip.facts import BOOT_BITS
 from ranvier_py.core.gossip.lessons import TOKENS_MAX, BadLesson, Lesson, decode, encode, pieces
+from ranvier_py.core.gossip.messages import Rows
+from ranvier_py.core.gossip.route_memory import RowsWalk
+from ranvier_py.core.gossip.table_copy import TableCopy
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.routes import News, RouteTable, Stop, Trust
 
@@ -22,8 +26,7 @@ class SharedRouteCounters:
     outdated: int = 0  # news of a process or a backend that is gone, not told
     heard: int = 0  # lessons
     bad: int = 0  # bytes that are no lesson
-    unknown_backend: int = 0
-    earlier_boot: int = 0
+    void: int = 0  # lessons of an earlier boot, or of a backend that this node does not have
     rows: int = 0  # new rows by lessons of peers
 
 
@@ -34,6 +37,7 @@ class SharedRoutes:
         self.routes = routes
         self.counters = SharedRouteCounters()
         self._backends = backends
+        self._copy = TableCopy(routes, backends)
 
     # --- down -------------------------------------------------------------------------------------------------------
 
@@ -65,25 +69,27 @@ class SharedRoutes:
         except BadLesson:
             self.counters.bad += 1
             return False
-        epoch = self.epoch_of(key, boot, now)
-        backend = self._backends.find(key)
-        if epoch is None or backend is None:
+        holder = self._backends.holder(key, boot, now)
+        if holder is None:
+            self.counters.void += 1
             return False
+        backend, epoch = holder
         above = self.routes.stop_of(parent) if parent else None
         path: tuple[Stop, ...] = (*stops, above) if above else stops
-        created = self.routes.learn(path, backend.id, epoch, Trust.REMOTE, max(0.0, now - age_s))
+        created = self.routes.learn(path, BackendId(backend), epoch, Trust.REMOTE, max(0.0, now - age_s))
         self.counters.rows += created
         return created > 0
 
-    def epoch_of(self, key: int, low_boot: int, now: float) -> int | None:
-        """This node's epoch for a boot that a peer names; None, and counted, where there is none."""
-        backends = self._backends
-        backend = backends.find(key)
-        if backend is None:
-            self.counters.unknown_backend += 1
-            return None
-        if backends.facts.boot_of(key, low_boot, now) != backends.facts.boot(key):
-            self.counters.earlier_boot += 1
-            return None
-        backends.follow(now)  # a later boot than ours was adopted
-        return backend.epoch
+    def merge(self, rows: Rows, since: float, now: float) -> int:
+        """Learn a chunk of a peer's table. See RouteMemory."""
+        return self._copy.merge(rows, since, now)
+
+    # --- the whole table --------------------------------------------------------------------------------------------
+
+    def sums(self, now: float) -> Iterator[bytes | None]:
+        """See RouteMemory."""
+        return self._copy.sums(now)
+
+    def rows(self, buckets: bytes) -> RowsWalk:
+        """See RouteMemory."""
+        return self._copy.rows(buckets)

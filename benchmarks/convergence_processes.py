@@ -1,0 +1,267 @@
+"""What gossip does and costs between real processes of one machine.
+
+`python -m benchmarks.convergence_processes [--nodes 10] [--trials 200] [--idle-s 20] [--turns 400]`
+
+*usable*: a chat turn is served by one node; how long until another, drawn at random, would send its next turn to the
+engine that holds it (asked again and again with /explain, so the figure includes up to one question). *idle*: bytes
+each node sends to each peer, and its processor time, with nothing to do. *loaded*: bytes of route gossip for each
+learned turn and peer. *crash*: from SIGKILL until every other node calls the victim dead, and how many died wrongly.
+Nodes, engines and the asking client share the cores, so times are upper bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import trio
+
+from benchmarks.common import percentiles, write_result
+from cluster.names import Address
+from cluster.up_children import Child, start, stop, wait_all_ready
+from cluster.up_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+
+READY_S = 120.0
+TRIAL_S = 5.0
+CRASH_S = 30.0
+WORDS = ("shelf", "atlas", "river", "engine", "letter", "window", "market", "garden", "winter", "copper", "signal")
+MODEL = "lab-model"
+CHAT_TURNS = 10
+LOADED_CLIENTS = 16
+
+GOALS = {
+    "usable_ms_p99": 100.0,
+    "idle_bytes_per_s_and_peer": 1000.0,
+    "idle_cpu_share": 0.01,
+    "bytes_per_turn_and_peer": 100.0,
+    "crash_s": 3.0,
+    "false_deaths": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One running node and how to ask it."""
+
+    name: str
+    url: str
+    control: str
+    child: Child
+
+
+@dataclass(slots=True)
+class Cluster:
+    nodes: list[Node]
+    http: httpx.AsyncClient
+    rng: Random
+
+    async def view(self, node: Node) -> dict[str, Any]:
+        return dict((await self.http.get(f"{node.control}/admin/cluster")).json())
+
+    async def views(self) -> list[dict[str, Any]]:
+        return [await self.view(node) for node in self.nodes]
+
+    def words(self, count: int) -> str:
+        return " ".join(self.rng.choice(WORDS) for _ in range(count))
+
+    async def say(self, node: Node, messages: list[dict[str, str]]) -> str:
+        """One more turn of a chat by this node; the backend that served it. `messages` grow by the answer."""
+        body = {"model": MODEL, "messages": messages, "max_tokens": 8}
+        answer = await self.http.post(f"{node.url}/v1/chat/completions", json=body)
+        answer.raise_for_status()
+        messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
+        return answer.headers["x-ranvier-backend"]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence_processes", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=10)
+    parser.add_argument("--engines", type=int, default=4)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=400, help="of the loaded part")
+    parser.add_argument("--idle-s", type=float, default=20.0)
+    parser.add_argument("--crashes", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(argv)
+
+
+async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        logs, children = Path(name), list[Child]()
+        settings = Settings(
+            nodes=arguments.nodes, engines=arguments.engines, policies=("affinity",), prefill_tokens_per_s=1e6
+        )
+        lab = plan(settings, Random(arguments.seed))
+        try:
+            for place in lab.engines:
+                children.append(start(engine_command(settings, place), logs))
+            nodes = start_nodes(lab, settings, logs, children)
+            await wait_all_ready(children, READY_S)
+            async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+                return await measure(Cluster(nodes, http, Random(arguments.seed)), arguments)
+        finally:
+            with trio.CancelScope(shield=True):
+                await stop(children)
+
+
+def start_nodes(lab: Lab, settings: Settings, logs: Path, children: list[Child]) -> list[Node]:
+    key_file = logs / "key"
+    write_key(key_file)
+    places: tuple[Address, ...] = lab.gossips["affinity"]
+    nodes = []
+    for number, (public, control) in enumerate(zip(lab.nodes["affinity"], lab.controls["affinity"], strict=True)):
+        peering = Peering(places[number], places[:3], key_file)
+        command = node_command(f"n{number}", "affinity", public, control, lab.engines, settings.tokenizer, peering)
+        children.append(start(command, logs))
+        url, admin = f"http://{public.ip}:{public.port}", f"http://{CONTROL_IP}:{control}"
+        nodes.append(Node(f"n{number}", url, admin, children[-1]))
+    return nodes
+
+
+async def measure(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    with trio.fail_after(60):
+        while any(len(alive(view)) < arguments.nodes - 1 for view in await cluster.views()):  # noqa: ASYNC110
+            await trio.sleep(0.2)
+    result: dict[str, Any] = {"nodes": arguments.nodes, "engines": arguments.engines, "seed": arguments.seed}
+    await trio.sleep(2)  # what a start brings is not what idling costs
+    for name, part in (("idle", idle), ("usable", usable), ("loaded", loaded), ("crash", crash)):
+        result[name] = await part(cluster, arguments)
+        print(f"{name}: {result[name]}", file=sys.stderr, flush=True)
+    result["goals"] = goals(result)
+    return result
+
+
+def alive(view: dict[str, Any]) -> list[str]:
+    return [member["name"] for member in view["members"] if member["state"] == "alive"]
+
+
+async def idle(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bytes and processor time of nodes that have nothing to do."""
+    before, cpu_before, began = await cluster.views(), cpu_s(cluster.nodes), trio.current_time()
+    await trio.sleep(arguments.idle_s)
+    lasted_s = trio.current_time() - began
+    cpu_after, after = cpu_s(cluster.nodes), await cluster.views()
+    peers = arguments.nodes - 1
+    sent = [bytes_sent(late) - bytes_sent(early) for early, late in zip(before, after, strict=True)]
+    shares = [(late - early) / lasted_s for early, late in zip(cpu_before, cpu_after, strict=True)]
+    return {
+        "seconds": round(lasted_s, 1),
+        "bytes_per_s_and_peer": percentiles([each / lasted_s / peers for each in sent], 1),
+        "cpu_share": percentiles(shares, 4),
+    }
+
+
+def bytes_sent(view: dict[str, Any], *topics: str) -> int:
+    return sum(each["sent"]["bytes"] for topic, each in view["topics"].items() if not topics or topic in topics)
+
+
+def cpu_s(nodes: Sequence[Node]) -> list[float]:
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    fields = (Path(f"/proc/{node.child.process.pid}/stat").read_text().rpartition(")")[2].split() for node in nodes)
+    return [(int(each[11]) + int(each[12])) * tick_s for each in fields]
+
+
+async def usable(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    """From the end of an answer on one node until another would send the next turn to the same engine."""
+    times_ms: list[float] = []
+    for _ in range(arguments.trials):
+        node, other = cluster.rng.sample(cluster.nodes, 2)
+        messages = [{"role": "user", "content": cluster.words(150)}]
+        backend = await cluster.say(node, messages)
+        began = trio.current_time()
+        following = {"model": MODEL, "messages": [*messages, {"role": "user", "content": "And then?"}]}
+        with trio.fail_after(TRIAL_S):
+            while True:
+                asked = trio.current_time()
+                found = (await cluster.http.post(f"{other.control}/explain", json=following)).json()
+                if found["chosen"] == backend and found["matched_tokens"] > 0:
+                    break
+        times_ms.append((asked - began) * 1000)
+    return {"ms": percentiles(times_ms, 1)}
+
+
+async def loaded(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Chats of ten turns, each turn on another node, as fast as the machine serves them."""
+    before, began = await cluster.views(), trio.current_time()
+    turns = arguments.turns // LOADED_CLIENTS * LOADED_CLIENTS
+
+    async def client(rng: Random) -> None:
+        messages: list[dict[str, str]] = []
+        for turn in range(turns // LOADED_CLIENTS):
+            if turn % CHAT_TURNS == 0:
+                messages = [{"role": "system", "content": cluster.words(80)}]
+            messages.append({"role": "user", "content": cluster.words(60)})
+            await cluster.say(rng.choice(cluster.nodes), messages)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(LOADED_CLIENTS):
+            nursery.start_soon(client, Random(number))
+    lasted_s = trio.current_time() - began
+    await trio.sleep(1)
+    after = await cluster.views()
+    peers = arguments.nodes - 1
+    found: dict[str, Any] = {"turns": turns, "turns_per_s": round(turns / lasted_s, 1)}
+    for topic in ("routes", "backends", "membership"):
+        sent = sum(
+            bytes_sent(late, topic) - bytes_sent(early, topic) for early, late in zip(before, after, strict=True)
+        )
+        found[f"{topic}_bytes_per_turn_and_peer"] = round(sent / turns / peers, 1)
+    return found
+
+
+async def crash(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    """SIGKILL, until everybody knows."""
+    known_s: list[float] = []
+    for _ in range(min(arguments.crashes, arguments.nodes - 2)):
+        victim = cluster.nodes.pop()
+        victim.child.stopping = True
+        victim.child.process.kill()
+        began = trio.current_time()
+        with trio.fail_after(CRASH_S):
+            while any(is_living(view, victim.name) for view in await cluster.views()):  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        known_s.append(trio.current_time() - began)
+    deaths = [view["membership"]["counts"]["deaths"] for view in await cluster.views()]
+    false_deaths = sum(max(0, number - len(known_s)) for number in deaths)
+    return {"known_to_all_s": percentiles(known_s, 2), "false_deaths": false_deaths}
+
+
+def is_living(view: dict[str, Any], name: str) -> bool:
+    """Alive, or suspected at most."""
+    return any(member["name"] == name and member["state"] in ("alive", "suspect") for member in view["members"])
+
+
+def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
+    reached = {
+        "usable_ms_p99": result["usable"]["ms"]["p99"],
+        "idle_bytes_per_s_and_peer": result["idle"]["bytes_per_s_and_peer"]["max"],
+        "idle_cpu_share": result["idle"]["cpu_share"]["p50"],
+        "bytes_per_turn_and_peer": result["loaded"]["routes_bytes_per_turn_and_peer"],
+        "crash_s": result["crash"]["known_to_all_s"]["max"],
+        "false_deaths": result["crash"]["false_deaths"],
+    }
+    return [
+        {"goal": name, "at_most": most, "is": reached[name], "met": reached[name] <= most}
+        for name, most in GOALS.items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it and write benchmarks/results/convergence_processes.json."""
+    result = trio.run(run, parse(argv))
+    print(write_result("convergence_processes", result))
+    for goal in result["goals"]:
+        print(f"  {goal['goal']}: {goal['is']} (at most {goal['at_most']}) {'met' if goal['met'] else 'MISSED'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,388 @@
+"""Gossip: one object, bytes in, bytes out. It composes the machines below it and decides nothing itself.
+
+    a packet    seal.open -> sessions.accept -> membership, routes or backends, by the kind of its message
+    time        each machine's tick -> letters
+    a letter    wire.encode -> seal -> Send, for the shell to carry
+
+A shell (edge/gossip_net.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`, looks at
+`wake_at` after each, and carries what `take` gives it. Connections are the shell's: here are addresses and planes only.
+
+Rules: `receive` never raises, whatever the bytes. Nothing here waits, and nobody waits for it: a request is placed by
+what the tables say now. Letters that can't be written or sealed are dropped and counted, never tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from struct import Struct
+
+from ranvier_py.core.gossip.counts import MembersStatistics, MemberView
+from ranvier_py.core.gossip.facts import BackendFacts
+from ranvier_py.core.gossip.frame import OVERHEAD_BYTES, BadFrame
+from ranvier_py.core.gossip.keyring import KeyRing
+from ranvier_py.core.gossip.members import Members
+from ranvier_py.core.gossip.messages import Commands, Facts, Loads, Message, Record, State
+from ranvier_py.core.gossip.messages import Members as MemberList
+from ranvier_py.core.gossip.orders import Orders
+from ranvier_py.core.gossip.profile import LAN, Profile
+from ranvier_py.core.gossip.records import size_of
+from ranvier_py.core.gossip.roster import Member
+from ranvier_py.core.gossip.route_gossip import ROUTE_MESSAGES, RouteGossip
+from ranvier_py.core.gossip.route_memory import RouteMemory
+from ranvier_py.core.gossip.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.seal import Sealer, Subkeys
+from ranvier_py.core.gossip.sessions import Incoming, Sessions
+from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
+from ranvier_py.core.gossip.wire import Kind, decode, encode
+
+VERSION = 1
+"""Of the protocol, as records tell it."""
+
+STATE_HEAD = Struct("<4sQ")  # magic, epoch
+STATE_MAGIC = b"RGS1"
+
+MYSELF_S = 60.0
+"""An address that turned out to be our own is left alone so long; then it may be somebody else's."""
+
+TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
+
+
+@dataclass(frozen=True, slots=True)
+class GossipSettings:
+    """What one node is told about itself and its cluster.
+
+    `session` must never have been used before. `state` is what `Gossip.state` gave before a restart, or nothing;
+    `wall_ms` a first guess for the epoch, which peers correct.
+    """
+
+    name: str
+    host: str
+    port: int
+    session: int
+    label: str = "ranvier"
+    public: str = ""
+    wall_ms: int = 0
+    state: bytes = b""
+    datagrams: bool = True
+    profile: Profile = LAN
+    routes: RouteGossipSettings = field(default_factory=RouteGossipSettings)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Packets and bytes of one plane, or of one kind of message, since the start."""
+
+    packets: int = 0
+    bytes: int = 0
+
+    def count(self, size: int) -> None:
+        self.packets += 1
+        self.bytes += size
+
+
+@dataclass(frozen=True, slots=True)
+class GossipStatistics:
+    """All of gossip at one moment, for metrics."""
+
+    members: MembersStatistics
+    sessions: dict[str, int]
+    refused: dict[str, int]  # packets by what is wrong with them
+    sealed_by_key: dict[int, int]
+    opened_by_key: dict[int, int]
+    sent: dict[str, Traffic]  # by topic
+    received: dict[str, Traffic]
+    oversized: int
+    orders_refused: int
+
+
+class Gossip:
+    """Everything one node says to its peers and hears from them. Times are seconds of one monotonic clock.
+
+    `outbox` is the one that `facts` and `orders` write to as well.
+    """
+
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+        self,
+        settings: GossipSettings,
+        ring: KeyRing,
+        *,
+        memory: RouteMemory,
+        facts: BackendFacts,
+        orders: Orders,
+        outbox: list[Letter],
+        rng: Random,
+        now: float,
+        subkeys: Subkeys | None = None,
+    ) -> None:
+        epoch, remembered = read_state(settings.state)
+        me = record_of(settings, max(epoch + 1, settings.wall_ms))
+        self.settings = settings
+        self.orders = orders
+        self.facts = facts
+        self.sealer = Sealer(settings.session, ring, settings.label, subkeys)
+        self.sessions = Sessions(me, outbox, rng)
+        self.members = Members(
+            me,
+            settings.profile,
+            outbox,
+            rng,
+            now,
+            size_of=size_of,
+            room_bytes=DATAGRAM_BYTES_MAX - OVERHEAD_BYTES,
+            datagrams=settings.datagrams,
+        )
+        self.routes = RouteGossip(
+            settings.session, memory, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
+        )
+        self.oversized = 0
+        self.sent = {topic: Traffic() for topic in TOPICS}
+        self.received = {topic: Traffic() for topic in TOPICS}
+        self._outbox = outbox
+        self._effects: list[Send] = []
+        self._myself: dict[Address, float] = {(me.host, me.port): float("inf")}
+        self._tried: dict[Address, bool] = {}
+        self._changes: list[MemberChange] = []
+        self._alive: Sequence[Member] | None = None
+        self._route_peers: dict[int, None] = {}
+        self.members.remember(remembered, now)
+        self._settle(now)
+
+    # --- the calls of the shell -------------------------------------------------------------------------------------
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` is wanted next. Any call may bring it nearer."""
+        return min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
+
+    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
+        """A packet came. Never raises."""
+        try:
+            opened = self.sealer.open(data, plane)
+        except BadFrame:
+            return  # counted there
+        self.received[TOPIC_OF.get(opened.kind, "contact")].count(len(data))
+        incoming = self.sessions.accept(opened, source, now)
+        if incoming is not None:
+            self._take_in(incoming, plane, now)
+        self._settle(now)
+
+    def contact(self, addresses: Sequence[Address], now: float) -> None:
+        """These may be peers, says the operator or DNS. Say it as often as you like."""
+        for address in addresses:
+            self._greet(address, now)
+        self._settle(now)
+
+    def unreachable(self, address: Address, plane: Plane, now: float) -> None:
+        """The shell could not send there."""
+        self.members.unreachable(address, now, plane)
+        self._settle(now)
+
+    def tick(self, now: float) -> None:
+        """Do all that is due. What has arrived must have been received before."""
+        self.members.tick(now)
+        for address in self.members.needs_greeting(now):
+            self._greet(address, now)
+        self._update_peers(now)
+        self.routes.tick(now)
+        self.facts.tick(now)
+        self.orders.tick(now)
+        self._settle(now)
+
+    def take(self) -> list[Send]:
+        """What is to be carried now; handed out once."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def changes(self) -> list[MemberChange]:
+        """What happened to members since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def leave(self, now: float) -> None:
+        """Say goodbye. Go on until `members.left_at`, so that it spreads."""
+        self.members.leave(now)
+        self._settle(now)
+
+    def announce(self, lesson: bytes, at: float) -> None:
+        """Something was learned here, by evidence of that time. Told with the next tick of routes."""
+        self.routes.announce(lesson, at)
+
+    def rekey(self, ring: KeyRing) -> None:
+        """From now on seal with this ring's primary and open with its keys alone."""
+        self.sealer.rekey(ring)
+
+    # --- what it shows ----------------------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> Record:
+        return self.members.me
+
+    @property
+    def alone(self) -> bool:
+        """Nobody else is known to live: look for seeds more often."""
+        return self.members.size() == 1
+
+    def state(self) -> bytes:
+        """To be kept across a restart, at most 64 KiB: the epoch, and where peers were."""
+        _, body = encode(MemberList(tuple(self.members.export()), False))
+        return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch) + body
+
+    def view(self, now: float) -> list[MemberView]:
+        return self.members.view(now)
+
+    def statistics(self) -> GossipStatistics:
+        return GossipStatistics(
+            members=self.members.statistics(),
+            sessions=self.sessions.statistics(),
+            refused=dict(self.sealer.refused),
+            sealed_by_key=dict(self.sealer.sealed),
+            opened_by_key=dict(self.sealer.opened),
+            sent={topic: Traffic(each.packets, each.bytes) for topic, each in self.sent.items()},
+            received={topic: Traffic(each.packets, each.bytes) for topic, each in self.received.items()},
+            oversized=self.oversized,
+            orders_refused=self.orders.refused,
+        )
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _take_in(self, incoming: Incoming, plane: Plane, now: float) -> None:
+        peer, message, proved, myself = incoming
+        if myself:
+            self._myself[peer.address] = now + MYSELF_S
+            return
+        if proved is not None:
+            self._tried.pop(peer.address, None)
+            self.members.proved(proved, now)
+            self._update_peers(now, anew=True)
+        if message is None:
+            self.members.heard(peer.session, now)
+        else:
+            self._hand_on(peer, message, plane, now)
+
+    def _hand_on(self, peer: Peer, message: Message, plane: Plane, now: float) -> None:
+        """To the machine whose message it is. All but membership hear from live members only."""
+        if isinstance(message, ROUTE_MESSAGES):
+            self.members.heard(peer.session, now)
+            if peer.session in self._route_peers:
+                self.routes.receive(peer, message, now)
+        elif isinstance(message, Loads | Facts):
+            self.members.heard(peer.session, now)
+            self.facts.receive(peer, message, now)
+        elif isinstance(message, Commands):
+            self.members.heard(peer.session, now)
+            self.orders.receive(message)
+        else:
+            self.members.receive(peer, message, now, plane)
+
+    def _greet(self, address: Address, now: float) -> None:
+        """Say Hello, over datagrams and streams by turns: one of the two may be blocked."""
+        if self._myself.get(address, now) > now or self._is_live(self.sessions.session_at(address)):
+            return
+        streamed = self._tried.get(address, not self.settings.datagrams)
+        if self.sessions.greet(address, now, Plane.PROBE if streamed else Plane.DATAGRAM) and self.settings.datagrams:
+            if len(self._tried) >= TRIED_MAX:
+                del self._tried[next(iter(self._tried))]
+            self._tried[address] = not streamed
+
+    def _round_trip_s(self, session: int) -> float:
+        """The mean of direct pings; 0 when none was measured."""
+        member = self.members.member(session)
+        return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
+
+    def _is_live(self, session: int) -> bool:
+        member = self.members.member(session) if session else None
+        return member is not None and member.live and member.proved
+
+    def _update_peers(self, now: float, *, anew: bool = False) -> None:
+        """Tell the planes above membership who is there, when that has changed."""
+        alive = self.members.alive()
+        if alive is self._alive and not anew:
+            return
+        self._alive = alive
+        proved = [member for member in alive if member.proved]
+        peers = [Peer(member.session, member.address) for member in proved]
+        schema = self.me.schema
+        sharing = [Peer(member.session, member.address) for member in proved if member.record.schema == schema]
+        self._route_peers = {peer.session: None for peer in sharing}
+        self.routes.peers(sharing, now)
+        self.facts.peers(peers)
+        self.orders.peers(peers)
+
+    def _settle(self, now: float) -> None:
+        """After whatever happened: follow membership, seal what waits."""
+        members = self.members
+        if members.gone:
+            for session in members.gone:
+                self.sessions.forget(session)
+                self.routes.forget(session, now)
+                self.facts.forget(session)
+            members.gone.clear()
+        if members.changes:
+            self._changes += members.changes
+            members.changes.clear()
+            self._update_peers(now)
+        self.sessions.me = members.me
+        if self._outbox:
+            self._seal(now)
+
+    def _seal(self, now: float) -> None:
+        """Letters -> effects. One message to many is written once."""
+        outbox, last, kind, body = self._outbox, None, 0, b""
+        for letter in outbox:  # `sent` may append a greeting
+            to, session, plane, message = letter
+            self.sessions.sent(letter, now)
+            try:
+                if message is not last:
+                    kind, body = encode(message)
+                    last = message
+                data = self.sealer.seal(plane, session, kind, body)
+            except ValueError:
+                self.oversized += 1
+                continue
+            self.sent[TOPIC_OF[kind]].count(len(data))
+            self._effects.append(Send(to, plane, data))
+        outbox.clear()
+
+
+TOPICS = ("contact", "membership", "routes", "rows", "backends")
+TOPIC_OF: dict[int, str] = {
+    **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
+    **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
+    **dict.fromkeys((Kind.LESSONS, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
+    **dict.fromkeys((Kind.SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
+    **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
+}
+"""What a message is about, for the counters of traffic."""
+
+
+def record_of(settings: GossipSettings, epoch: int) -> Record:
+    return Record(
+        name=settings.name,
+        session=settings.session,
+        epoch=epoch,
+        incarnation=0,
+        state=State.ALIVE,
+        host=settings.host,
+        port=settings.port,
+        version_min=VERSION,
+        version_max=VERSION,
+        schema=settings.routes.schema,
+        public=settings.public,
+    )
+
+
+def read_state(data: bytes) -> tuple[int, Sequence[Record]]:
+    """(epoch, records) of what `Gossip.state` gave. Nothing of bytes that are something else."""
+    if len(data) < STATE_HEAD.size:
+        return 0, ()
+    magic, epoch = STATE_HEAD.unpack_from(data)
+    if magic != STATE_MAGIC:
+        return 0, ()
+    try:
+        message = decode(Kind.MEMBERS, data[STATE_HEAD.size :])
+    except BadFrame:
+        return epoch, ()
+    assert isinstance(message, MemberList)
+    return epoch, message.records

@@ -1,0 +1,201 @@
+"""A router among its peers: what it learns is told, what they tell is learned. A node drives it, and so does the lab.
+
+Down, every `flush_interval_s`: the route table's news become lessons, and what the registry did becomes facts. Nothing
+of it is encoded on a request's path, which only appends to the table's news. Up: see `routes` and `backends`.
+
+Rules: what is told late or not at all costs cache hits, never a request. Whoever drives this drains `take`, `changes`,
+`transitions`, `doubted` and `commands` after each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from random import Random
+from typing import Any
+
+from ranvier_py.core.backends import Transition
+from ranvier_py.core.gossip.counts import MemberView
+from ranvier_py.core.gossip.facts import BackendFacts, FactSettings
+from ranvier_py.core.gossip.gossip import Gossip, GossipSettings
+from ranvier_py.core.gossip.keyring import KeyRing
+from ranvier_py.core.gossip.messages import Command
+from ranvier_py.core.gossip.orders import Orders
+from ranvier_py.core.gossip.seal import Subkeys
+from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Plane, Send
+from ranvier_py.core.gossip_places import spelled
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.peer.backends import SharedBackends
+from ranvier_py.core.peer.routes import SharedRoutes
+from ranvier_py.core.router import Router
+
+FLUSH_INTERVAL_S = 0.05
+"""What is learned leaves within this: half of the 100 ms in which it must be usable elsewhere. 0.1 % of a core."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """`fingerprint_key`: what fingerprints are keyed with, the same on all nodes. `admin_key` empty: no orders."""
+
+    gossip: GossipSettings
+    fingerprint_key: bytes
+    facts: FactSettings = field(default_factory=FactSettings)
+    admin_key: bytes = b""
+    flush_interval_s: float = FLUSH_INTERVAL_S
+
+
+class RouterPeer:
+    """One router and its gossip, wired. Has the calls that a shell drives (`gossip.Gossip`'s)."""
+
+    def __init__(
+        self,
+        router: Router,
+        settings: PeerSettings,
+        ring: KeyRing,
+        rng: Random,
+        now: float,
+        *,
+        subkeys: Subkeys | None = None,
+    ) -> None:
+        outbox: list[Letter] = []
+        self.router = router
+        self.facts = BackendFacts(settings.gossip.session, settings.facts, outbox, rng, now)
+        self.orders = Orders(settings.admin_key, outbox, rng, now)
+        self.backends = SharedBackends(router.registry, self.facts, settings.fingerprint_key)
+        self.routes = SharedRoutes(router.routes, self.backends)
+        self.gossip = Gossip(
+            settings.gossip,
+            ring,
+            memory=self.routes,
+            facts=self.facts,
+            orders=self.orders,
+            outbox=outbox,
+            rng=rng,
+            now=now,
+            subkeys=subkeys,
+        )
+        self._flush_interval_s = settings.flush_interval_s
+        self._flush_at = now
+        router.routes.collect_news()
+
+    # --- the calls of the shell -------------------------------------------------------------------------------------
+
+    @property
+    def wake_at(self) -> float:
+        return min(self._flush_at, self.gossip.wake_at)
+
+    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
+        self.gossip.receive(data, source, plane, now)
+        self.backends.follow(now)
+
+    def contact(self, addresses: Sequence[Address], now: float) -> None:
+        self.gossip.contact(addresses, now)
+
+    def unreachable(self, address: Address, plane: Plane, now: float) -> None:
+        self.gossip.unreachable(address, plane, now)
+
+    def tick(self, now: float) -> None:
+        if now >= self._flush_at:
+            self._flush_at = now + self._flush_interval_s
+            self.flush(now)
+        self.gossip.tick(now)
+        self.backends.follow(now)
+
+    def flush(self, now: float) -> None:
+        """Hand down what was learned and seen since the last time."""
+        self.backends.look(now)
+        for lesson, at in self.routes.lessons():
+            self.gossip.announce(lesson, at)
+
+    def take(self) -> list[Send]:
+        return self.gossip.take()
+
+    def changes(self) -> list[MemberChange]:
+        return self.gossip.changes()
+
+    def leave(self, now: float) -> None:
+        self.flush(now)
+        self.gossip.leave(now)
+
+    def state(self) -> bytes:
+        return self.gossip.state()
+
+    def rekey(self, ring: KeyRing) -> None:
+        self.gossip.rekey(ring)
+
+    # --- what it shows ----------------------------------------------------------------------------------------------
+
+    @property
+    def synced(self) -> bool:
+        """Whether this node has had its peers' routes as they were when it met them."""
+        return self.gossip.routes.synced
+
+    def view(self, now: float) -> dict[str, Any]:
+        """This node among its peers, as JSON has it."""
+        me, statistics = self.gossip.me, self.gossip.statistics()
+        return {
+            "name": me.name,
+            "session": f"{me.session:016x}",
+            "epoch": me.epoch,
+            "incarnation": me.incarnation,
+            "state": me.state.name.lower(),
+            "address": spelled((me.host, me.port)),
+            "synced": self.synced,
+            "members": [member_view(member) for member in self.gossip.view(now)],
+            "topics": {
+                topic: {"sent": asdict(statistics.sent[topic]), "received": asdict(statistics.received[topic])}
+                for topic in statistics.sent
+            },
+            "routes": asdict(self.gossip.routes.statistics()),
+            "shared": asdict(self.routes.counters),
+            "facts": asdict(self.facts.counters),
+            "membership": asdict(statistics.members),
+            "sessions": statistics.sessions,
+            "refused": statistics.refused,
+            "opened_by_key": statistics.opened_by_key,
+        }
+
+    # --- what the node does with the rest ---------------------------------------------------------------------------
+
+    @property
+    def alone(self) -> bool:
+        return self.gossip.alone
+
+    def transitions(self) -> list[Transition]:
+        """What peers made of our backends since the last call; for the log."""
+        transitions, self.backends.transitions = self.backends.transitions, []
+        return transitions
+
+    def doubted(self) -> list[BackendId]:
+        """Backends that a peer calls ill, to be probed now."""
+        doubted = list(self.backends.doubted)
+        self.backends.doubted.clear()
+        return doubted
+
+    def commands(self) -> list[Command]:
+        """Orders of the operator that were given on another node, to be followed."""
+        commands, self.orders.new = self.orders.new, []
+        return commands
+
+
+def member_view(member: MemberView) -> dict[str, Any]:
+    """One line of the table of members. Ages in seconds, round trips in milliseconds; None where never."""
+    return {
+        "name": member.name,
+        "state": member.state.name.lower(),
+        "address": spelled(member.address),
+        "public": member.public,
+        "incarnation": member.incarnation,
+        "epoch": member.epoch,
+        "session": f"{member.session:016x}",
+        "since_s": round(member.state_age_s, 1),
+        "heard_s": rounded(member.heard_age_s, 1),
+        "rtt_ms": rounded(member.rtt_s * 1000, 2),
+        "proved": member.proved,
+        "datagrams": member.datagrams,
+    }
+
+
+def rounded(value: float, digits: int) -> float | None:
+    return round(value, digits) if isfinite(value) else None

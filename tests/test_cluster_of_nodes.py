@@ -1,0 +1,234 @@
+"""Several whole nodes in one process, peers over real sockets: one memory, one view of the backends."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from ranvier_py.config import Config, load
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.node import Addresses, run
+from tests.test_node import DEADLINE_S, MODEL, start_engine, turn
+
+KEY = "3f" * 16 + "a7" * 16
+OTHER_KEY = "19" * 16 + "c4" * 16
+ADMIN_KEY = "an operator's own secret"
+
+
+class Node:
+    """One running node as a client and an operator see it."""
+
+    def __init__(self, http: httpx.AsyncClient, addresses: Addresses, scope: trio.CancelScope) -> None:
+        self.http = http
+        host, port = addresses.public[0]
+        self.url = f"http://{host}:{port}"
+        self.control = addresses.control
+        self.scope = scope
+
+    async def chat(self, messages: Sequence[dict[str, Any]]) -> httpx.Response:
+        body = {"model": MODEL, "messages": list(messages), "max_tokens": 8}
+        return await self.http.post(f"{self.url}/v1/chat/completions", json=body)
+
+    async def ask(self, path: str) -> Any:
+        return (await self.http.get(f"{self.control}{path}")).json()
+
+    async def until(self, path: str, holds: Callable[[Any], bool]) -> Any:
+        """What the node says there as soon as it is as expected."""
+        while True:
+            answer = await self.ask(path)
+            if holds(answer):
+                return answer
+
+    async def sees(self, peers: int) -> None:
+        await self.until("/admin/cluster", lambda view: states(view).count("alive") == peers)
+
+    async def backends(self) -> list[dict[str, Any]]:
+        return list((await self.ask("/admin/backends"))["backends"])
+
+
+def states(view: dict[str, Any]) -> list[str]:
+    return [member["state"] for member in view["members"]]
+
+
+class Lab:
+    """Nodes that come and go in front of some engines."""
+
+    def __init__(self, nursery: trio.Nursery, http: httpx.AsyncClient, engines: list[str], folder: Path) -> None:
+        self.nursery = nursery
+        self.http = http
+        self.engines = engines
+        self.key_file = folder / "key"
+        self.key_file.write_text(KEY)
+        self.places: list[str] = []
+
+    async def start(self, **settings: Any) -> Node:
+        """One more node, which is told of the others."""
+        values = {
+            "listen": "127.0.0.1:0",
+            "control": "127.0.0.1:0",
+            "gossip": "127.0.0.1:0",
+            "join": list(self.places),
+            "cluster_key_file": self.key_file,
+            "backend": self.engines,
+            "drain_timeout_s": 1,
+            **settings,
+        }
+        scope = trio.CancelScope()
+
+        async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
+            with scope:
+                await run(Config(**values), task_status=task_status)
+
+        node = Node(self.http, await self.nursery.start(serve), scope)
+        self.places.append((await node.ask("/admin/cluster"))["address"])
+        return node
+
+    async def cluster(self, count: int, **settings: Any) -> list[Node]:
+        nodes = [await self.start(**settings) for _ in range(count)]
+        for node in nodes:
+            await node.sees(count - 1)
+        return nodes
+
+
+@asynccontextmanager
+async def lab(folder: Path, engines: int = 3) -> AsyncIterator[Lab]:
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
+            urls = [(await start_engine(nursery, number))[0] for number in range(engines)]
+            yield Lab(nursery, http, urls, folder)
+            nursery.cancel_scope.cancel()
+
+
+async def heard(node: Node, lessons: int) -> None:
+    await node.until("/admin/cluster", lambda view: view["shared"]["heard"] >= lessons)
+
+
+async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        nodes = await place.cluster(3)
+        messages = turn("Where are the atlases? " * 10)
+        served = set()
+        for number in range(6):
+            answer = await nodes[number % 3].chat(messages)
+            served.add(answer.headers["x-ranvier-backend"])
+            if number:
+                assert answer.headers["x-ranvier-reason"] == "affinity"
+                assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+            reply = answer.json()["choices"][0]["message"]["content"]
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"And shelf {number}?"}]
+            told = (await nodes[number % 3].until("/admin/cluster", lambda view: view["shared"]["told"] > 0))["shared"]
+            await heard(nodes[(number + 1) % 3], told["told"])
+        assert len(served) == 1
+
+
+async def test_a_node_that_joins_later_knows_what_was_learned_before(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first = await place.start()
+        messages = turn("Where are the atlases? " * 10)
+        backend = (await first.chat(messages)).headers["x-ranvier-backend"]
+        await first.until("/admin/cluster", lambda view: view["shared"]["told"] > 0)
+        late = await place.start()
+        await late.until("/admin/routes", lambda routes: routes["rows"] > 0)
+        answer = await late.chat(messages)
+        assert (answer.headers["x-ranvier-backend"], answer.headers["x-ranvier-reason"]) == (backend, "affinity")
+
+
+async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first, second, third = await place.cluster(3)
+        messages = turn("Where are the atlases? " * 10)
+        backend = (await third.chat(messages)).headers["x-ranvier-backend"]
+        await heard(first, 1)
+        third.scope.cancel()
+        for node in (first, second):
+            await node.until("/admin/cluster", lambda view: "alive" not in states(view)[1:] or len(states(view)) == 1)
+            await node.until("/admin/cluster", lambda view: states(view).count("alive") == 1)
+        assert (await first.chat(messages)).headers["x-ranvier-backend"] == backend
+
+
+async def test_requests_in_flight_elsewhere_count_here(tmp_path: Path) -> None:
+    async with lab(tmp_path, engines=1) as place:
+        first, second = await place.cluster(2)
+        await place.http.post(f"{place.engines[0]}/admin/faults", json={"kind": "latency", "seconds": 30})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.chat, turn("Hello"))
+            await second.until("/admin/cluster", lambda view: view["facts"]["loads_heard"] > 0)
+            await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 1)
+            nursery.cancel_scope.cancel()
+        await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 0)
+
+
+async def test_a_drain_ordered_on_one_node_holds_on_all(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first, second = await place.cluster(2)
+        url = place.engines[0]
+        await place.http.post(f"{first.control}/admin/backends/drain", json={"url": url})
+        await second.until("/admin/backends", lambda answer: answer["backends"][0]["draining"])
+        await place.http.post(f"{second.control}/admin/backends/drain", json={"url": url, "draining": False})
+        await first.until("/admin/backends", lambda answer: not answer["backends"][0]["draining"])
+
+
+async def test_a_backend_added_on_one_node_is_added_only_where_the_operator_allows_it(tmp_path: Path) -> None:
+    """An address taken from gossip could send prompts anywhere."""
+    async with lab(tmp_path) as place:
+        places = place.engines
+        first = await place.start(backend=places[:2], gossip_admin_key=ADMIN_KEY)
+        second = await place.start(backend=places[:2], gossip_admin_key=ADMIN_KEY)
+        careful = await place.start(backend=places[:2])
+        for node in (first, second, careful):
+            await node.sees(2)
+        await place.http.post(f"{first.control}/admin/backends", json={"url": places[2]})
+        await second.until("/admin/backends", lambda answer: len(answer["backends"]) == 3)
+        await place.http.delete(f"{second.control}/admin/backends", params={"url": places[0]})
+        await first.until("/admin/backends", lambda answer: len(answer["backends"]) == 2)
+        assert len(await careful.backends()) == 2
+        assert {backend["url"] for backend in await careful.backends()} == set(places[:2])
+
+
+async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first = await place.start()
+        (tmp_path / "other").write_text(OTHER_KEY)
+        stranger = await place.start(cluster_key_file=tmp_path / "other")
+        namesake = await place.start(cluster_name="staging")
+        await first.until("/admin/cluster", lambda view: view["refused"]["tag"] + view["refused"]["key"] > 2)
+        for node in (first, stranger, namesake):
+            assert (await node.ask("/admin/cluster"))["members"] == []
+
+
+async def test_a_key_is_exchanged_while_nodes_run(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first, second = await place.cluster(2)
+        place.key_file.write_text(f"{OTHER_KEY}\n{KEY}\nfingerprint: {KEY}\n")
+        for node in (first, second):
+            await node.until("/admin/cluster", lambda view: len(view["opened_by_key"]) == 2)
+            await node.until("/admin/cluster", lambda view: all(view["opened_by_key"].values()))
+            await node.sees(1)
+
+
+async def test_metrics_tell_of_every_part_of_gossip(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first, _ = await place.cluster(2)
+        text = (await place.http.get(f"{first.control}/metrics")).text
+        for part in ("members_alive", "bytes_sent_total", "net_drops_total", "routes_own", "facts_", "lag_seconds"):
+            assert f"ranvier_gossip_{part}" in text
+
+
+async def test_a_node_without_peers_says_so(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        settings: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "backend": place.engines}
+        addresses = await place.nursery.start(partial(run, Config(**settings)))
+        answer = await place.http.get(f"{addresses.control}/admin/cluster")
+        assert answer.status_code == 404
+
+
+def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load({"join": ["10.0.0.2"]})
+    assert "peers need a cluster_key_file" in str(refused.value)
+    assert load({"join": ["10.0.0.2"], "insecure_gossip": True})
