@@ -121,7 +121,7 @@ class Logs:
     def base(self, origin: int) -> int:
         """Lessons up to this number can't be had here. 0 for an unknown origin."""
         log = self._logs.get(origin)
-        return log.base if log else 0
+        return log.base if log is not None else 0
 
     def origins(self) -> Sequence[int]:
         return list(self._logs)
