@@ -176,7 +176,8 @@ class RouteGossip:
     @property
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
-        return min(self._eager.wake_at, self._repair.wake_at, self._pull.wake_at, self._donor.wake_at, self._prune_at)
+        repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` leaves it alone until then
+        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._donor.wake_at, self._prune_at)
 
     def tick(self, now: float) -> None:
         """Do what is due; of long work one step of about 2 ms."""

@@ -4,6 +4,7 @@ import pytest
 
 from ranvier_py.core.gossip.profile import LAN
 from ranvier_py.core.gossip.suspicion import Suspicions
+from tests.core.gossip.route_net import Net
 from tests.core.gossip.small_cluster import Cluster
 
 
@@ -27,3 +28,19 @@ def test_a_suspicion_whose_end_is_set_twice_to_one_moment_ends_once() -> None:
     suspicions.begin(7, 1, LAN, members=2, now=0.0)
     assert suspicions.confirm(7, 2, LAN, members=5)
     assert suspicions.expired(10.0) == [7]
+
+
+def test_a_node_that_waits_for_its_first_table_sleeps_meanwhile() -> None:
+    """`wake_at` named the repair, which `tick` leaves alone until then: the loop of such a node never slept."""
+    net = Net(2)
+    net.link.drop = lambda *_: True
+    woken = 0
+    gossip = net.nodes[1].gossip
+    until = net.now + 5.0
+    while net.now < until:
+        net.now = max(gossip.wake_at, net.now + 1e-4)
+        gossip.tick(net.now)
+        net.nodes[1].outbox.clear()
+        woken += 1
+    assert not gossip.synced
+    assert woken < 200
