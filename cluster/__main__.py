@@ -10,8 +10,12 @@ COMMANDS = {
     "chats": "write the lab's own chats as a trace",
     "engine": "one fake engine: vLLM's HTTP, a block cache, prefill and decode in real time",
     "load": "multi-turn chats against a router or an engine, with a report by engine truth",
+    "sim": "whole clusters in virtual time from a seed, with faults and checkers; replays and shrinks what fails",
     "up": "nodes behind DNS round-robin, engines, and traffic, with a live table",
 }
+
+FILES = {"sim": "simulate"}
+"""Where the module is not called like the command."""
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +27,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"no command {argv[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    result = import_module(f"cluster.{argv[0]}").main(argv[1:])
+    result = import_module(f"cluster.{FILES.get(argv[0], argv[0])}").main(argv[1:])
     return int(result or 0)
 
 

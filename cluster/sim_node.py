@@ -41,8 +41,6 @@ class Node(Protocol):
 
     def state(self) -> bytes: ...
 
-    def view(self, now: float) -> Mapping[str, Any]: ...
-
 
 class Seen(NamedTuple):
     """One member as another sees it."""
@@ -85,8 +83,11 @@ class Trip(NamedTuple):
 class Mind(Protocol):
     """One process: gossip, routes, registry."""
 
-    node: Node
-    session: int
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def session(self) -> int: ...
 
     def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
         """Place one chat turn, but not at engines that were tried. None: the node knows of no engine. Never waits."""

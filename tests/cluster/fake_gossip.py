@@ -5,9 +5,8 @@ for two seconds is dead. No keys, no bounds, no cleverness.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import Parts
@@ -109,9 +108,6 @@ class FakeNode:
 
     def state(self) -> bytes:
         return b"state"
-
-    def view(self, now: float) -> Mapping[str, Any]:
-        return {}
 
 
 class FakeMind:

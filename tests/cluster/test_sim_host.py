@@ -1,8 +1,7 @@
 """The simulated machine and the name: pauses, slow processors, restarts, disks, and answers that are wrong."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -51,9 +50,6 @@ class Node:
 
     def state(self) -> bytes:
         return f"at {self.heap.now:.0f}".encode()
-
-    def view(self, now: float) -> Mapping[str, Any]:
-        return {}
 
 
 class Mind:

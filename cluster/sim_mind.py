@@ -1,0 +1,151 @@
+"""The real node in the simulator: `core.gossip`, bound by `core.peer` to the real router, behind what a Mind can do.
+
+Nothing here decides anything. What a host calls goes to the `RouterPeer` that a node runs; what the checkers ask is
+read from its parts. Keys of the cluster are numbers in scenarios; each stands for 32 bytes that are the same in every
+run. One `Minds` is shared by the nodes of a run: they would all derive the same ciphers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from random import Random
+
+from cluster.scenario import Cluster
+from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
+from cluster.sim_parts import KEY, Parts
+from ranvier_py.core.backends import ProbeResult
+from ranvier_py.core.gossip.contacts import CONTACTS_MAX
+from ranvier_py.core.gossip.gossip import GossipSettings
+from ranvier_py.core.gossip.keyring import KeyRing
+from ranvier_py.core.gossip.ledger import DEAD_MAX, MEMBERS_MAX
+from ranvier_py.core.gossip.profile import LAN, WAN
+from ranvier_py.core.gossip.relays import RELAYS_MAX
+from ranvier_py.core.gossip.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.seal import Subkeys
+from ranvier_py.core.gossip.sessions import SESSIONS_MAX
+from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
+from ranvier_py.core.prompt import Boundary
+
+SUBKEYS_MAX = 16_384
+"""A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
+
+SCHEMA = 7
+
+
+def ring_of(keys: Sequence[int]) -> KeyRing:
+    """Keys by number, the first the primary."""
+    return KeyRing({number: Random(f"key {number}").randbytes(32) for number in keys}, keys[0])
+
+
+def route_settings(cluster: Cluster) -> RouteGossipSettings:
+    """The node's defaults, but for what the scenario says."""
+    standard = RouteGossipSettings()
+    budget = cluster.budget_bytes_per_s
+    return RouteGossipSettings(
+        schema=SCHEMA,
+        ttl_s=cluster.route_ttl_s or standard.ttl_s,
+        node_bytes_per_s=budget or standard.node_bytes_per_s,
+        peer_bytes_per_s=min(budget or standard.peer_bytes_per_s, standard.peer_bytes_per_s),
+        log_entries_max=cluster.log_entries or standard.log_entries_max,
+    )
+
+
+class Minds:
+    """Makes the minds of one run."""
+
+    def __init__(self) -> None:
+        self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
+
+    def __call__(self, birth: Birth) -> RealMind:
+        return RealMind(birth, self.subkeys)
+
+
+class RealMind:
+    """One process. Satisfies sim_node.Mind."""
+
+    def __init__(self, birth: Birth, subkeys: Subkeys) -> None:
+        rng = birth.rng()
+        self.session = rng.getrandbits(64) | 1
+        self.parts = Parts(birth, rng)
+        host, port = birth.address
+        settings = GossipSettings(
+            name=birth.name,
+            host=host,
+            port=port,
+            session=self.session,
+            label=birth.label,
+            wall_ms=birth.wall_ms,
+            state=birth.state,
+            profile=WAN if birth.cluster.profile == "wan" else LAN,
+            routes=route_settings(birth.cluster),
+        )
+        self.node = RouterPeer(
+            self.parts.router, PeerSettings(settings, KEY), ring_of(birth.keys), rng, birth.now, subkeys=subkeys
+        )
+        self.gossip = self.node.gossip
+
+    # --- traffic ----------------------------------------------------------------------------------------------------
+
+    def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+        return self.parts.depart(end, tried, now)
+
+    def land(self, trip: Trip, served: bool, now: float) -> None:
+        self.parts.land(trip, served, now)
+
+    def holds(self, fingerprint: int, engine: int, now: float) -> bool:
+        return self.parts.holds(fingerprint, engine, now)
+
+    def probed(self, engine: int, result: ProbeResult, now: float) -> None:
+        self.parts.probed(engine, result, now)
+
+    def rekey(self, keys: Sequence[int], now: float) -> None:  # noqa: ARG002  # as all calls
+        self.node.rekey(ring_of(keys))
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def alone(self) -> bool:
+        return self.node.alone
+
+    def look(self, now: float) -> Look:
+        me = self.gossip.me
+        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in self.gossip.view(now)}
+        return Look(
+            session=self.session,
+            name=me.name,
+            epoch=me.epoch,
+            incarnation=me.incarnation,
+            state=me.state,
+            members=members,
+            vector=self.gossip.routes.vector(),
+            tables=self.tables(),
+            counters=self.counters(),
+        )
+
+    def tables(self) -> Mapping[str, Bounded]:
+        """What holds more or less over time, with its bound."""
+        members = self.gossip.members.statistics()
+        return {
+            "members": Bounded(members.alive, MEMBERS_MAX),
+            "dead members": Bounded(members.dead, DEAD_MAX),
+            "contacts": Bounded(members.contacts, CONTACTS_MAX),
+            "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
+            "relays": Bounded(members.relays, RELAYS_MAX),
+            "sessions": Bounded(self.gossip.sessions.statistics()["sessions"], SESSIONS_MAX),
+        }
+
+    def counters(self) -> Mapping[str, int]:
+        statistics = self.gossip.statistics()
+        found = {name: value for name, value in asdict(statistics.members.counts).items() if isinstance(value, int)}
+        found |= statistics.sessions
+        found |= {f"refused_{name}": count for name, count in statistics.refused.items()}
+        found |= {f"sent_{topic}_bytes": traffic.bytes for topic, traffic in statistics.sent.items()}
+        return found
+
+    def sums(self, now: float) -> Sequence[int]:
+        """The bucket sums, as a peer would be sent them."""
+        found = next(sums for sums in self.node.routes.sums(now) if sums is not None)
+        return memoryview(found).cast("Q")
+
+    def claims(self, fingerprint: int, now: float) -> Sequence[tuple[int, int, int, float]]:
+        return self.parts.claims(fingerprint, now)
