@@ -5,9 +5,9 @@ greeted after a short random time, spread over the size of the cluster, and agai
 itself or is dead.
 
 The dead stay contacts for a day. One of them is greeted now and then, for ever: after a long cut nobody else would
-(weaviate#10698; foca keeps them 24 h, too). The pace is that of the whole cluster: in n live nodes each greets every
-2 n seconds, so across a cut somebody greets somebody within about two seconds. Contacts remembered from before a
-restart are greeted once, quickly, and then like the others.
+(weaviate#10698; foca keeps them 24 h, too). The pace is that of the whole cluster: of n live nodes each greets every
+n seconds, at random times, so across a cut somebody greets somebody about every second. Contacts remembered from
+before a restart are greeted once, quickly, and then like the others.
 
 Bounds: one greeting for each live member, CONTACTS_MAX addresses (first come, first dropped), a rate for each kind.
 Cost: O(log members) for each greeting.
@@ -41,8 +41,8 @@ CONTACT_S = 24 * 3600.0
 CONTACTS_MAX = 4096
 """As many as there may be members."""
 
-CONTACT_PACE_S = (2.0, 30.0)
-"""Between two greetings of contacts in the whole cluster; and the longest time between two by one node."""
+CONTACT_PACE_S = (1.0, 30.0)
+"""Between two greetings of contacts in the whole cluster, on average; and the longest such mean of one node."""
 
 REMEMBERED_S = 0.05
 """Between two greetings of contacts from before a restart."""
@@ -153,5 +153,5 @@ class Contacts:
         self._fresh.pop(address, None)
         self._until[address] = self._until.pop(address)
         pace_s = REMEMBERED_S if self._fresh else min(CONTACT_PACE_S[0] * members, CONTACT_PACE_S[1])
-        self.wake_at = now + self._rng.uniform(0.75, 1.25) * pace_s
+        self.wake_at = now + self._rng.uniform(0.1, 1.9) * pace_s  # or all who saw a death would greet in step
         return [address]

@@ -6,7 +6,8 @@ Rules:
                     beats every incarnation of the old one (memberlist#358: one such message evicted a member for ever)
     higher epoch    a record with our name and a higher epoch belongs to an earlier run of ours, or to a namesake:
                     epoch = theirs + 1. Never compared with the time of day (scylladb#5164)
-    namesake        a session that lives and overtakes us twice is no earlier run: we take the name `name-xxxx`
+    namesake        a session that overtakes us, and answers our next epoch with the one after it, is no earlier run
+                    but alive: we take the name `name-xxxx`. (Several epochs of one earlier run are no answer.)
     leaving         is said at the incarnation we have, and raised like a refutation when accused
 
 Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`, then LEFT for good.
@@ -68,7 +69,9 @@ class Identity:
 
     def overtake(self, other: Record) -> bool:
         """Answer a record with our name that outranks ours. Returns whether the name was given up."""
-        times = self._namesakes.pop(other.session, 0) + (other.state <= State.SUSPECT)
+        times = self._namesakes.pop(other.session, 0)
+        answers = times == 0 or other.epoch == self.record.epoch + 1
+        times += answers and other.state <= State.SUSPECT
         self._namesakes[other.session] = times
         if len(self._namesakes) > NAMESAKES_MAX:
             del self._namesakes[next(iter(self._namesakes))]

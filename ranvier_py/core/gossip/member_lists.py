@@ -36,7 +36,7 @@ DEAD_LISTED = 1024
 """The last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange."""
 
 JOIN_LISTS = 3
-"""Lists that a joining node reads at the quick pace."""
+"""Members whose lists a joining node reads at the quick pace, or all there are."""
 
 JOIN_S = 1.0
 """That pace. Also the shortest time between two exchanges that healed cuts ask for."""
@@ -73,13 +73,13 @@ class MemberLists:
         self._rng = rng
         self._size_of = size_of
         self._datagram_bytes = datagram_bytes
-        self._read = 0
+        self._read: dict[int, None] = {}  # whose lists this node has read, up to JOIN_LISTS
         self._asked_at: dict[int, float] = {}  # who asked within the last second
         self._met_at = -JOIN_S
 
     @property
     def joining(self) -> bool:
-        return self._read < JOIN_LISTS
+        return len(self._read) < min(JOIN_LISTS, self._ledger.roster.live)
 
     def start(self, now: float) -> None:
         self.wake_at = now + self._rng.uniform(0, JOIN_S)
@@ -121,9 +121,10 @@ class MemberLists:
         self._asked_at[peer.session] = now
         self._send(peer.address, peer.session, reply=False)
 
-    def read(self) -> None:
-        """Somebody's list has arrived in answer."""
-        self._read = min(self._read + 1, JOIN_LISTS)
+    def read(self, session: int) -> None:
+        """A list of this member, or a part of one, has arrived."""
+        if len(self._read) < JOIN_LISTS:
+            self._read[session] = None
 
     def _ask(self, address: Address, session: int) -> None:
         self._counts.exchanges += 1

@@ -174,7 +174,7 @@ class Members:
         mine = (self.me.host, self.me.port)
         wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, now))
         for address in ledger.contacts.due(ledger.members, now):
-            if address not in ledger.roster.addresses:
+            if not ledger.roster.at(address):
                 wanted[address] = None
         wanted.pop(mine, None)
         self._counts.greetings += len(wanted)
@@ -221,13 +221,14 @@ class Members:
         before = self.member(record.session)
         was_dead = before is not None and not before.live
         address = (record.host, record.port)
-        if correction := self._hearsay.hear(Update(record), record.session, now):
-            self._correct(Peer(record.session, address), [correction])
+        correction = self._hearsay.hear(Update(record), record.session, now)
         member = self.member(record.session)
         if member is not None:
             self._ledger.proved(member)
             self._prober.proved(record.session)
             self.heard(record.session, now)
+        elif correction is not None:  # it has lost its name
+            self._correct(Peer(record.session, address), [correction])
         self._lists.met(address, record.session, was_dead, now)
 
     def heard(self, session: int, now: float) -> None:
@@ -311,7 +312,7 @@ class Members:
         if message.reply:
             self._lists.answer(peer, now)
         else:
-            self._lists.read()
+            self._lists.read(peer.session)
             self._correct(peer, [correction for correction in told if correction is not None])
 
     def _correct(self, peer: Peer, corrections: Sequence[Update]) -> None:

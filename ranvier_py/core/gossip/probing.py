@@ -133,10 +133,8 @@ class Prober:
             if plane is Plane.DATAGRAM or not self._post.datagrams:
                 probe.help_at = min(probe.help_at, now)
             return
-        if address in self._ledger.roster.addresses:
-            for member in self._ledger.roster.alive():
-                if member.address == address:
-                    self._ledger.turns.hasten(member.session)
+        for member in self._ledger.roster.at(address):
+            self._ledger.turns.hasten(member.session)
 
     def void(self, now: float) -> None:
         """This node was not awake: the probe under way says nothing. The next one starts after a pause."""
@@ -187,8 +185,7 @@ class Prober:
     def _succeed(self, probe: Probe) -> None:
         self._probe = None
         self._health.better()
-        if probe.member.datagrams:
-            self._health.answered(probe.helped)
+        self._health.answered(probe.helped)
         self._counts.probes_helped += probe.helped
 
     def _fail(self, probe: Probe) -> Member | None:

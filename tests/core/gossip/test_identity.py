@@ -80,6 +80,14 @@ def test_a_namesake_that_comes_back_gets_the_name() -> None:
     assert (me.record.epoch, me.record.incarnation) == (21, 4)
 
 
+def test_several_epochs_of_one_earlier_run_are_no_namesake() -> None:
+    """Peers that were apart hold different ones."""
+    me = Identity(ME)
+    for epoch in (20, 30, 40):
+        assert not me.overtake(other(epoch))
+    assert (me.record.name, me.record.epoch) == ("me", 41)
+
+
 def test_two_others_that_overtake_once_each_are_no_namesake() -> None:
     me = Identity(ME)
     assert not me.overtake(other(20, session=5))
@@ -98,7 +106,7 @@ def test_a_name_taken_in_turn_gets_longer() -> None:
 def test_a_long_name_stays_within_its_bytes_and_whole_letters() -> None:
     me = Identity(ME._replace(name="é" * 32))
     me.overtake(other(20))
-    me.overtake(other(30))
+    me.overtake(other(22))
     assert me.record.name == "é" * 29 + "-abcd"
     assert len(me.record.name.encode()) <= NAME_BYTES_MAX
 
