@@ -153,6 +153,7 @@ class Clustering:
         if self._key_file is not None:
             self._key_file.changed = self.peer.rekey
         self.net = GossipNet(self.peer, ground.sockets, rng, changed=log_changes)
+        self.peer.woken = self.net.poke
         places = config.gossip_places
         join = places.join if places else ()
         options = DiscoveryOptions(family=ground.sockets.family, loopback=is_loopback(self.own[0]))

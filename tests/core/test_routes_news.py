@@ -105,3 +105,16 @@ def test_news_nobody_fetches_are_bounded_and_counted() -> None:
         learn(routes, [(16, number + 1, 0)])
     assert len(routes.news) == NEWS_MAX
     assert routes.news_dropped == 7
+
+
+def test_whoever_collects_is_told_of_the_first_news_only() -> None:
+    """It is on a request's path, and the rest goes out with the first."""
+    routes = RouteTable(capacity=100)
+    calls: list[int] = []
+    routes.collect_news(lambda: calls.append(len(routes.news)))
+    learn(routes, CHAT)
+    learn(routes, NEXT_TURN, 11.0)
+    assert calls == [1]
+    routes.news.clear()
+    learn(routes, [(16, 900, 901)], 12.0)
+    assert calls == [1, 1]

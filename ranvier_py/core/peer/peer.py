@@ -9,7 +9,7 @@ Rules: what is told late or not at all costs cache hits, never a request. Whoeve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from random import Random
@@ -31,7 +31,10 @@ from ranvier_py.core.peer.routes import SharedRoutes
 from ranvier_py.core.router import Router
 
 FLUSH_INTERVAL_S = 0.05
-"""What is learned leaves within this: half of the 100 ms in which it must be usable elsewhere. 0.1 % of a core."""
+"""What is learned leaves within this: half of the 100 ms in which it must be usable elsewhere."""
+
+IDLE_INTERVAL_S = 0.25
+"""With no request in flight the registry is looked at so often; what is learned is told by the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,10 @@ class RouterPeer:
             now=now,
             subkeys=subkeys,
         )
+        self.woken: Callable[[], object] = lambda: None  # `wake_at` came nearer in between; the shell sets it
         self._flush_interval_s = settings.flush_interval_s
-        self._flush_at = now
-        router.routes.collect_news()
+        self._flushed_at = self._flush_at = now
+        router.routes.collect_news(self._news_came)
 
     # --- the calls of the shell -------------------------------------------------------------------------------------
 
@@ -97,16 +101,21 @@ class RouterPeer:
 
     def tick(self, now: float) -> None:
         if now >= self._flush_at:
-            self._flush_at = now + self._flush_interval_s
             self.flush(now)
         self.gossip.tick(now)
         self.backends.follow(now)
 
     def flush(self, now: float) -> None:
         """Hand down what was learned and seen since the last time."""
-        self.backends.look(now)
+        busy = self.backends.look(now)
+        self._flushed_at = now
+        self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
         for lesson, at in self.routes.lessons():
             self.gossip.announce(lesson, at)
+
+    def _news_came(self) -> None:
+        self._flush_at = min(self._flush_at, self._flushed_at + self._flush_interval_s)
+        self.woken()
 
     def take(self) -> list[Send]:
         return self.gossip.take()

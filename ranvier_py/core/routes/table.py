@@ -14,7 +14,7 @@ Cost: `benchmarks/decision.py` measures it (results/decision.json).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from ranvier_py.core.ids import BackendId, Fingerprint
@@ -68,12 +68,14 @@ class RouteTable:
         self._expired = self._voided = self._withdrawn = 0
         self._half_ttl_s = max(1, int(ttl_s) // 2)
         self._collecting = False
+        self._news_came: Callable[[], object] = lambda: None
         self.news: deque[News] = deque()
         self.news_dropped = 0
 
-    def collect_news(self) -> None:
-        """From now on `news` is filled; its owner empties it."""
+    def collect_news(self, came: Callable[[], object] = lambda: None) -> None:
+        """From now on `news` is filled; its owner empties it. `came` is called when the first one comes."""
         self._collecting = True
+        self._news_came = came
 
     @property
     def capacity(self) -> int:
@@ -295,6 +297,8 @@ class RouteTable:
             self.news.popleft()
             self.news_dropped += 1
         self.news.append(News(backend, claim.epoch, fresh, parent, now))
+        if len(self.news) == 1:
+            self._news_came()
 
     def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
         _, token, text = stop
