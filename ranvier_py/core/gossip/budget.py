@@ -22,6 +22,9 @@ SLOTS_PER_S = 20
 FIELDS_BYTES, ROWS_FIELDS_BYTES = 36, 64
 """The frame's length, the small fields and the headers of byte strings, as msgpack, of any message of routes."""
 
+MESSAGE_BYTES = OVERHEAD_BYTES + FIELDS_BYTES
+"""What any message takes beside its columns."""
+
 VECTOR_ENTRY_BYTES, BACKEND_BYTES = 16, 12
 
 
@@ -58,7 +61,7 @@ class Window:
 
 def wire_bytes(message: Message) -> int:
     """What a message of routes takes on the wire, at most some 40 bytes too much."""
-    size = OVERHEAD_BYTES + FIELDS_BYTES
+    size = MESSAGE_BYTES
     if isinstance(message, Lessons):
         return size + sum(len(lesson) + ENTRY_BYTES for _, lesson in message.entries)
     if isinstance(message, Vector):

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.budget import wire_bytes
+from ranvier_py.core.gossip.budget import MESSAGE_BYTES, wire_bytes
 from ranvier_py.core.gossip.eager import Eager
 from ranvier_py.core.gossip.log import BATCH_BYTES_MAX, Logs
 from ranvier_py.core.gossip.messages import Digest, Reset, Vector
@@ -140,7 +140,7 @@ class Repair:
         room = self._post.room(peer, now) // 2
         for origin, have in sorted(lacking.items(), key=lambda item: logs.evidence_after(*item)):
             after = have
-            while batch := logs.batch(origin, after, now, min(BATCH_BYTES_MAX, room)):
+            while batch := logs.batch(origin, after, now, min(BATCH_BYTES_MAX, room - MESSAGE_BYTES)):
                 room -= wire_bytes(batch)
                 if room < 0 or not self._post.send(peer, batch, now):
                     return False
