@@ -108,10 +108,14 @@ def make_plan(way: Way, cluster: Cluster, folder: Path, rng: Random) -> Plan:
 
 def write_keys(place: NodePlace, keys: Sequence[int], seed: int) -> None:
     """The node's key ring, primary first; keys are numbers in a scenario and secrets here. Replaced in one step."""
-    lines = [blake2b(f"{seed}/key/{number}".encode(), digest_size=32).hexdigest() for number in keys]
     fresh = place.key_file.with_suffix(".new")
-    fresh.write_text("\n".join(lines) + "\n")
+    fresh.write_text("".join(f"{key_line(number, seed)}\n" for number in keys))
     fresh.replace(place.key_file)
+
+
+def key_line(number: int, seed: int) -> str:
+    """One key as its file has it."""
+    return blake2b(f"{seed}/key/{number}".encode(), digest_size=32).hexdigest()
 
 
 def node_command(

@@ -144,7 +144,14 @@ class Steps:
         await self.each(step, chosen(step.nodes), lambda number: self.again(step, number, self.kill_node))
 
     async def do_roll(self, step: Step) -> None:
-        await self.each(step, chosen(step.nodes), lambda number: self.again(step, number, self.stop_node))
+        """`every_s` apart, and never before the last one is back: as whoever rolls a cluster waits for readiness."""
+        if not step.every_s:
+            await self.each(step, chosen(step.nodes), lambda number: self.again(step, number, self.stop_node))
+            return
+        for number in chosen(step.nodes):
+            begun_s = self.fleet.clock()
+            await self.again(step, number, self.stop_node)
+            await trio.sleep(max(0.0, begun_s + step.every_s - self.fleet.clock()))
 
     async def again(self, step: Step, number: int, end: Callable[[int], Awaitable[None]]) -> None:
         await end(number)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 import trio
 
 from cluster import chaos, processes
-from cluster.load_show import show_rate
+from cluster.engine import DEFAULT_TOKENIZER
+from cluster.engine_text import load_tokenizer
 from cluster.proc_net import Way
-from cluster.proc_plan import Engines
-from cluster.processes import Options, Outcome
+from cluster.proc_plan import CLUSTER_NAME, Engines, key_line
+from cluster.proc_record import Recorder, text_needles, token_needles
+from cluster.proc_traffic import conversations, rates_of
+from cluster.processes import FIRST_KEY, Options, Outcome
 from cluster.scenario import read_scenario, settle
+from ranvier_py.core.gossip.frame import BadFrame
+from ranvier_py.core.gossip.keyring import parse_key_ring
+from ranvier_py.core.gossip.seal import Sealer
+from ranvier_py.core.gossip.values import Plane
 
 DEADLINE_S = 90
 """A loaded machine starts six processes in ten seconds; the run itself takes as long as the scenario says."""
@@ -56,21 +63,25 @@ SLOW_STREAMS = Engines(decode_ms=20.0, max_tokens=40, prefill_tokens_per_s=30_00
 """0.8 s for an answer: some stream wherever something is killed."""
 
 
-async def short_run(folder: Path, seed: int) -> Outcome:
-    scenario = settle(read_scenario(SHORT, "short"), seed)
-    said: list[str] = []
-    with trio.fail_after(DEADLINE_S):
-        return await processes.run_scenario(
-            scenario, Way("direct", "nothing is cut"), Options(seed=seed, engines=SLOW_STREAMS), folder, said.append
-        )
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The one run that the tests of this file look at."""
+    scenario = settle(read_scenario(SHORT, "short"), seed=1)
+    options = Options(seed=1, engines=SLOW_STREAMS, recorder=Recorder())
+
+    async def run() -> Outcome:
+        with trio.fail_after(DEADLINE_S):
+            folder = tmp_path_factory.mktemp("short")
+            return await processes.run_scenario(scenario, Way("relay", "to record"), options, folder, lambda _: None)
+
+    return trio.run(run)
 
 
 @pytest.mark.slow
-async def test_no_request_fails_but_those_that_streamed_on_the_dead(tmp_path: Path) -> None:
-    outcome = await short_run(tmp_path, seed=1)
+def test_no_request_fails_but_those_that_streamed_on_the_dead(outcome: Outcome) -> None:
     books = outcome.books
     counts = books.counts()
-    report = f"{json.dumps(outcome.as_json(), indent=1)}\nhit rate {show_rate(outcome.hits['last_third'])}"
+    report = json.dumps(outcome.as_json(), indent=1)
     assert books.failed == [], report
     assert outcome.good, report
     assert [death.who for death in books.deaths if death.who.startswith("127.")], "a node was killed"
@@ -80,6 +91,33 @@ async def test_no_request_fails_but_those_that_streamed_on_the_dead(tmp_path: Pa
     assert sum("started" in event.text for event in books.diary) == 3 + 2 + 1, "the node came back"
     killed = {death.who: death.at_s for death in books.deaths}
     assert all(entry.began_s < killed.get(entry.engine, DEADLINE_S) for entry in books.entries if entry.ok), report
+
+
+@pytest.mark.slow
+def test_no_word_of_a_prompt_and_no_token_of_it_is_ever_on_the_wire(outcome: Outcome) -> None:
+    """Neither sealed nor inside: every packet between the nodes is opened with the cluster's key and looked through."""
+    recorder = outcome.options.recorder
+    assert recorder is not None
+    assert recorder.complete
+    sealer = Sealer(1, parse_key_ring(key_line(FIRST_KEY, outcome.options.seed)), CLUSTER_NAME)
+
+    def opened(packet: bytes) -> bytes | None:
+        for plane in Plane:
+            with suppress(BadFrame):
+                return bytes(sealer.open(packet, plane).body)
+        return None
+
+    assert {packet.plane for packet in recorder.packets} == {"udp", "tcp"}
+    assert all(opened(packet.data) for packet in recorder.packets), "a packet that is not the cluster's"
+    load = outcome.scenario.load
+    assert load is not None
+    talks = list(conversations(load, rates_of(load, ()), 3.0, outcome.options.seed))
+    said = [str(message["content"]) for talk in talks for turn in talk.turns for message in turn.messages]
+    tokenizer = load_tokenizer(str(DEFAULT_TOKENIZER))
+    tokens = [[int(token) for token in tokenizer.encode(text[:400], special=False)] for text in said[:12]]
+    needles = text_needles(text[:200] for text in said) + [needle for run in tokens for needle in token_needles(run)]
+    assert len(needles) > 500
+    assert recorder.search(needles, opened) == []
 
 
 def test_an_outcome_tells_how_to_have_it_again(capsys: pytest.CaptureFixture[str]) -> None:
