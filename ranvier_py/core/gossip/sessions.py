@@ -287,7 +287,7 @@ class Sessions:
                 return None
             known = self._prove(record, opened.counter, now)
             proved = record
-        elif proof and known.address != (record.host, record.port):
+        elif proof and known.record != record:  # membership may not have taken the earlier one, of a lower epoch
             self._bind(known, record)
             proved = record
         known.knows_us = not echo.challenge

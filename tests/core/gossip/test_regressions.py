@@ -4,6 +4,7 @@ import pytest
 
 from ranvier_py.core.gossip.profile import LAN
 from ranvier_py.core.gossip.suspicion import Suspicions
+from tests.core.gossip.contact_world import acquainted
 from tests.core.gossip.route_net import Net
 from tests.core.gossip.small_cluster import Cluster
 
@@ -44,3 +45,15 @@ def test_a_node_that_waits_for_its_first_table_sleeps_meanwhile() -> None:
         woken += 1
     assert not gossip.synced
     assert woken < 200
+
+
+def test_a_session_that_has_raised_its_epoch_can_prove_itself_again() -> None:
+    """A node without its state file came back with an epoch below its last one: its first proof counted for nothing.
+
+    When it had raised its epoch others knew it by hearsay, and its further proofs were ignored: alive, never a peer.
+    """
+    one, two, world = acquainted()
+    two.record = two.sessions.me = two.record._replace(epoch=two.record.epoch + 5)
+    one.sessions.greet(two.address, world.now)
+    world.run()
+    assert one.proofs() == [two.session]
