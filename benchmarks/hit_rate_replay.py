@@ -1,8 +1,9 @@
 """Replay of a trace over several engines in virtual time, placed by the router's real core.
 
-One heap of nothing: the next moment is the earliest of the next arrival and the engines' next steps, so a run of ten
-minutes takes seconds and is the same every time. The router's own time counts as zero. What it would tokenize off the
-path, it tokenizes here between two moments: a lesson is learned before the next request comes.
+One heap of nothing: the next moment is the earliest of the next arrival, the engines' next steps and what goes on
+beside them, so a run of ten minutes takes seconds and is the same every time. The router's own time counts as zero.
+What it would tokenize off the path, it tokenizes here between two moments: a lesson is learned before the next request
+comes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,23 @@ class Placement(Protocol):
     def route(self, item: Prepared, now: float) -> tuple[int, Any]: ...
     def first_token(self, flight: Any, now: float) -> None: ...
     def finished(self, flight: Any, item: Prepared, cached_tokens: int, now: float) -> None: ...
+
+
+class Background(Protocol):
+    """What happens beside the requests, such as packets between nodes. It alone never keeps a run going."""
+
+    def next_at(self) -> float: ...
+    def advance(self, now: float) -> None: ...
+
+
+class Nothing:
+    """A Background in which nothing happens."""
+
+    def next_at(self) -> float:
+        return inf
+
+    def advance(self, now: float) -> None:
+        """Nothing is ever due."""
 
 
 @dataclass(slots=True)
@@ -55,8 +73,16 @@ class Open:
 class Replay:
     """One run. `run` may be called once."""
 
-    def __init__(self, items: Sequence[Prepared], placement: Placement, engines: int, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        items: Sequence[Prepared],
+        placement: Placement,
+        engines: int,
+        limits: EngineLimits,
+        background: Background | None = None,
+    ) -> None:
         self._items = items
+        self._background = background or Nothing()
         self._placement = placement
         self._engines = [EngineModel(limits) for _ in range(engines)]
         self._open: dict[str, Open] = {}
@@ -72,6 +98,10 @@ class Replay:
             now = min(step_at, arrival_at)
             if now == inf:
                 break
+            background_at = self._background.next_at()
+            if background_at < now:
+                self._background.advance(background_at)
+                continue
             if step_at <= arrival_at:
                 index = due.index(step_at)
                 for event in self._engines[index].advance(now):

@@ -6,11 +6,11 @@ once, with the learner's own code: the tail is taught when the first token comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from hashlib import blake2b
 from random import Random
-from typing import cast
+from typing import Any, Protocol, cast
 
 import orjson
 
@@ -20,9 +20,17 @@ from ranvier_py.config import Config
 from ranvier_py.core.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.router import CHAT_PATH, Flight
-from ranvier_py.edge.learner import Learner, Lesson
+from ranvier_py.edge.learner import Learner, Lesson, Tokenizer
 from ranvier_py.edge.tokenizer import ChatTokenizer
-from ranvier_py.node import make_router
+from ranvier_py.node import make_router, scheme_of
+
+
+class TraceTokenizer(Tokenizer, Protocol):
+    """What a node needs of a tokenizer: the learner's part, and what the reader is made with."""
+
+    identity: str
+    keeps_turns: bool
+    chars_per_token: float
 
 
 class RememberingTokenizer:
@@ -57,25 +65,30 @@ class RememberingTokenizer:
 
 
 class RouterPlacement:
-    """A Placement (see `hit_rate_replay`) by one policy of the real router."""
+    """A Placement (see `hit_rate_replay`) by one policy of the real router. `settings`: further keys of its Config."""
 
-    def __init__(self, policy: str, tokenizer: RememberingTokenizer, engines: int, seed: int) -> None:
+    def __init__(self, policy: str, tokenizer: TraceTokenizer, engines: int, seed: int | str, **settings: Any) -> None:
         names = [f"http://engine-{index}:8000" for index in range(engines)]
-        config = Config(policy=policy, cluster_secret="hit-rate-benchmark")  # type: ignore[arg-type]  # noqa: S106
+        config = Config(policy=policy, cluster_secret="hit-rate-benchmark", **settings)  # type: ignore[arg-type]  # noqa: S106
         registry = Registry(BackendLimits())
-        self._engine_of = {registry.add(name).id: index for index, name in enumerate(names)}
-        self.router = make_router(config, cast("ChatTokenizer", tokenizer), registry, Random(seed))
+        self._ids = [registry.add(name).id for name in names]
+        self._engine_of = {id_: index for index, id_ in enumerate(self._ids)}
+        known = cast("ChatTokenizer", tokenizer)
+        self.scheme = scheme_of(config, known, None)
+        self.router = make_router(config, known, self.scheme, registry, Random(seed))
         self._learner = Learner(tokenizer, self.router.hasher, self.router)
 
-    def route(self, item: Prepared, now: float) -> tuple[int, Flight]:
+    def route(self, item: Prepared, now: float, kept_out: Collection[int] = ()) -> tuple[int, Flight]:
+        """`kept_out`: engines that are out of the question."""
         router = self.router
         prompt = router.read(CHAT_PATH, item.body)
-        found = router.find(prompt, now)
+        tried = [self._ids[engine] for engine in kept_out]
+        found = router.find(prompt, now, tried)
         if router.too_little(prompt, found):
             taught = self._learner.teach(prompt)
             if taught is not None:
                 router.absorb(prompt, taught.ancestor, taught.segments)
-                found = router.find(prompt, now)
+                found = router.find(prompt, now, tried)
         decision = router.place(prompt, found)
         return self._engine_of[decision.backend], router.depart(prompt, decision, now)
 

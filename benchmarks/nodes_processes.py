@@ -1,0 +1,259 @@
+"""Several routers on real processes, side by side: ours with gossip and without, smg 1.13.0 with its mesh and without.
+
+    python -m benchmarks.nodes_processes [--nodes 1 2 4] [--think 0.5 3] [--seconds 45] [--only ranvier] [--dry]
+
+Each configuration gets fresh engines (the lab's, with tokenizer and block cache) and the same chats: the lab's own, of
+6 shared instructions and 8 turns, arriving by a Poisson process from one seed. Pauses between turns are short, as those
+of an agent at its tools, or those of a quick reader: what one router learned must be known to the next one by then.
+Every turn looks the routers' name up again and so comes to the next router: the worst that DNS can do to a
+conversation, and what sharing is for. With --sticky a conversation keeps its router. One router of each kind shows what
+there is to reach.
+Hit rate is what the engines say, times are the client's, failures are all that was not a good answer. Everything runs
+on this machine at once, so the ratios within one run mean more than the numbers; `router_cpu_s` is what the routers
+themselves used. smg is installed in an environment of its own under --peers-dir, and left out where that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import islice, product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import trio
+
+from benchmarks.common import percentiles, to_json, write_result
+from benchmarks.data_plane import PEERS, installed
+from benchmarks.hit_rate import show, spread
+from benchmarks.nodes_fleet import MODEL, Kind, Places, engine_commands, make_places, router_commands
+from cluster import chats
+from cluster.load_client import Connection, ExchangeFailed, fetch
+from cluster.load_run import Runner, Target, Transcript
+from cluster.load_stats import Ledger, report
+from cluster.load_workload import Conversation, Turn, with_poisson_arrivals, with_think
+from cluster.names import Address, NamesError, RoundRobinResolver
+from cluster.up_children import Child, ChildDied, ChildNotReady, start, stop, wait_all_ready, wait_ready
+
+ENGINES = 4
+READY_S = 60.0
+SETTLE_S = 6.0
+"""Between the last router's start and the first chat: smg's mesh takes 3 to 4 s to carry anything (measured)."""
+
+TURNS = 8
+SYSTEM_PROMPTS = 6
+MAX_TOKENS = 24
+NAME = "router.lab"
+
+
+class TurnByTurn(Runner):
+    """Looks the name up again for every turn, as a client without kept connections does."""
+
+    async def take_turn(self, connection: Connection, turn: Turn, transcript: Transcript) -> bool:
+        connection.close()
+        return await super().take_turn(connection, turn, transcript)
+
+
+def conversations(arguments: argparse.Namespace, think_s: float) -> list[Conversation]:
+    """The same for every configuration."""
+    rng = Random(arguments.seed)
+    count = int(arguments.rate * arguments.seconds * 2) + 10  # more than will arrive
+    supply = chats.conversations(rng, system_prompts=SYSTEM_PROMPTS, turns=TURNS)
+    paced = with_think(islice(supply, count), think_s, rng)
+    return list(with_poisson_arrivals(paced, arguments.rate, rng))
+
+
+async def measure(
+    kind: Kind, think_s: float, arguments: argparse.Namespace, folder: Path, smg: Path | None
+) -> dict[str, Any]:
+    """One configuration, from the first process to the last. Raises ChildDied, ChildNotReady, NamesError, OSError."""
+    logs = folder / f"{kind.name} {think_s:g}".replace(" ", "-")
+    logs.mkdir()
+    key_file = folder / "cluster.key"
+    key_file.write_text(secrets.token_hex(32) + "\n")
+    key_file.chmod(0o600)
+    places = make_places(kind.nodes, ENGINES, Random(secrets.randbits(64)))
+    children: list[Child] = []
+    try:
+        children += [start(command, logs) for command in engine_commands(places)]
+        await wait_all_ready(children, READY_S)
+        routers = []
+        for command in router_commands(kind, places, key_file, smg):
+            routers.append(start(command, logs))
+            children.append(routers[-1])
+            await wait_ready(routers[-1], READY_S)
+            if kind.router == "smg":
+                await wait_workers(command.ready_host, places)
+        await trio.sleep(SETTLE_S)
+        before = [cpu_s(each) for each in routers]
+        ledger, seconds = await traffic(places, think_s, arguments)
+        for child in children:
+            if child.process.poll() is not None:
+                raise OSError(f"{child.command.name} ended in mid-run; its log is in {logs}")
+        used = sum(cpu_s(each) for each in routers) - sum(before)
+    finally:
+        await stop(children)
+    return result_of(kind, think_s, ledger, seconds, used)
+
+
+async def wait_workers(host: str, places: Places) -> None:
+    """Until smg has registered every engine. Raises TimeoutError."""
+    with trio.move_on_after(READY_S):
+        while True:
+            try:
+                _, body = await fetch(host, places.port, "/workers")
+            except ExchangeFailed:
+                body = b""
+            if body.count(b'"url"') >= len(places.engine_ports):
+                return
+            await trio.sleep(0.1)
+    raise TimeoutError(f"smg at {host} did not register its workers within {READY_S:.0f} s")
+
+
+async def traffic(places: Places, think_s: float, arguments: argparse.Namespace) -> tuple[Ledger, float]:
+    """All chats, and how long they took."""
+    trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: [Address(ip) for ip in places.ips]}))
+    ledger = Ledger()
+    target = Target(NAME, places.port, model=MODEL, max_tokens=MAX_TOKENS, timeout_s=30.0)
+    runner = Runner(target, ledger) if arguments.sticky else TurnByTurn(target, ledger)
+    began = trio.current_time()
+    await runner.run_open(conversations(arguments, think_s), arguments.seconds)
+    return ledger, trio.current_time() - began
+
+
+def cpu_s(child: Child) -> float:
+    """Processor time of a process since its start; 0 where the kernel does not tell."""
+    try:
+        fields = Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def result_of(kind: Kind, think_s: float, ledger: Ledger, seconds: float, router_cpu_s: float) -> dict[str, Any]:
+    """What came of it, by engine truth."""
+    outcome = report(ledger, seconds)
+    first = percentiles([one.ttft_s for one in ledger.samples if one.ttft_s is not None] or [0.0], digits=6)
+    found = {
+        "name": kind.name,
+        "router": kind.router,
+        "nodes": kind.nodes,
+        "shared": kind.shared,
+        "think_s": think_s,
+        "requests": {"sent": outcome.sent, "ok": outcome.ok, "failed": outcome.failed, "not_sent": outcome.not_sent},
+        "hit_rate": outcome.hit_rate,
+        "without_usage": outcome.without_usage,
+        "ttft_s": {name: first[name] for name in ("p50", "p99")},
+        "engines": spread([one.requests for one in outcome.engines] or [0]) if outcome.ok else {},
+        "nodes_used": len(outcome.nodes),
+        "router_cpu_s": round(router_cpu_s, 2),
+        "seconds": round(seconds, 1),
+        "failures": {group.reason: group.count for group in outcome.failures},
+    }
+    show(line(found))
+    return found
+
+
+def line(found: dict[str, Any]) -> str:
+    requests, hits = found["requests"], found["hit_rate"]
+    return (
+        f"think {found['think_s']:3g} s  {found['name']:19} {requests['ok']:5} ok {requests['failed']:3} failed"
+        f"  hits {hits or 0.0:.3f}  ttft {found['ttft_s']['p50'] * 1e3:6.1f} {found['ttft_s']['p99'] * 1e3:7.1f} ms"
+        f"  cv {found['engines'].get('coefficient_of_variation', 0.0):.2f}"
+        f"  routers {found['router_cpu_s']:.1f} s of processor"
+    )
+
+
+def compare(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every other configuration of as many nodes against ours with gossip: above 1 it is slower, points are of hits."""
+    found = []
+    ours = {(run["think_s"], run["nodes"]): run for run in runs if run["router"] == "ranvier" and run["shared"]}
+    for run in runs:
+        mine = ours.get((run["think_s"], run["nodes"]))
+        if mine is None or mine is run or not run["requests"]["ok"] or not mine["requests"]["ok"]:
+            continue
+        ratios = {
+            "hit_points": 100 * (run["hit_rate"] - mine["hit_rate"]),
+            "ttft_p50_times": run["ttft_s"]["p50"] / mine["ttft_s"]["p50"],
+            "ttft_p99_times": run["ttft_s"]["p99"] / mine["ttft_s"]["p99"],
+            "failed_more": run["requests"]["failed"] - mine["requests"]["failed"],
+        }
+        found.append({"name": run["name"], "think_s": run["think_s"], **ratios})
+    return found
+
+
+def kinds(arguments: argparse.Namespace) -> list[Kind]:
+    """One router has nobody to share with."""
+    wanted = arguments.only or ["ranvier", "smg"]
+    return [
+        Kind(router, nodes, shared)
+        for nodes in arguments.nodes
+        for router in wanted
+        for shared in ((True, False) if nodes > 1 else (False,))
+    ]
+
+
+def smg_program(peers_dir: Path) -> Path:
+    """Installed when absent. Raises CalledProcessError, OSError."""
+    return installed(next(peer for peer in PEERS if peer.name.startswith("smg")), peers_dir) / "smg"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rate", type=float, default=2.0, help="conversations that begin in a second")
+    parser.add_argument("--think", type=float, nargs="+", default=[0.5, 3.0], help="mean pauses before a turn, seconds")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of traffic for each configuration")
+    parser.add_argument("--seed", type=int, default=1, help="of the chats and their arrivals")
+    parser.add_argument("--sticky", action="store_true", help="a conversation keeps its router")
+    parser.add_argument("--peers-dir", type=Path, default=Path.home() / ".cache" / "ranvier-peers")
+    parser.add_argument("--only", nargs="*", choices=["ranvier", "smg"], default=[], help="default: both")
+    parser.add_argument("--dry", action="store_true", help="print, and write no file")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 also where smg can't be had: that is said and skipped."""
+    arguments = parse(argv)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # smg would ask the hub for a tokenizer
+    wanted, left_out, smg = kinds(arguments), {}, None
+    if any(kind.router == "smg" for kind in wanted):
+        try:
+            smg = smg_program(arguments.peers_dir)
+        except (OSError, subprocess.CalledProcessError) as error:
+            left_out["smg 1.13.0"] = str(error)
+            wanted = [kind for kind in wanted if kind.router != "smg"]
+            show(f"left out: smg 1.13.0: {error}")
+    runs, began = [], time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ranvier-nodes-") as folder:
+        for think_s, kind in product(arguments.think, wanted):
+            try:
+                runs.append(trio.run(measure, kind, think_s, arguments, Path(folder), smg))
+            except (ChildDied, ChildNotReady, NamesError, OSError) as error:  # TimeoutError is an OSError
+                left_out[f"{kind.name}, think {think_s:g} s"] = str(error)
+                show(f"left out: {kind.name}: {error}")
+    result = {
+        "question": "several routers on real processes, each turn at the next one: ours beside smg",
+        **{name: getattr(arguments, name) for name in ("rate", "think", "seconds", "seed", "sticky")},
+        "engines": ENGINES,
+        "runs": runs,
+        "compared_to_ours_with_gossip": compare(runs),
+        "left_out": left_out,
+        "wall_s": round(time.perf_counter() - began),
+    }
+    if arguments.dry:
+        print(to_json(result), end="")
+    else:
+        show(str(write_result("nodes_processes", result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
