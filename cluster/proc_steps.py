@@ -148,10 +148,11 @@ class Steps:
         if not step.every_s:
             await self.each(step, chosen(step.nodes), lambda number: self.again(step, number, self.stop_node))
             return
+        next_s = self.fleet.clock()
         for number in chosen(step.nodes):
-            begun_s = self.fleet.clock()
+            await trio.sleep(max(0.0, next_s - self.fleet.clock()))
+            next_s = self.fleet.clock() + step.every_s
             await self.again(step, number, self.stop_node)
-            await trio.sleep(max(0.0, begun_s + step.every_s - self.fleet.clock()))
 
     async def again(self, step: Step, number: int, end: Callable[[int], Awaitable[None]]) -> None:
         await end(number)
