@@ -30,8 +30,8 @@ from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.routes import SharedRoutes
 from ranvier_py.core.router import Router
 
-FLUSH_INTERVAL_S = 0.05
-"""What is learned leaves within this: half of the 100 ms in which it must be usable elsewhere."""
+FLUSH_INTERVAL_S = 0.02
+"""What is learned becomes a lesson within this, and leaves with the next tick of routes: 100 ms are for both."""
 
 IDLE_INTERVAL_S = 0.25
 """With no request in flight the registry is looked at so often; what is learned is told by the table."""
@@ -110,7 +110,7 @@ class RouterPeer:
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
-        for lesson, at in self.routes.lessons():
+        for lesson, at in self.routes.lessons(now):
             self.gossip.announce(lesson, at)
 
     def _news_came(self) -> None:

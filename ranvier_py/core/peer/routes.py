@@ -7,6 +7,7 @@ an earlier boot is dropped, a later one makes the registry start that boot first
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,10 +20,17 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.routes import News, RouteTable, Stop, Trust
 
+HOLD_S = 2.0
+"""News of the texts of a chat that goes on wait so long for its tokens and its answer, which repeat them: one lesson a
+turn instead of two. Until then peers know the chat up to the turn before. New chats are told at once, for crowds."""
+
+HELD_MAX = 4096
+
 
 @dataclass(slots=True)
 class SharedRouteCounters:
     told: int = 0  # lessons
+    spared: int = 0  # lessons that a later one contained
     outdated: int = 0  # news of a process or a backend that is gone, not told
     heard: int = 0  # lessons
     bad: int = 0  # bytes that are no lesson
@@ -38,16 +46,37 @@ class SharedRoutes:
         self.counters = SharedRouteCounters()
         self._backends = backends
         self._copy = TableCopy(routes, backends)
+        self._held: deque[News] = deque()
 
     # --- down -------------------------------------------------------------------------------------------------------
 
-    def lessons(self) -> Iterator[tuple[bytes, float]]:
-        """The table's news as lessons, each with the time of its evidence; the news are used up."""
-        news = self.routes.news
+    def lessons(self, now: float) -> Iterator[tuple[bytes, float]]:
+        """What may be told now as lessons, each with the time of its evidence; it is used up."""
+        news, held = self.routes.news, self._held
         while news:
-            for lesson in self._lessons_of(each := news.popleft()):
-                self.counters.told += 1
-                yield encode(lesson), each.at
+            each = news.popleft()
+            if self._is_half(each) and len(held) < HELD_MAX:
+                held.append(each)
+            else:
+                yield from self._told(each)
+        while held and held[0].at + HOLD_S <= now:
+            each = held.popleft()
+            if self._is_half(each):
+                yield from self._told(each)
+            else:
+                self.counters.spared += 1
+
+    def _is_half(self, news: News) -> bool:
+        """Texts alone, that go on where peers know the chat: its tokens and its answer are about to be learned."""
+        if not news.parent or any(token for _, token, _ in news.stops):
+            return False
+        known = self.routes.stop_of(news.stops[0][2])
+        return known is not None and not known[1]
+
+    def _told(self, news: News) -> Iterator[tuple[bytes, float]]:
+        for lesson in self._lessons_of(news):
+            self.counters.told += 1
+            yield encode(lesson), news.at
 
     def _lessons_of(self, news: News) -> Iterator[Lesson]:
         key = self._backends.key_of(news.backend)

@@ -8,7 +8,7 @@ from ranvier_py.core.gossip.lessons import Lesson, encode
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.peer.backends import SharedBackends
-from ranvier_py.core.peer.routes import SharedRoutes
+from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
 from ranvier_py.core.routes import RouteTable, Stop, Trust
 
 KEY = b"a cluster secret"
@@ -48,7 +48,7 @@ class Node:
         self.table.learn(stops, engine.id, engine.epoch, Trust.LOCAL, now)
 
     def tell(self, other: "Node", now: float = 10.0) -> None:
-        for lesson, at in list(self.routes.lessons()):
+        for lesson, at in list(self.routes.lessons(now)):
             other.routes.hear(lesson, now - at, now)
 
     def hear(self, other: "Node", now: float, **changes: object) -> None:
@@ -74,7 +74,7 @@ def test_only_what_is_new_is_told_and_it_hangs_where_it_belongs() -> None:
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
-    told = list(first.routes.lessons())
+    told = list(first.routes.lessons(11.0))
     assert len(told) == 1
     second.routes.hear(told[0][0], 0.0, 11.0)
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
@@ -183,3 +183,33 @@ def test_a_doubt_is_probed_at_once_and_two_are_believed() -> None:
     assert first.engine().health is Health.HEALTHY
     first.hear(third, 2.0, verdict=2)
     assert first.engine().health is Health.UNHEALTHY
+
+
+def test_a_turn_is_told_once_its_texts_with_its_tokens() -> None:
+    """Told twice it would cost twice the bytes."""
+    first = Node(1, ENGINE)
+    first.serve(CHAT)
+    assert len(list(first.routes.lessons(10.0))) == 1
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    assert not list(first.routes.lessons(11.0))
+    first.serve([(128, 107, 207), (96, 106, 206), *CHAT], 12.0)
+    assert len(list(first.routes.lessons(12.0))) == 1
+    assert not list(first.routes.lessons(12.0 + HOLD_S))
+    assert first.routes.counters.spared == 1
+
+
+def test_a_turn_whose_tokens_never_come_is_told_by_its_texts() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    first.tell(second, 11.0 + HOLD_S)
+    assert second.holders([(90, 0, 206)], 11.0 + HOLD_S) == [(ENGINE, 90, Trust.REMOTE)]
+
+
+def test_a_new_chat_is_told_at_once_by_its_texts() -> None:
+    """A crowd that comes to all nodes at once must find out where the first one went."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.serve([(60, 0, 204), (30, 0, 202)])
+    first.tell(second)
+    assert second.holders([(60, 0, 204)]) == [(ENGINE, 60, Trust.REMOTE)]
