@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -65,6 +66,7 @@ class Run:
     gossip: bool
     seed: int
     outcome: Outcome
+    reasons: dict[str, int]  # of all nodes' decisions
     told: dict[str, float]
     wall_s: float
 
@@ -74,6 +76,7 @@ class Run:
             "gossip": self.gossip,
             "seed": self.seed,
             **figures(self.outcome),
+            "reasons": self.reasons,
             **self.told,
             "wall_s": round(self.wall_s, 1),
         }
@@ -126,8 +129,11 @@ def run(case: Case, items: Sequence[Prepared], nodes: int, gossip: bool, seed: i
     draw = Random(f"{seed}/dns")
     placement = NodesPlacement(routers, lambda _: draw.randrange(nodes), net)
     outcome = Replay(items, placement, ENGINES, case.limits, net).run()
+    reasons: Counter[str] = Counter()
+    for router in routers:
+        reasons.update(router.router.counters.decisions)
     told = traffic(net, outcome, nodes) if net is not None else {}
-    found = Run(nodes, gossip, seed, outcome, told, time.perf_counter() - began)
+    found = Run(nodes, gossip, seed, outcome, dict(sorted(reasons.items())), told, time.perf_counter() - began)
     show(line(found))
     return found
 
@@ -204,6 +210,7 @@ def line(found: Run) -> str:
     return (
         f"  {name_of(found.nodes, found.gossip)}  hits {result['hit_rate']:.4f}"
         f"  ttft {ttft['p50'] * 1e3:6.1f} {ttft['p99'] * 1e3:7.1f} ms  cv {load['coefficient_of_variation']:.3f}"
+        f"  diverted {sum(count for reason, count in found.reasons.items() if 'diverted' in reason):4}"
         f"  {found.wall_s:.1f} s{told}"
     )
 

@@ -224,7 +224,7 @@ def test_a_run_with_gossip_is_the_same_twice() -> None:
 
 def run_of(nodes: int, gossip: bool, cached: int, first: float) -> Run:
     outcome = Outcome(4, 100, cached, [first] * 4, [2, 2], [1, 1], 10.0)
-    return Run(nodes, gossip, 1, outcome, {}, 0.1)
+    return Run(nodes, gossip, 1, outcome, {}, {}, 0.1)
 
 
 def test_nodes_are_compared_with_one_in_points_and_times() -> None:
