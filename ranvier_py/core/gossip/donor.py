@@ -67,7 +67,7 @@ class Donor:
         self._memory = memory
         self._sums = sums
         self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
-        self._sums_wanted: dict[int, None] = {}
+        self._sums_wanted: dict[int, float] = {}  # session -> since when
         self._no_room_until = 0.0
 
     @property
@@ -84,7 +84,7 @@ class Donor:
         peers = self._post.peers
         for session in [session for session in self._transfers if session not in peers]:
             self._end(session)
-        self._sums_wanted = {session: None for session in self._sums_wanted if session in peers}
+        self._sums_wanted = {session: at for session, at in self._sums_wanted.items() if session in peers}
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
@@ -106,10 +106,10 @@ class Donor:
 
     # --- what peers ask ---------------------------------------------------------------------------------------------
 
-    def sums(self, peer: Peer, message: Sums) -> None:
+    def sums(self, peer: Peer, message: Sums, now: float) -> None:
         """A peer compares; it wants ours if it says so."""
         if message.reply and len(self._sums_wanted) < SUMS_WAITING_MAX:
-            self._sums_wanted[peer.session] = None
+            self._sums_wanted[peer.session] = now
 
     def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
         """A request, a later cursor of it, or the same cursor again. `serving`: whether we have joined ourselves."""
@@ -143,10 +143,10 @@ class Donor:
     # --- what they get ----------------------------------------------------------------------------------------------
 
     def _send_sums(self, now: float) -> None:
-        value = self._sums.step(now)
+        value = self._sums.step(min(self._sums_wanted.values()), now)
         if value is None:
             return
-        for session in list(self._sums_wanted):
+        for session in [session for session, at in self._sums_wanted.items() if at <= self._sums.begun_at]:
             if not self._post.send(self._post.peers[session], Sums(value, reply=False), now):
                 self._no_room_until = now + NO_ROOM_S
                 return

@@ -1,6 +1,6 @@
 """Telling at once: what was learned here goes to the peers we tell directly, what was heard is told on once.
 
-A lesson waits at most `tick_s` for company. Among few nodes everybody is told by whoever learned it. Among many, each
+After a quiet time a lesson leaves at once; those that follow within `tick_s` leave together after it. Among few nodes everybody is told by whoever learned it. Among many, each
 node tells on what is new to it, once, under the original origin and numbers; `route_post` says to whom.
 
 Rules: a peer for whom there was no room is *lazy*: nothing more is pushed to it, which would not join what it has,
@@ -28,19 +28,20 @@ class Eager:
         self._logs = logs
         self._post = post
         self._tick_s = tick_s
+        self._ticked_at = -inf
         self._told = 0  # number of our own lessons that were pushed
         self._heard: dict[int, tuple[int, int]] = {}  # origin -> number before what is new, who told us
         self._turn = 0
 
-    def learned(self, at: float) -> None:
-        """Our own log grew, by evidence of that time."""
-        self.wake_at = min(self.wake_at, at + self._tick_s)
+    def learned(self) -> None:
+        """Our own log grew."""
+        self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
-    def heard(self, origin: int, after: int, teller: int, now: float) -> None:
+    def heard(self, origin: int, after: int, teller: int) -> None:
         """The lessons of an origin after this number are new here."""
         if self._post.relays:
             self._heard.setdefault(origin, (after, teller))
-            self.wake_at = min(self.wake_at, now + self._tick_s)
+            self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def meet(self) -> None:
         """The live peers changed."""
@@ -50,6 +51,7 @@ class Eager:
         if now < self.wake_at:
             return
         self.wake_at = inf
+        self._ticked_at = now
         own, told, self._told = self._logs.session, self._told, self._logs.own
         heard, self._heard = self._heard, {}
         if not self._post.listeners:

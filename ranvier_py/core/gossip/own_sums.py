@@ -1,6 +1,7 @@
-"""The bucket sums of our own table: computed in steps when somebody wants them, and kept for a moment.
+"""The bucket sums of our own table: computed in steps when somebody wants them, once for all who asked before it began.
 
-Rules: one computation at a time, whoever asks; what is younger than SUMS_LIFE_S serves everybody who asks meanwhile.
+Rule: whoever asked gets sums that were begun after he asked, never older ones. He will take it that what we had then is
+in them: with older sums he would miss, for ever, what we learned between.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ from math import inf
 
 from ranvier_py.core.gossip.route_memory import RouteMemory
 
-SUMS_LIFE_S = 1.0
-"""Claims learned meanwhile make buckets differ that do not: a second of them is a few."""
-
 
 class OwnSums:
     def __init__(self, memory: RouteMemory) -> None:
+        self.begun_at = -inf  # of the last sums that were finished
         self._memory = memory
         self._steps: Iterator[bytes | None] | None = None
+        self._steps_begun_at = -inf
         self._value = b""
-        self._at = -inf
 
-    def step(self, now: float) -> bytes | None:
-        """One step, at most 2 ms. None: not ready, call again."""
-        if now - self._at < SUMS_LIFE_S:
+    def step(self, since: float, now: float) -> bytes | None:
+        """One step, at most 2 ms, towards sums that were begun at `since` or later. None: not ready, call again."""
+        if self.begun_at >= since:
             return self._value
         if self._steps is None:
-            self._steps = self._memory.sums(now)
+            self._steps, self._steps_begun_at = self._memory.sums(now), now
         value = next(self._steps)
         if value is not None:
-            self._value, self._at, self._steps = value, now, None
-        return value
+            self._value, self.begun_at, self._steps = value, self._steps_begun_at, None
+        return value if self.begun_at >= since else None

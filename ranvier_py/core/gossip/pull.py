@@ -44,6 +44,9 @@ PROGRESS_S = 1.0
 """A chunk that does not come within this is asked for again: ten times what a busy peer needs for the next one."""
 
 SUMS_S = 5.0  # for the sums of a million rows on both sides, and their turn in the budget
+OWED_S = 30.0
+"""Sums that come so late belong to no comparison any more: a stream that holds them up so long has broken."""
+
 RESUMES_MAX = 3
 NO_ROOM_S = 0.05  # until the sums are tried again after there was no room for them
 
@@ -102,7 +105,9 @@ class Pull:
         self._own: bytes | None = None  # our sums as they were sent
         self._vector_heard = False
         self._step_at = 0.0
+        self._begun_at = now
         self._not_before = now
+        self._owing: dict[int, float] = {}  # peers whose sums may still come, though we gave up waiting
         self._tried: dict[int, bool] = {}  # in this round of joining: whether that peer is new, too
         self._round_at = now
         self._alone_until = now + ALONE_S
@@ -120,8 +125,10 @@ class Pull:
 
     def meet(self, now: float) -> None:
         """The live peers changed."""
-        if self._peer is not None and self._peer.session not in self._post.peers:
+        peers = self._post.peers
+        if self._peer is not None and self._peer.session not in peers:
             self._break_off(now)
+        self._owing = {session: until for session, until in self._owing.items() if session in peers}
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
@@ -131,7 +138,7 @@ class Pull:
         elif now >= self._deadline:
             self._late(now)
         elif self._phase is Phase.COMPARE and self._own is None and now >= self._step_at:
-            sums = self._sums.step(now)
+            sums = self._sums.step(self._begun_at, now)
             if sums is not None and self._peer is not None:
                 if self._post.send(self._peer, Sums(sums, reply=True), now):
                     self._own = sums
@@ -174,15 +181,18 @@ class Pull:
         """A peer has lessons that we lack and that are not to be had: compare tables with it."""
         if self._is_from(peer, Phase.COMPARE) and self._own is None:
             self._targets[origin] = max(base, self._targets.get(origin, 0))
-        elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
+        elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before_with(peer):
             self.deferred += 1
         else:
-            self._begin(Phase.COMPARE, peer, now + SUMS_S)
+            self._begin(Phase.COMPARE, peer, SUMS_S, now)
             self._targets = {origin: base}
 
+    def _not_before_with(self, peer: Peer) -> float:
+        return max(self._not_before, self._owing.get(peer.session, -inf))
+
     def sums(self, peer: Peer, message: Sums, now: float) -> None:
-        """The peer's sums, which we waited for; or it compares at the same time as we do."""
-        if not self._is_from(peer, Phase.COMPARE) or self._own is None:
+        """The peer's sums, which we waited for. Those that it compares itself may be older than its reset."""
+        if message.reply or not self._is_from(peer, Phase.COMPARE) or self._own is None:
             return
         differing = np.flatnonzero(np.frombuffer(self._own, "<u8") != np.frombuffer(message.sums, "<u8"))
         if not len(differing):
@@ -212,7 +222,7 @@ class Pull:
 
     def _ask(self, peer: Peer, buckets: bytes, now: float) -> None:
         targets = self._targets
-        self._begin(Phase.ROWS, peer, now + PROGRESS_S)
+        self._begin(Phase.ROWS, peer, PROGRESS_S, now)
         self._request = (self._request + 1) & 0xFFFFFFFF
         self._buckets = buckets
         if self.synced:
@@ -230,10 +240,10 @@ class Pull:
 
     # --- beginnings and ends ----------------------------------------------------------------------------------------
 
-    def _begin(self, phase: Phase, peer: Peer, deadline: float) -> None:
-        self._phase, self._peer, self._deadline = phase, peer, deadline
+    def _begin(self, phase: Phase, peer: Peer, limit_s: float, now: float) -> None:
+        self._phase, self._peer, self._deadline = phase, peer, now + limit_s
         self._targets, self._next, self._resumes, self._bytes = {}, 0, 0, 0
-        self._own, self._vector_heard, self._step_at = None, False, 0.0
+        self._own, self._vector_heard, self._step_at, self._begun_at = None, False, 0.0, now
         self._allowed.clear()
 
     def _is_from(self, peer: Peer, phase: Phase) -> bool:
@@ -251,6 +261,8 @@ class Pull:
     def _break_off(self, now: float) -> None:
         peer = self._peer
         assert peer is not None
+        if self._phase is Phase.COMPARE:
+            self._owing[peer.session] = now + OWED_S
         if self.synced:
             self.given_up += 1
             self._not_before = now + self._rng.uniform(*ROUND_S)

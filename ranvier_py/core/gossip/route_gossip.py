@@ -148,7 +148,7 @@ class RouteGossip:
             self._poison += 1
             return
         self._logs.append(lesson, at)
-        self._eager.learned(at)
+        self._eager.learned()
 
     def peers(self, live: Sequence[Peer], now: float) -> None:
         """These are the live peers of our schema now. All that is kept for others goes."""
@@ -209,7 +209,7 @@ class RouteGossip:
         elif isinstance(message, Reset):
             self._reset(peer, message, now)
         elif isinstance(message, Sums):
-            self._donor.sums(peer, message)
+            self._donor.sums(peer, message, now)
             self._pull.sums(peer, message, now)
         elif isinstance(message, RowsWanted):
             self._donor.wanted(peer, message, now, serving=self._pull.synced)
@@ -247,7 +247,7 @@ class RouteGossip:
             kept.append(Kept(fits(lesson), now - age_s, now - lag_s))
             self._hear_one(lesson, age_s, lag_s, now)
         self._logs.extend(origin, kept)
-        self._eager.heard(origin, number, peer.session, now)
+        self._eager.heard(origin, number, peer.session)
 
     def _hear_one(self, lesson: bytes, age_s: int, lag_s: float, now: float) -> None:
         if len(lesson) > LESSON_BYTES_MAX:
