@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranvier_py.core.gossip.messages import State
+from ranvier_py.core.gossip.roster import Member
 from ranvier_py.core.gossip.values import Address
 
 
@@ -79,3 +80,21 @@ class MemberView:
     rtt_s: float  # mean of direct pings; NaN when none was measured
     proved: bool
     datagrams: bool  # False: only the stream reaches it
+
+    @classmethod
+    def of(cls, member: Member, now: float) -> MemberView:
+        record = member.record
+        return cls(
+            name=record.name,
+            session=record.session,
+            address=member.address,
+            public=record.public,
+            state=record.state,
+            epoch=record.epoch,
+            incarnation=record.incarnation,
+            state_age_s=now - member.since,
+            heard_age_s=now - member.heard_at,
+            rtt_s=member.rtt_s,
+            proved=member.proved,
+            datagrams=member.datagrams,
+        )

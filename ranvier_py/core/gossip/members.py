@@ -13,9 +13,10 @@ before it gets here. The rules are in the parts:
     member_lists    push-pull of whole lists
     contacts        whom to greet: members known by hearsay, and the dead, for a day
 
-A tick that comes more than a probe interval late means that this node was not awake: nobody is to blame for what went
-unanswered. So the probe under way is void, suspicions are put off by as long, and local health is at its worst. Packets
-that waited meanwhile must be received before the tick.
+A call that comes more than a probe interval after the time of the next tick means that this node was not awake: nobody
+is to blame for what went unanswered. So the probe under way is void, suspicions are put off by as long, who was heard
+just before counts as heard just now, and local health is at its worst. Packets that waited should still be received
+before the tick.
 
 Invariants: this node never takes itself for dead; (epoch, incarnation) held for a session never falls. Cost: O(1) for
 each message beside the updates in it; O(members) for lists, and once in each round of probes.
@@ -98,6 +99,8 @@ class Members:
         )
         self.left_at = inf
         """After `leave`: when the news has spread and this node may stop."""
+        self._awake_at = now  # lateness before this is settled
+        self._ticked_at = now
         self._prober.start(now)
         self._lists.start(now)
         self._broadcasts.push(Update(me), now)
@@ -157,7 +160,7 @@ class Members:
     def tick(self, now: float) -> None:
         """Do all that is due."""
         if not self._identity.leaving:
-            self._note_lateness(now - self._timers_at, now)
+            self._note_lateness(now)
             self._probe(now)
             self._expire(now)
             self._lists.tick(now)
@@ -165,6 +168,7 @@ class Members:
         self._relays.tick(now)
         if now >= self._broadcasts.wake_at:
             self._gossip(now)
+        self._ticked_at = now
 
     def needs_greeting(self, now: float) -> list[Address]:
         """Addresses to send a Hello to now. Each is given once; the rate is limited here."""
@@ -184,6 +188,7 @@ class Members:
 
     def receive(self, peer: Peer, message: Message, now: float, plane: Plane = Plane.DATAGRAM) -> None:
         """A message from a proved session. `plane` is where it came from, so that the answer takes the same way."""
+        self._wake_up(now)
         self.heard(peer.session, now)
         if correction := self._hearsay.superseded(peer.session):
             self._correct(peer, [correction])
@@ -216,6 +221,7 @@ class Members:
         """This session has just proved to be live, and says this about itself."""
         if record.session == self.me.session:
             return
+        self._wake_up(now)
         if record.state is not State.LEFT:
             record = record._replace(state=State.ALIVE)
         before = self.member(record.session)
@@ -291,7 +297,7 @@ class Members:
 
     def view(self, now: float) -> list[MemberView]:
         """Every member, the dead included. O(members)."""
-        return [view_of(member, now) for member in self._ledger.roster.everybody()]
+        return [MemberView.of(member, now) for member in self._ledger.roster.everybody()]
 
     # --- parts of the above -------------------------------------------------------------------------------------------
 
@@ -324,17 +330,34 @@ class Members:
         plane = Plane.DATAGRAM if member is None else self._post.best_plane(member)
         self._post.tell(peer.address, peer.session, corrections[:CORRECTIONS_MAX], plane)
 
-    def _note_lateness(self, late_s: float, now: float) -> None:
-        profile = self._health.profile
-        if late_s > profile.probe_interval_s:
-            self._counts.late_wakes += 1
-            self._health.worst()
-            self._prober.void(now)
-            self._relays.clear()
-            self._ledger.suspicions.postpone(late_s)
-        elif late_s > profile.probe_timeout_s / 2:
+    def _wake_up(self, now: float) -> None:
+        """Before what is said about others is judged: was this node awake? The usual case costs one comparison."""
+        if now - self._ticked_at > self._health.profile.probe_interval_s and not self._identity.leaving:
+            late_s = self._late_s(now)
+            if late_s > self._health.profile.probe_interval_s:
+                self._start_over(late_s, now)
+
+    def _late_s(self, now: float) -> float:
+        return now - max(self._timers_at, self._awake_at)
+
+    def _note_lateness(self, now: float) -> None:
+        late_s = self._late_s(now)
+        if late_s > self._health.profile.probe_interval_s:
+            self._start_over(late_s, now)
+        elif late_s > self._health.profile.probe_timeout_s / 2:
             self._counts.late_ticks += 1
             self._health.worse()
+
+    def _start_over(self, late_s: float, now: float) -> None:
+        """This node was not awake for so long."""
+        self._awake_at = now
+        self._counts.late_wakes += 1
+        self._health.worst()
+        self._prober.void(now)
+        self._relays.clear()
+        self._ledger.suspicions.postpone(late_s)
+        for member in self.alive():
+            member.heard_at = min(now, member.heard_at + late_s)
 
     def _probe(self, now: float) -> None:
         failed = self._prober.tick(now)
@@ -371,22 +394,3 @@ class Members:
             if not self._post.gossip(member):
                 break
         self._broadcasts.ticked(now)
-
-
-def view_of(member: Member, now: float) -> MemberView:
-    """One member, to show."""
-    record = member.record
-    return MemberView(
-        name=record.name,
-        session=record.session,
-        address=member.address,
-        public=record.public,
-        state=record.state,
-        epoch=record.epoch,
-        incarnation=record.incarnation,
-        state_age_s=now - member.since,
-        heard_age_s=now - member.heard_at,
-        rtt_s=member.rtt_s,
-        proved=member.proved,
-        datagrams=member.datagrams,
-    )

@@ -136,6 +136,19 @@ def test_suspicions_wait_while_a_node_does_not_run() -> None:
     assert cluster.agree(hosts)
 
 
+def test_nodes_that_slept_at_the_same_time_do_not_believe_that_the_others_died() -> None:
+    """What was said about them meanwhile waits in their sockets, and none of them was heard lately."""
+    cluster = Cluster(6)
+    hosts = cluster.grow(8)
+    for host in hosts[:4]:
+        cluster.pause(host, 12.0)
+    cluster.run(12.5)
+    assert all(host.saw("died") for host in hosts[4:])
+    cluster.run(10.0)
+    assert not any(host.saw("died") for host in hosts[:4])
+    assert cluster.agree(hosts)
+
+
 def test_the_first_tick_may_come_late() -> None:
     """snapchain#889: the loop started long after the node said hello."""
     cluster = Cluster(1)

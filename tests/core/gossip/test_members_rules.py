@@ -259,7 +259,7 @@ def test_the_death_of_whom_we_just_heard_is_only_a_suspicion_and_told_to_it() ->
 def test_the_death_of_whom_we_have_not_heard_for_two_seconds_is_believed() -> None:
     node = Node(X, A, B)
     node.members.heard(X.session, node.now)
-    node.now += 2.1
+    node.run(2.1)
     node.hears(A, said(X, State.DEAD, 4))
     assert node.holds(X) == (State.DEAD, 1, 4)
 
