@@ -224,9 +224,9 @@ def test_only_the_wanted_buckets_are_told() -> None:
 
 
 def test_lost_chunks_come_again() -> None:
-    table = big_table(8000, 5, churn=True)
+    table = big_table(15_000, 5, churn=True)
     scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
-    taken = [scan.take(NOW + 1) for _ in range(12)]
+    taken = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT + 4)]
     scan.back(CHUNKS_KEPT)
     again = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT)]
     for old, new in zip(taken[-CHUNKS_KEPT:], again, strict=True):

@@ -1,7 +1,8 @@
 """Telling at once: what was learned here goes to the peers we tell directly, what was heard is told on once.
 
-After a quiet time a lesson leaves at once; those that follow within `tick_s` leave together after it. Among few nodes everybody is told by whoever learned it. Among many, each
-node tells on what is new to it, once, under the original origin and numbers; `route_post` says to whom.
+After a quiet time a lesson leaves at once; those that follow within `tick_s` leave together after it. Among few nodes
+everybody is told by whoever learned it. Among many, each node tells on what is new to it, once, under the original
+origin and numbers; `route_post` says to whom.
 
 Rules: a peer for whom there was no room is *lazy*: nothing more is pushed to it, which would not join what it has,
 until repair has brought it up to date. Nothing is kept for anybody: what is still to be told is a range of a log.
