@@ -51,30 +51,26 @@ REMEMBERED_S = 0.05
 class Greetings:
     """Members to be greeted until they prove their session."""
 
-    __slots__ = ("_due", "_free_at", "_rng", "_urgent", "_urgent_at", "_waits")
+    __slots__ = ("_due", "_free_at", "_rng", "_urgent", "_waits", "wake_at")
 
     def __init__(self, rng: Random) -> None:
+        self.wake_at = inf
         self._rng = rng
         self._due: list[tuple[float, int]] = []
         self._waits: dict[int, tuple[float, float]] = {}  # session -> due at, time to the greeting after that
         self._free_at = -inf  # the rate: when the next greeting is allowed
         self._urgent: dict[Address, None] = {}
-        self._urgent_at = inf
-
-    @property
-    def wake_at(self) -> float:
-        in_line = max(self._due[0][0], self._free_at) if self._due else inf
-        return min(in_line, self._urgent_at)
 
     def urge(self, address: Address, now: float) -> None:
         """A probe waits for it: at once, whatever the rate. One probe is under way at a time, so is one of these."""
         self._urgent[address] = None
-        self._urgent_at = min(self._urgent_at, now)
+        self.wake_at = min(self.wake_at, now)
 
     def want(self, session: int, members: int, now: float) -> None:
         """A member known by hearsay."""
         if session not in self._waits:
             self._plan(session, now + self._rng.uniform(0, SPREAD_S * members), AGAIN_S[0])
+            self.wake_at = min(self.wake_at, max(self._due[0][0], self._free_at))
 
     def done(self, session: int) -> None:
         """It proved itself, or there is no point any more. Its entry in the heap is skipped when it is due."""
@@ -84,7 +80,6 @@ class Greetings:
         """Addresses to greet now."""
         addresses = list(self._urgent)
         self._urgent.clear()
-        self._urgent_at = inf
         self._free_at = max(self._free_at, now - GREETINGS_MAX * GREETING_S)
         while self._due and self._due[0][0] <= now and self._free_at <= now:
             at, session = heappop(self._due)
@@ -98,6 +93,7 @@ class Greetings:
             addresses.append(member.address)
             self._free_at += GREETING_S
             self._plan(session, now + self._rng.uniform(0.5, 1.0) * wait_s, min(2 * wait_s, AGAIN_S[1]))
+        self.wake_at = max(self._due[0][0], self._free_at) if self._due else inf
         return addresses
 
     def _plan(self, session: int, at: float, wait_s: float) -> None:

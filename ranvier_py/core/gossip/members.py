@@ -145,7 +145,8 @@ class Members:
         """When `tick`, and `needs_greeting` after it, are wanted next. Any call may bring it nearer."""
         if self._identity.leaving:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
-        return min(self._timers_at, self._ledger.greetings.wake_at, self._ledger.contacts.wake_at)
+        ledger = self._ledger
+        return min(self._timers_at, ledger.greetings.wake_at, ledger.contacts.wake_at)
 
     @property
     def _timers_at(self) -> float:

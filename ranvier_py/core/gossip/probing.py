@@ -64,16 +64,20 @@ class Prober:
         self._probe: Probe | None = None
         self._rescued: Probe | None = None  # answered on the stream; its datagram may only be slow
         self._next_at = 0.0
+        self.wake_at = 0.0
 
     def start(self, now: float) -> None:
         """The first probe after a random part of an interval, so that nodes started together spread."""
         self._next_at = now + self._rng.uniform(0, self._health.interval_s)
+        self._arm()
 
-    @property
-    def wake_at(self) -> float:
-        if self._probe is None:
-            return self._next_at
-        return self._probe.ends_at if self._probe.helped else self._probe.help_at
+    def _arm(self) -> None:
+        """After each change of the probe under way."""
+        probe = self._probe
+        if probe is None:
+            self.wake_at = self._next_at
+        else:
+            self.wake_at = probe.ends_at if probe.helped else probe.help_at
 
     def tick(self, now: float) -> Member | None:
         """Do what is due. Returns the member that failed its probe."""
@@ -85,6 +89,7 @@ class Prober:
             self._get_help(probe)
         if self._probe is None and now >= self._next_at:
             self._begin(now)
+        self._arm()
         return failed
 
     def acked(self, peer: Peer, seq: int, now: float) -> bool:
@@ -132,6 +137,7 @@ class Prober:
         if probe is not None and probe.member.address == address:
             if plane is Plane.DATAGRAM or not self._post.datagrams:
                 probe.help_at = min(probe.help_at, now)
+                self._arm()
             return
         for member in self._ledger.roster.at(address):
             self._ledger.turns.hasten(member.session)
@@ -142,6 +148,7 @@ class Prober:
             self._counts.probes_void += 1
             self._probe = None
         self._next_at = now + self._health.profile.probe_interval_s
+        self._arm()
 
     def accusation(self, member: Member) -> tuple[Update, ...]:
         """What a suspect must hear with a ping, so that it can refute."""
@@ -184,6 +191,7 @@ class Prober:
 
     def _succeed(self, probe: Probe) -> None:
         self._probe = None
+        self._arm()
         self._health.better()
         self._health.answered(probe.helped)
         self._counts.probes_helped += probe.helped

@@ -2,8 +2,8 @@
 
 LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs a node little,
 because routes point to backends and outlive the peer that taught them. WAN has memberlist's WAN numbers as they are.
-Health multiplies interval and time-out by up to 8 (Lifeguard, arXiv 1707.00788); a lossy network doubles `period and
-mult` through `doubled`. Formulas of suspicion and of push-pull are memberlist's (suspicion.go, util.go).
+Health multiplies interval and time-out by up to 8 (Lifeguard, arXiv 1707.00788); a network that loses much doubles
+interval and mult (`doubled`). Formulas of suspicion and of push-pull are memberlist's (suspicion.go, util.go).
 """
 
 from __future__ import annotations

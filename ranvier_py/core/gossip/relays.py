@@ -38,9 +38,10 @@ class Relayed(NamedTuple):
 class Relays:
     """All pings under way for others, by their sequence number."""
 
-    __slots__ = ("_counts", "_due", "_pings", "_post", "_roster")
+    __slots__ = ("_counts", "_due", "_pings", "_post", "_roster", "wake_at")
 
     def __init__(self, roster: Roster, post: Post, counts: Counts) -> None:
+        self.wake_at = inf
         self._roster = roster
         self._post = post
         self._counts = counts
@@ -49,10 +50,6 @@ class Relays:
 
     def __len__(self) -> int:
         return len(self._pings)
-
-    @property
-    def wake_at(self) -> float:
-        return self._due[0][0] if self._due else inf
 
     def ask(
         self, asker: Peer, request: PingRequest, plane: Plane, first: Sequence[Update], profile: Profile, now: float
@@ -66,6 +63,7 @@ class Relays:
         ends_at = now + profile.probe_interval_s
         self._pings[seq] = Relayed(asker, request.seq, request.session, plane, ends_at)
         heappush(self._due, (now + profile.nack_after_s, seq))
+        self.wake_at = self._due[0][0]
         member = self._roster.get(request.session)
         out = self._post.best_plane(member) if member is not None else Plane.DATAGRAM
         self._post.ping((request.host, request.port), request.session, seq, out, first)
@@ -89,8 +87,10 @@ class Relays:
                 self._post.nack(ping.asker, ping.seq, ping.plane)
                 self._counts.nacks += 1
                 heappush(self._due, (ping.ends_at, seq))
+        self.wake_at = self._due[0][0] if self._due else inf
 
     def clear(self) -> None:
         """After a pause: the askers have long given up."""
         self._pings.clear()
         self._due.clear()
+        self.wake_at = inf

@@ -37,9 +37,10 @@ class Suspicion:
 class Suspicions:
     """All suspicions by session."""
 
-    __slots__ = ("_deadlines", "_suspicions")
+    __slots__ = ("_deadlines", "_suspicions", "wake_at")
 
     def __init__(self) -> None:
+        self.wake_at = inf
         self._suspicions: dict[int, Suspicion] = {}
         self._deadlines: list[tuple[float, int]] = []
 
@@ -48,10 +49,6 @@ class Suspicions:
 
     def get(self, session: int) -> Suspicion | None:
         return self._suspicions.get(session)
-
-    @property
-    def wake_at(self) -> float:
-        return self._deadlines[0][0] if self._deadlines else inf
 
     def begin(self, session: int, accuser: int, profile: Profile, members: int, now: float) -> None:
         """Start one, or start it again at a new incarnation: what was said of the old one does not count."""
@@ -81,6 +78,7 @@ class Suspicions:
             suspicion.postponed_s += by_s
         self._deadlines = [(suspicion.deadline, session) for session, suspicion in self._suspicions.items()]
         heapify(self._deadlines)
+        self._skip()
 
     def end(self, session: int) -> None:
         """Refuted, dead or forgotten."""
@@ -106,5 +104,7 @@ class Suspicions:
             deadline, session = self._deadlines[0]
             suspicion = self._suspicions.get(session)
             if suspicion is not None and suspicion.deadline == deadline:
+                self.wake_at = deadline
                 return
             heappop(self._deadlines)
+        self.wake_at = inf

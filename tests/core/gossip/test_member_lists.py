@@ -96,6 +96,30 @@ def test_a_joining_node_reads_a_few_lists_quickly_and_then_seldom() -> None:
     assert len(asked) - len(quick) <= 2
 
 
+def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> None:
+    """A cut has healed. Who refuted its death while nobody here could hear it says so no more."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    node.run(1.0)
+    for record in others[:3]:
+        node.reads(record, others)
+    node.run(4.0)
+    node.lists()
+    peer = Peer(1, (others[0].host, others[0].port))
+    dead = others[4]._replace(state=State.DEAD)
+    member = node.members.member(5)
+    assert member is not None
+    for record in (dead, others[4]._replace(incarnation=1)):
+        node.run(1.5)
+        assert node.lists() == []
+        member.heard_at = 0.0
+        node.members.receive(peer, Push((Update(record),)), node.now)
+    assert [change.what for change in node.members.changes][-1:] == ["returned"]
+    node.run(1.1)
+    assert len(node.lists()) == 1
+
+
 def test_answers_are_bounded_by_records_a_second() -> None:
     """A thousand that start together would each fetch a thousand records from the one that all know."""
     node, others = Lister(), thousand()

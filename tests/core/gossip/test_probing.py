@@ -133,6 +133,19 @@ def test_healthy_relays_are_asked_before_suspects() -> None:
             assert set(asked) <= {1, 2, 3, 6}
 
 
+def test_whoever_failed_is_told_at_once() -> None:
+    """It may only have lost a packet or two; then it refutes before anybody else asks."""
+    node = Prober(1)
+    ping = node.first_ping()
+    node.run(0.45)
+    while not node.suspects():
+        node.members.tick(node.now)
+        node.now += 0.01
+    told = [letter for letter in node.outbox if letter.session == ping.session and isinstance(letter.message, Push)]
+    accusation = Update(node.others[1]._replace(state=State.SUSPECT), 1000)
+    assert [letter.message for letter in told if letter.message == Push((accusation,))]
+
+
 def test_silent_relays_point_to_trouble_of_our_own_and_nacks_do_not() -> None:
     """Lifeguard: a relay that says «not yet» shows that our packets come and go."""
     found = {}
