@@ -166,21 +166,27 @@ class Net:
     def run(self, seconds: float) -> None:
         """Let time pass. Steps that are due at once take a tenth of a millisecond."""
         end = self.now + seconds
+        wakes: dict[int, float] = {}
+        touched = list(self.nodes)
         while True:
-            self._post()
-            wake = min(
-                (max(node.gossip.wake_at, self.now + 1e-4) for node in self.nodes.values() if node.up), default=end
-            )
-            arrival = self._events[0].at if self._events else end
-            self.now = min(wake, arrival, end)
-            while self._events and self._events[0].at <= self.now:
-                self._deliver(heapq.heappop(self._events))
-            for node in self.nodes.values():
-                if node.up and node.gossip.wake_at <= self.now:
-                    node.gossip.tick(self.now)
+            for session in touched:
+                node = self.nodes[session]
+                self._post(node)
+                wakes[session] = node.gossip.wake_at if node.up else end
             if self.now >= end:
-                self._post()
                 return
+            wake = max(min(wakes.values(), default=end), self.now + 1e-4)
+            self.now = min(wake, self._events[0].at if self._events else end, end)
+            touched = []
+            while self._events and self._events[0].at <= self.now:
+                event = heapq.heappop(self._events)
+                touched.append(event.target)
+                self._deliver(event)
+            for session, at in wakes.items():
+                if self.nodes[session].up and (at <= self.now or session in touched):
+                    self.nodes[session].gossip.tick(self.now)
+                    touched.append(session)
+            touched = [session for session in dict.fromkeys(touched) if session in self.nodes]
 
     def run_until(self, done: Callable[[], bool], limit_s: float = 60.0, step_s: float = 0.01) -> float:
         """Let time pass until something is so; returns how long that took."""
@@ -197,19 +203,17 @@ class Net:
             node.gossip.vector() == up[0].gossip.vector() for node in up
         )
 
-    def _post(self) -> None:
-        for node in self.nodes.values():
-            letters = list(node.outbox)
-            node.outbox.clear()
-            for letter in letters if node.up else ():
-                kind, body = wire(letter.message)
-                size = len(body) + OVERHEAD_BYTES + FRAME_LENGTH_BYTES
-                self.sent.append((self.now, node.session, letter.session, letter.message, size))
-                for _ in range(1 + (self.rng.random() < self.link.double)):
-                    if self.rng.random() >= self.link.loss and not self.link.drop(
-                        node.session, letter.session, letter.message
-                    ):
-                        self._send(node.session, letter.session, kind, body)
+    def _post(self, node: Node) -> None:
+        letters = list(node.outbox)
+        node.outbox.clear()
+        for letter in letters if node.up else ():
+            kind, body = wire(letter.message)
+            size = len(body) + OVERHEAD_BYTES + FRAME_LENGTH_BYTES
+            self.sent.append((self.now, node.session, letter.session, letter.message, size))
+            for _ in range(1 + (self.rng.random() < self.link.double)):
+                dropped = self.link.drop(node.session, letter.session, letter.message)
+                if self.rng.random() >= self.link.loss and not dropped:
+                    self._send(node.session, letter.session, kind, body)
 
     def _send(self, source: int, target: int, kind: int, body: bytes) -> None:
         at = self.now + self.link.delay_s + self.rng.uniform(0, self.link.jitter_s)
