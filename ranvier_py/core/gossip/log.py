@@ -36,9 +36,9 @@ COMPACT_AT = 512
 """Trimmed lessons stay in a list until they are half of it, and so many."""
 
 AGE_MAX_S, HELD_MAX_MS = 65_535, 65_535
-BATCH_ENTRIES_MAX = 200
+BATCH_ENTRIES_MAX = 128
 BATCH_BYTES_MAX = 16 * 1024
-"""A message of lessons has no more of either: whoever hears it needs 1 to 2 ms."""
+"""A message of lessons has no more of either: whoever hears it needs 1 ms."""
 
 ENTRY_BYTES = 4
 """What a lesson takes on the wire besides its own bytes."""
