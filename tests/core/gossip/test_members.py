@@ -145,17 +145,17 @@ def test_a_crash_is_known_to_all_within_seconds(size: int) -> None:
 def test_ten_nodes_that_lose_a_tenth_notice_a_crash_in_three_seconds_and_kill_nobody() -> None:
     """The figure to hold. Streams lose as much as datagrams here, so it is more than a tenth."""
     found = []
-    for seed in range(10):
+    for seed in range(7):
         cluster = Cluster(seed, loss=0.1, stream_loss=0.1)
         hosts = cluster.grow(10)
-        cluster.run(30.0 + seed / 10)
+        cluster.run(40.0 + seed / 7)
         victim = hosts[seed]
         cluster.crash(victim)
         at = cluster.now
-        cluster.run(30.0)
+        cluster.run(20.0)
         assert not any(host.saw("died", other.name) for host in hosts for other in hosts if other is not victim)
         found.append(known_to_all(cluster.up(), "died", victim.name) - at)
-    assert sorted(found)[5] <= 2.7
+    assert sorted(found)[3] <= 2.7
     assert max(found) <= 4.5
 
 

@@ -304,6 +304,20 @@ def test_the_accused_hears_the_accusation_with_its_first_packet_but_not_with_eac
         assert len(node.told(X)) == 1
 
 
+def test_whoever_said_goodbye_may_finish_its_sentence() -> None:
+    """It answers pings for a while. Later on, somebody who left and talks is told that it is taken for gone."""
+    node = Node(X, A)
+    node.hears(A, said(X, State.LEFT))
+    node.run(0.5)
+    node.outbox.clear()
+    node.members.heard(X.session, node.now)
+    assert node.told(X) == []
+    node.run(3.0)
+    node.outbox.clear()
+    node.members.heard(X.session, node.now)
+    assert node.told(X) == [Update(said(X, State.LEFT))]
+
+
 def test_a_ping_to_a_suspect_carries_the_accusation() -> None:
     node = Node(X)
     node.hears(X, said(A, State.LEFT))
@@ -372,6 +386,21 @@ def test_my_own_address_is_never_greeted() -> None:
         node.now += 0.05
         node.members.tick(node.now)
         assert (ME.host, ME.port) not in node.members.needs_greeting(node.now)
+
+
+def test_the_address_of_the_dead_is_not_greeted_while_somebody_else_lives_there() -> None:
+    for taken in (False, True):
+        node = Node(A, X)
+        if taken:
+            node.members.proved(record_of("n9", 9, host=X.host), node.now)
+        node.hears(A, said(X, State.DEAD))
+        greeted = []
+        for _ in range(80):
+            node.now += 0.25
+            node.members.heard(9, node.now)
+            node.members.tick(node.now)
+            greeted += node.members.needs_greeting(node.now)
+        assert ((X.host, X.port) in greeted) is not taken
 
 
 # --- names and sessions -----------------------------------------------------------------------------------------------

@@ -224,6 +224,7 @@ def test_proving_itself_answers_the_probe() -> None:
     node.members.proved(node.others[1], node.now)
     node.run(0.19)
     assert node.suspects() == []
+    assert node.members.statistics().counts.probes_spared == 0, "answered, not merely excused"
 
 
 def test_a_suspicion_heard_of_is_checked_next() -> None:
