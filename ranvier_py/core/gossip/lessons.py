@@ -7,8 +7,8 @@ known. Fingerprints are keyed: a lesson tells nobody what a prompt said.
     backend key u64 | boot u8 | count u8 | parent u64 | count stops, deepest first
     stop: u32 (tokens << 2 | has text << 1 | has token) | token u64, if it has one | text u64, if it has one
 
-All little-endian. Rules: 1 … STOPS_MAX stops, each with a depth and a fingerprint; nothing is left over. What
-breaks a rule raises BadLesson and changes nothing. A turn of a chat is 58 bytes with two stops, 12 more for an anchor.
+All little-endian. Rules: 1 … STOPS_MAX stops, each with a depth and one fingerprint or two that differ; nothing is left
+over. What breaks a rule raises BadLesson. A turn of a chat is 58 bytes with two stops, 12 more for an anchor.
 Cost: about 1 us for two stops, either way.
 """
 
@@ -52,7 +52,7 @@ def encode(lesson: Lesson) -> bytes:
     try:
         parts = [HEAD.pack(backend_key, boot, len(stops), parent)]
         for tokens, token, text in stops:
-            if not 0 < tokens <= TOKENS_MAX or not (token or text):
+            if not 0 < tokens <= TOKENS_MAX or token == text:
                 raise BadLesson(f"not a stop: {(tokens, token, text)}")
             if token and text:
                 parts.append(FULL.pack(tokens << 2 | HAS_TOKEN | HAS_TEXT, token, text))
@@ -77,7 +77,7 @@ def decode(data: bytes) -> Lesson:
             if kinds == HAS_TOKEN | HAS_TEXT:
                 depth, token, text = FULL.unpack_from(data, at)
                 at += FULL.size
-                named = token and text
+                named = token and text and token != text
             else:
                 depth, named = BARE.unpack_from(data, at)
                 token, text = (named, 0) if kinds == HAS_TOKEN else (0, named)

@@ -40,6 +40,8 @@ BATCH_ENTRIES_MAX = 128
 BATCH_BYTES_MAX = 16 * 1024
 """A message of lessons has no more of either: whoever hears it needs 1 ms."""
 
+PRUNED_AT_ONCE_MAX = 4096
+
 ENTRY_BYTES = 4
 """What a lesson takes on the wire besides its own bytes."""
 
@@ -230,21 +232,29 @@ class Logs:
         for origin in self._live:
             self._forgotten.pop(origin, None)
 
-    def prune(self, now: float) -> None:
-        """Let go of what has expired: lessons, then origins, then the memory of these. Call it about once a second."""
+    def prune(self, now: float) -> bool:
+        """Let go of what has expired: lessons, then origins, then the memory of these. Call it about once a second.
+
+        Returns whether that was all: after a long sleep everything has expired, and goes in steps of 2 ms.
+        """
         order, ttl_s = self._order, self._ttl_s
-        while order:
+        for _ in range(PRUNED_AT_ONCE_MAX):
+            if not order:
+                break
             oldest = order[0]
             if len(oldest):
                 if oldest.first().evidence + ttl_s > now:
                     break
                 oldest.trim()
             order.popleft()
+        else:
+            return False
         life_s = max(ttl_s, self._forget_after_s)
         for origin in [origin for origin, log in self._logs.items() if log.absent_since + life_s <= now]:
             self._forget(origin, now)
         for origin in [origin for origin, until in self._forgotten.items() if until <= now]:
             del self._forgotten[origin]
+        return True
 
     def _forget(self, origin: int, now: float) -> None:
         self._logs.pop(origin).clear()

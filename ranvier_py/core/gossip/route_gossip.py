@@ -186,9 +186,8 @@ class RouteGossip:
             self._repair.tick(now)
         self._pull.tick(now)
         self._donor.tick(now)
-        if now >= self._prune_at:
+        if now >= self._prune_at and self._logs.prune(now):
             self._prune_at = now + PRUNE_INTERVAL_S
-            self._logs.prune(now)
 
     # --- what peers say ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ranvier_py.core.gossip.lessons import LESSON_BYTES_MAX, STOPS_MAX, BadLesso
 
 FINGERPRINTS = st.integers(1, 2**64 - 1)
 STOPS = st.one_of(
-    st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, FINGERPRINTS),
+    st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, FINGERPRINTS).filter(lambda stop: stop[1] != stop[2]),
     st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, st.just(0)),
     st.tuples(st.integers(1, 2**30 - 1), st.just(0), FINGERPRINTS),
 )
@@ -59,6 +59,7 @@ def test_a_lesson_cut_short_anywhere_is_none() -> None:
         TURN._replace(stops=((0, 2, 3),)),
         TURN._replace(stops=((2**30, 2, 3),)),
         TURN._replace(stops=((16, 0, 0),)),
+        TURN._replace(stops=((16, 3, 3),)),
         TURN._replace(stops=((16, -1, 3),)),
         TURN._replace(stops=((16, 2**64, 3),)),
         TURN._replace(backend_key=0),
@@ -78,6 +79,7 @@ def test_what_has_no_place_in_a_lesson_is_not_encoded(wrong: Lesson) -> None:
         encode(TURN)[:18] + b"\x04\0\0\0" + encode(TURN)[22:],  # a stop of neither kind
         encode(TURN)[:18] + b"\x03\0\0\0" + encode(TURN)[22:],  # of no tokens
         encode(TURN)[:22] + bytes(8) + encode(TURN)[30:],  # its token fingerprint is «not known»
+        encode(TURN)[:22] + encode(TURN)[30:38] + encode(TURN)[30:],  # both fingerprints are one
         bytes(8) + encode(TURN)[8:],  # of no backend
         encode(TURN) + b"\0",
         bytes(LESSON_BYTES_MAX + 1),

@@ -20,6 +20,7 @@ from ranvier_py.core.gossip.log import (
     FORGOTTEN_S,
     HELD_MAX_MS,
     ORIGINS_MAX,
+    PRUNED_AT_ONCE_MAX,
     Kept,
     Logs,
     fits,
@@ -265,6 +266,15 @@ def test_lessons_go_when_they_expire() -> None:
     target.prune(NOW + TTL_S + 4)
     assert (target.base(ME), target.own, len(target)) == (5, 10, 5)
     assert target.trimmed == 0, "they were not lost"
+
+
+def test_much_that_expired_at_once_goes_in_steps() -> None:
+    """After a long sleep: the loop must not stand still for tens of milliseconds."""
+    target = logs(entries_max=3 * PRUNED_AT_ONCE_MAX)
+    for _ in range(2 * PRUNED_AT_ONCE_MAX + 10):
+        target.append(b"x", NOW)
+    assert [target.prune(NOW + TTL_S) for _ in range(3)] == [False, False, True]
+    assert len(target) == 0
 
 
 def test_what_a_dead_origin_taught_is_kept_until_it_expires() -> None:
