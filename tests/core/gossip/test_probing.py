@@ -222,7 +222,7 @@ def test_proving_itself_answers_the_probe() -> None:
         node.run(0.01)
     node.run(0.3)
     node.members.proved(node.others[1], node.now)
-    node.run(0.19)
+    node.run(0.25)
     assert node.suspects() == []
     assert node.members.statistics().counts.probes_spared == 0, "answered, not merely excused"
 
