@@ -7,8 +7,9 @@ path itself is measured. Clients and engines are one other process, in lockstep 
 all of them answered, piece by piece where they are streams, and then the next; so every run meets the same sequence.
 
 Instructions are those of user space, counted by valgrind's cachegrind where it is installed: two runs, one of them
-longer, and their difference for each request. That figure repeats to some per cent on the noisiest machine, which no
-clock does; and a virtual machine often has no hardware counters. Times are the best of the batches.
+longer, and their difference for each request. A virtual machine often has no hardware counters. Times are the best of
+the batches. Neither figure is exact: how many requests one turn of the event loop serves depends on the machine, and
+the same commit was seen to take from 475 k to 565 k instructions. Compare by turns, more than once, one run at a time.
 Learning runs while the node is warmed up and then stops: under full load its share is bounded (edge/learner.py).
 """
 

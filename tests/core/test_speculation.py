@@ -40,6 +40,13 @@ def test_each_backend_comes_once_at_its_deepest_depth_and_no_more_than_wanted() 
     assert speculation.match(STOPS, EPOCHS, 1) == both[:1]
 
 
+def test_what_is_no_deeper_than_is_known_already_is_not_read() -> None:
+    speculation = Speculation()
+    added(speculation, [30], ONE)
+    assert speculation.match(STOPS, EPOCHS, 1, deeper_than=31) == [Holder(ONE, 32, Trust.LOCAL)]
+    assert speculation.match(STOPS, EPOCHS, 1, deeper_than=32) == []
+
+
 def test_backends_that_are_not_eligible_are_passed_over() -> None:
     speculation = Speculation()
     added(speculation, [40], ONE)
