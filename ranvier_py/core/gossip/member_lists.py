@@ -39,7 +39,7 @@ JOIN_LISTS = 3
 """Members whose lists a joining node reads at the quick pace, or all there are."""
 
 JOIN_S = 1.0
-"""That pace. Also the shortest time between two exchanges that healed cuts ask for."""
+"""That pace; slower each time while nobody answers. Also the shortest time between two exchanges when cuts heal."""
 
 ANSWERED_RECORDS = 20_000
 """Sent in answer within one second, some 1.3 MB: twenty nodes that join twenty are answered at once, a thousand that
@@ -74,6 +74,7 @@ class MemberLists:
         self._size_of = size_of
         self._datagram_bytes = datagram_bytes
         self._read: dict[int, None] = {}  # whose lists this node has read, up to JOIN_LISTS
+        self._join_s = JOIN_S / 2  # doubled with each question, so the first pace is JOIN_S
         self._asked_at: dict[int, float] = {}  # who asked within the last second
         self._met_at = -JOIN_S
 
@@ -88,7 +89,9 @@ class MemberLists:
         """Exchange with somebody, when it is time."""
         if now < self.wake_at:
             return
-        pace_s = JOIN_S if self.joining else self._health.profile.exchange_s(self._ledger.members)
+        pace_s = self._health.profile.exchange_s(self._ledger.members)
+        if self.joining:
+            pace_s = self._join_s = min(2 * self._join_s, pace_s)
         self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
         alive = self._ledger.roster.alive()
         drawn = self._rng.sample(alive, min(len(alive), 4))
@@ -125,6 +128,7 @@ class MemberLists:
         """A list of this member, or a part of one, has arrived."""
         if len(self._read) < JOIN_LISTS:
             self._read[session] = None
+            self._join_s = JOIN_S / 2
 
     def _ask(self, address: Address, session: int) -> None:
         self._counts.exchanges += 1

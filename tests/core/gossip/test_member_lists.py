@@ -96,6 +96,15 @@ def test_a_joining_node_reads_a_few_lists_quickly_and_then_seldom() -> None:
     assert len(asked) - len(quick) <= 2
 
 
+def test_a_joining_node_that_nobody_answers_asks_ever_more_slowly() -> None:
+    """Each question carries its whole list."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    node.run(120.0)
+    assert 5 <= len(node.lists()) <= 10
+
+
 def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> None:
     """A cut has healed. Who refuted its death while nobody here could hear it says so no more."""
     node, others = Lister(), thousand(5)
