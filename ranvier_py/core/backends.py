@@ -20,7 +20,7 @@ Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -119,6 +119,9 @@ class Registry:
         self.pools_version = -1
         self.wake_at = NEVER_S  # earliest end of an open time
         self.added = self.removed = self.restarts = self.last_resorts = 0
+        self.busied: Callable[[], object] = lambda: (
+            None
+        )  # a backend got its first request in flight: peers want to know
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self.by_name.values())
@@ -255,6 +258,8 @@ class Registry:
         backend = self[id]
         backend.inflight += 1
         backend.load += 1
+        if backend.inflight == 1:
+            self.busied()
         if backend.vitals.circuit is Circuit.HALF_OPEN:
             backend.vitals.dispatch(now)
             self.settle(backend, admitted=True)

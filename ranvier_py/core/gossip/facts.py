@@ -51,8 +51,9 @@ ILL = (Verdict.UNHEALTHY, Verdict.CIRCUIT_OPEN)
 
 @dataclass(frozen=True, slots=True)
 class FactSettings:
-    load_interval_s: float = 0.1
-    """In-flight counts reach the others within this; two of it are shorter than any prefill worth routing for."""
+    load_interval_s: float = 0.05
+    """In-flight counts reach the others within this, and at once after a quiet time. While they do not know, all nodes
+    fill the same gap: a crowd that comes within it is spread by chance only."""
     load_repeat_s: float = 1.0  # unchanged loads are told again: three chances before they expire
     load_life_s: float = 3.0
     repair_interval_s: float = 10.0  # everything known, to one random peer

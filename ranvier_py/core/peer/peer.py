@@ -34,7 +34,7 @@ FLUSH_INTERVAL_S = 0.02
 """What is learned becomes a lesson within this, and leaves with the next tick of routes: 100 ms are for both."""
 
 IDLE_INTERVAL_S = 0.25
-"""With no request in flight the registry is looked at so often; what is learned is told by the table."""
+"""With no request in flight the registry is looked at so often; table and registry tell when something comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class RouterPeer:
         self.woken: Callable[[], object] = lambda: None  # `wake_at` came nearer in between; the shell sets it
         self._flush_interval_s = settings.flush_interval_s
         self._flushed_at = self._flush_at = now
-        router.routes.collect_news(self._news_came)
+        router.routes.collect_news(self._hurry)
+        router.registry.busied = self._hurry
 
     # --- the calls of the shell -------------------------------------------------------------------------------------
 
@@ -113,9 +114,12 @@ class RouterPeer:
         for lesson, at in self.routes.lessons(now):
             self.gossip.announce(lesson, at)
 
-    def _news_came(self) -> None:
-        self._flush_at = min(self._flush_at, self._flushed_at + self._flush_interval_s)
-        self.woken()
+    def _hurry(self) -> None:
+        """There is something to tell: do not wait until the next look of an idle node."""
+        wanted_at = self._flushed_at + self._flush_interval_s
+        if wanted_at < self._flush_at:
+            self._flush_at = wanted_at
+            self.woken()
 
     def take(self) -> list[Send]:
         return self.gossip.take()
