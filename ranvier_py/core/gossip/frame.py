@@ -12,8 +12,6 @@ from __future__ import annotations
 from enum import StrEnum
 from struct import Struct
 
-from ranvier_py.core.errors import RanvierError
-
 MAGIC = b"RG"
 PROTOCOL_MAJOR = 1
 """Two majors do not understand each other. Everything smaller is settled per pair by the versions in the records."""
@@ -39,10 +37,8 @@ class Reason(StrEnum):
     BODY = "body"
 
 
-class BadFrame(RanvierError):
+class BadFrame(ValueError):
     """These bytes are no packet or no message of ours. They are dropped and counted under `reason`."""
-
-    code = "bad_frame"
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
