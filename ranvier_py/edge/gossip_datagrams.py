@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable
 
 import trio
-from trio.lowlevel import wait_readable
 
 from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Plane
+from ranvier_py.edge.gossip_system import SYSTEM, System
 from ranvier_py.edge.gossip_traffic import (
     OURS,
     Drop,
@@ -48,11 +48,13 @@ class Datagrams:
         receive: Callable[[bytes, Address, Plane], None],
         traffic: Traffic,
         options: NetOptions,
+        system: System = SYSTEM,
     ) -> None:
         self.sock = sock
         self.receive = receive
         self.traffic = traffic
         self.options = options
+        self.system = system
         self._routes: dict[Address, SocketAddress | None] = {}
         sock.setblocking(False)
         for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
@@ -95,7 +97,7 @@ class Datagrams:
         """Until cancelled."""
         pause_s = PAUSE_S
         while True:
-            await wait_readable(self.sock)
+            await self.system.wait_readable(self.sock)
             try:
                 self._drain()
                 pause_s = PAUSE_S

@@ -18,10 +18,10 @@ import socket
 from collections.abc import Callable
 
 import trio
-from trio.lowlevel import wait_readable
 
 from ranvier_py.core.gossip.frame import HEADER, MAGIC, OVERHEAD_BYTES
 from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Plane
+from ranvier_py.edge.gossip_system import SYSTEM, System
 from ranvier_py.edge.gossip_traffic import FRAME_HEAD, Drop, NetOptions, Traffic, plain_address
 from ranvier_py.edge.transport import PlainTransport
 
@@ -54,11 +54,13 @@ class Acceptor:
         receive: Callable[[bytes, Address, Plane], None],
         traffic: Traffic,
         options: NetOptions,
+        system: System = SYSTEM,
     ) -> None:
         self.listener = listener
         self.receive = receive
         self.traffic = traffic
         self.options = options
+        self.system = system
         self.inbound: dict[int, Inbound] = {}  # the one that was silent longest first
         self.turn = trio.CapacityLimiter(1)
 
@@ -69,7 +71,7 @@ class Acceptor:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await wait_readable(self.listener)
+                await self.system.wait_readable(self.listener)
                 try:
                     for _ in range(ACCEPT_BATCH):
                         sock, source = self.listener.accept()
@@ -87,7 +89,7 @@ class Acceptor:
             silent = self.inbound.pop(next(iter(self.inbound)))
             silent.why = "displaced"
             silent.scope.cancel()
-        inbound = Inbound(PlainTransport(sock), source)
+        inbound = Inbound(self.system.transport(sock), source)
         self.inbound[id(inbound)] = inbound
         nursery.start_soon(self._read, inbound)
 

@@ -31,6 +31,7 @@ from ranvier_py.core.histogram import Histogram
 from ranvier_py.edge.gossip_datagrams import Datagrams
 from ranvier_py.edge.gossip_inbound import Acceptor
 from ranvier_py.edge.gossip_streams import Streams
+from ranvier_py.edge.gossip_system import SYSTEM, System
 from ranvier_py.edge.gossip_traffic import Drop, NetOptions, NetStatistics, Traffic
 
 __all__ = ["Gossip", "GossipNet", "GossipSockets", "NetOptions", "NetStatistics", "open_sockets"]
@@ -73,6 +74,7 @@ class GossipSockets(NamedTuple):
     host: str
     port: int
     family: int  # of peers: AF_INET, AF_INET6, or AF_UNSPEC where one socket speaks both
+    system: System = SYSTEM  # that they are of
 
     def close(self) -> None:
         self.listener.close()
@@ -140,12 +142,12 @@ class GossipNet:
         self.clock = clock
         self.traffic = traffic = Traffic(clock)
         self.lateness_s = Histogram(LATENESS_BUCKETS_S)
-        self.acceptor = Acceptor(sockets.listener, self.receive, traffic, options)
+        self.acceptor = Acceptor(sockets.listener, self.receive, traffic, options, sockets.system)
         self.datagrams: Datagrams | None = None
         if sockets.datagrams is not None:
-            self.datagrams = Datagrams(sockets.datagrams, self.receive, traffic, options)
+            self.datagrams = Datagrams(sockets.datagrams, self.receive, traffic, options, sockets.system)
         host = "" if is_wildcard(sockets.host) else sockets.host
-        self.streams = Streams(sockets.listener.family, host, self.broke, traffic, options, rng)
+        self.streams = Streams(sockets.listener.family, host, self.broke, traffic, options, rng, sockets.system)
         self._asleep_until = -inf
         self._bed = ParkingLot()
 

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from random import Random
 
 import trio
-from trio.lowlevel import ParkingLot, wait_writable
+from trio.lowlevel import ParkingLot
 
 from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Plane
+from ranvier_py.edge.gossip_system import SYSTEM, System
 from ranvier_py.edge.gossip_traffic import FRAME_HEAD, OURS, Drop, NetOptions, Traffic, socket_address, try_option
 from ranvier_py.edge.transport import PlainTransport
 
@@ -59,6 +60,7 @@ class Streams:
         traffic: Traffic,
         options: NetOptions,
         rng: Random,
+        system: System = SYSTEM,
     ) -> None:
         """`host` is the address that streams come from; empty for whichever faces the peer."""
         self.family = family
@@ -67,6 +69,7 @@ class Streams:
         self.traffic = traffic
         self.options = options
         self.rng = rng
+        self.system = system
         self.queued_bytes = 0
         self.streams: dict[tuple[Address, Plane], Stream] = {}
         self.nursery: trio.Nursery | None = None
@@ -232,7 +235,7 @@ class Streams:
         """Raises OSError, TimeoutError included."""
         to = socket_address(address, self.family)
         assert to is not None, "checked before the stream was opened"
-        sock = socket.socket(self.family, socket.SOCK_STREAM)
+        sock = self.system.socket(self.family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)  # else a half-open peer wedges the stream
@@ -244,13 +247,13 @@ class Streams:
                 try:
                     sock.connect(to)
                 except BlockingIOError:
-                    await wait_writable(sock)
+                    await self.system.wait_writable(sock)
                 number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:
                     raise OSError(number, os.strerror(number))
             if patience.cancelled_caught:
                 raise TimeoutError("no connection in time")
-            return PlainTransport(sock)
+            return self.system.transport(sock)
         except BaseException:
             sock.close()
             raise

@@ -20,6 +20,7 @@ from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Plane, Send
 from ranvier_py.edge import gossip_inbound
 from ranvier_py.edge.gossip_net import GossipNet
 from ranvier_py.edge.gossip_streams import Stream, Streams
+from ranvier_py.edge.gossip_system import System
 from ranvier_py.edge.gossip_traffic import FRAME_HEAD, NetOptions, Traffic
 from tests.edge.gossip_fakes import FakeGossip, address_of, checkpoints, frame, number_of, packet, send, shell
 
@@ -339,18 +340,17 @@ async def test_whoever_is_cancelled_in_the_middle_of_a_frame_ends_the_connection
         assert other.packets() == []
 
 
-async def test_want_of_descriptors_is_no_fault_of_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = socket.socket
+async def test_want_of_descriptors_is_no_fault_of_the_peer() -> None:
     left = [2]
 
     def scarce(*args: Any, **kwargs: Any) -> socket.socket:
         if left[0] > 0:
             left[0] -= 1
             raise OSError(errno.EMFILE, "Too many open files")
-        return real(*args, **kwargs)
+        return socket.socket(*args, **kwargs)
 
     async with shell(retry_s=0.001) as (net, gossip), shell() as (peer, other):
-        monkeypatch.setattr("ranvier_py.edge.gossip_streams.socket.socket", scarce)
+        net.streams.system = System(socket=scarce)
         for number in range(3):
             send(net, address_of(peer), BULK, bulk(number=number))
             await checkpoints(lambda: net.statistics().queued_bytes == 0)
