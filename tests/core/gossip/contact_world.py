@@ -15,6 +15,8 @@ from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
 from ranvier_py.core.gossip.wire import encode
 
 RING = KeyRing({5: bytes(range(32))}, 5)
+ELSEWHERE = ("192.0.2.66", 666)
+"""Where nobody is: for forged sources."""
 
 
 class Flight(NamedTuple):
@@ -25,6 +27,11 @@ class Flight(NamedTuple):
     to: Address
     plane: Plane
     letter: Letter
+
+
+def kinds(flights: list[Flight]) -> list[str]:
+    """The messages of these packets, by their names."""
+    return [type(flight.letter.message).__name__ for flight in flights]
 
 
 class Node:
@@ -38,6 +45,7 @@ class Node:
         self.sealer = Sealer(session, RING, "test")
         self.sessions = Sessions(self.record, self.outbox, Random(session), sessions_max)
         self.taken: list[tuple[Incoming, Opened]] = []
+        self.proved_at: list[tuple[int, float]] = []
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> Incoming | None:
         try:
@@ -47,6 +55,8 @@ class Node:
         incoming = self.sessions.accept(opened, source, now)
         if incoming is not None:
             self.taken.append((incoming, opened))
+            if incoming.proved is not None:
+                self.proved_at.append((opened.session, now))
         return incoming
 
     def drain(self, now: float) -> list[Flight]:

@@ -1,4 +1,4 @@
-"""First contact, and the gate behind it: who gets in, once, and what strangers are told."""
+"""First contact, and the gate behind it: who gets in, and once."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip import sessions as module
-from ranvier_py.core.gossip.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.messages import (
     Ack,
-    Challenge,
     Echo,
     Hello,
     Lessons,
-    Nack,
     Ping,
-    Push,
     Record,
     State,
     Update,
 )
-from ranvier_py.core.gossip.sessions import RESEND_MAX, RESEND_S, Incoming
-from ranvier_py.core.gossip.values import Letter, Peer, Plane
-from ranvier_py.core.gossip.wire import Kind, encode
-from tests.core.gossip.contact_world import Flight, Node, World, acquainted, pair
-from tests.core.gossip.wire_samples import EXAMPLES, LONGEST
-
-ELSEWHERE = ("192.0.2.66", 666)
-
-
-def kinds(flights: list[Flight]) -> list[str]:
-    return [type(flight.letter.message).__name__ for flight in flights]
-
+from ranvier_py.core.gossip.sessions import Incoming
+from ranvier_py.core.gossip.values import Peer, Plane
+from ranvier_py.core.gossip.wire import Kind
+from tests.core.gossip.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
+from tests.core.gossip.wire_samples import LONGEST
 
 # --- proofs -----------------------------------------------------------------------------------------------------------
 
@@ -140,6 +129,18 @@ def test_an_answer_shows_that_a_peer_knows_us() -> None:
     assert kinds(world.run()) == ["Lessons"]
 
 
+def test_a_peer_that_greets_us_may_not_know_us() -> None:
+    """It came back from forgetting us, and its proof of us may be lost."""
+    one, two, world = acquainted()
+    two.sessions.forget(one.session)
+    two.sessions.greet(one.address, world.now)
+    world.run(lost=lambda flight: flight.source == one.address)
+    world.now += 1
+    one.ping(two, 5, Plane.PROBE)
+    assert kinds(world.run()) == ["Ping", "Hello", "Echo", "Echo"]
+    assert two.knows(one)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.booleans(), max_size=24), st.booleans(), st.sampled_from([Plane.DATAGRAM, Plane.PROBE]))
 def test_whatever_is_lost_both_know_each_other_soon_after(fates: list[bool], both: bool, plane: Plane) -> None:
@@ -173,6 +174,7 @@ def test_a_packet_is_taken_once() -> None:
         assert world.deliver(flight) is None
     assert two.messages() == [Ping(5)]
     assert two.count("replay") == 3
+    assert two.count("sessions") == 1
 
 
 def test_reordered_packets_are_all_taken() -> None:
@@ -205,6 +207,14 @@ def test_a_packet_for_another_session_is_refused() -> None:
     world.run(lost=lambda flight: isinstance(flight.letter.message, Hello))
     assert two.messages() == []
     assert two.count("receiver") == 2
+
+
+def test_a_greeting_for_another_session_is_refused_too() -> None:
+    """Only 0 means whoever is there. It may be a replay of what was said to somebody who is gone."""
+    one, two, world = pair()
+    one.say(Peer(0xDEAD, two.address), Hello(one.record, 5))
+    assert kinds(world.run(lost=lambda flight: flight.source == two.address)) == ["Hello", "Challenge"]
+    assert two.count("receiver") == 1
 
 
 def test_a_packet_for_one_node_is_worth_nothing_at_another() -> None:
@@ -294,6 +304,19 @@ def test_a_proof_can_not_be_replayed_after_its_session_was_forgotten() -> None:
     assert two.count("replay") == 1
 
 
+def test_no_later_proof_can_be_replayed_either() -> None:
+    """A session may have proved itself twice with one number. Whatever was taken last is the floor."""
+    one, two, world = pair()
+    nonce = two.sessions._challenges.ask(one.session, world.now)
+    for _ in range(2):
+        one.say(Peer(two.session, two.address), Echo(one.record, nonce, 0))
+    _, second = world.run()
+    assert two.knows(one)
+    two.sessions.forget(one.session)
+    assert world.deliver(second) is None
+    assert not two.knows(one)
+
+
 def test_a_session_of_the_past_can_not_be_replayed_into_being() -> None:
     """All that a node ever said, after it is gone: it is not proved, and what it said is not taken."""
     one, two, world = acquainted()
@@ -311,141 +334,6 @@ def test_a_session_of_the_past_can_not_be_replayed_into_being() -> None:
         world.now += 1
     assert not two.knows(one)
     assert len(two.proofs()) == 0
-
-
-# --- what strangers are told ------------------------------------------------------------------------------------------
-
-
-def test_no_answer_to_a_stranger_is_longer_than_what_it_sent() -> None:
-    """Whatever it sends, with the longest record on our side, by datagram and from a forged source."""
-    two = Node("two", 0xB2, ("10.0.0.2", 7946))
-    two.sessions.me = LONGEST._replace(session=two.session)
-    now = 100.0
-    for number, message in enumerate((*EXAMPLES, Nack(1), Ping(1), Push(()))):
-        stranger = Node("x", 0x1000 + number, (f"10.1.0.{number + 1}", 7946))
-        if isinstance(message, Hello | Echo):
-            message = message._replace(record=stranger.record)  # noqa: PLW2901
-        kind, body = encode(message)
-        if len(body) + OVERHEAD_BYTES > 1200:
-            continue
-        for receiver in (two.session, 0, 77):
-            packet = stranger.sealer.seal(Plane.DATAGRAM, receiver, kind, body)
-            assert two.receive(packet, (f"192.0.2.{number + 1}", 6), Plane.DATAGRAM, now) is None
-            answers = two.drain(now)
-            assert len(answers) <= 1
-            assert sum(len(answer.data) for answer in answers) <= len(packet)
-            if isinstance(message, Hello) and receiver in (two.session, 0):
-                assert [answer.to for answer in answers] == [stranger.address]
-                assert len(packet) == 512
-            now += 1
-    assert two.count("stranger") >= 15
-
-
-def test_a_hello_that_is_too_short_for_its_answer_gets_none() -> None:
-    """Only a later version, or somebody who wants us to shout, would send one."""
-    one, two, world = pair()
-    kind, body = encode(Echo(one.record, 5, 0))  # the fields of a Hello, and a third: without the padding
-    assert kind != Kind.HELLO
-    packet = one.sealer.seal(Plane.DATAGRAM, 0, Kind.HELLO, body)
-    two.sessions.me = LONGEST._replace(session=two.session)
-    assert two.receive(packet, one.address, Plane.DATAGRAM, world.now) is None
-    assert (two.drain(world.now), two.count("short")) == ([], 1)
-
-
-def test_a_question_shorter_than_a_challenge_gets_none() -> None:
-    one, two, world = pair()
-    packet = one.sealer.seal(Plane.DATAGRAM, two.session, Kind.PING, b"\x90")
-    two.receive(packet, one.address, Plane.DATAGRAM, world.now)
-    assert (two.drain(world.now), two.count("short")) == ([], 1)
-
-
-def test_a_hello_is_answered_at_the_address_in_it() -> None:
-    """Whoever replays it with a forged source makes us write to its author, not to his victim."""
-    one, two, world = pair()
-    one.sessions.greet(two.address, world.now)
-    (hello,) = one.drain(world.now)
-    two.receive(hello.data, ELSEWHERE, Plane.DATAGRAM, world.now)
-    assert [answer.to for answer in two.drain(world.now)] == [one.address]
-
-
-def test_answers_to_strangers_are_paced() -> None:
-    one, two, world = pair()
-    one.sessions.greet(two.address, world.now)
-    (hello,) = one.drain(world.now)
-    for _ in range(50):
-        two.receive(hello.data, one.address, Plane.DATAGRAM, world.now)
-        world.now += 0.01
-    assert len(two.drain(world.now)) == 3  # in half a second
-    assert two.count("paced") == 47
-    for number in range(400):
-        stranger = Node("x", 0x1000 + number, ("10.2.0.1", 1 + number))
-        kind, body = encode(Ping(1))
-        packet = stranger.sealer.seal(Plane.DATAGRAM, two.session, kind, body)
-        two.receive(packet, stranger.address, Plane.DATAGRAM, world.now)
-    assert 250 < len(two.drain(world.now)) <= 256
-
-
-def test_a_stranger_on_a_stream_is_not_answered() -> None:
-    """The port it comes from hears nothing, and its address is not known yet."""
-    one, two, world = acquainted()
-    two.sessions.forget(one.session)
-    one.say(Peer(two.session, two.address), Lessons(5, 1, ()), Plane.BULK)
-    assert kinds(world.run()) == ["Lessons"]
-    assert (two.messages(), two.count("stranger")) == ([], 1)
-
-
-# --- challenges from others -------------------------------------------------------------------------------------------
-
-
-def test_a_challenge_from_where_we_sent_nothing_is_not_heeded() -> None:
-    """Else an old one, replayed from a forged source, would make us write to whoever that is."""
-    one, _, world = pair()
-    stranger = Node("x", 0xE5, ELSEWHERE)
-    for wait_s in (0.0, RESEND_S + 0.1):
-        kind, body = encode(Challenge(5))
-        packet = stranger.sealer.seal(Plane.DATAGRAM, one.session, kind, body)
-        one.receive(packet, ELSEWHERE, Plane.DATAGRAM, world.now + wait_s)
-        assert one.drain(world.now) == []
-        one.say(Peer(stranger.session, ELSEWHERE), Ping(1))  # heeded only for a while
-        one.drain(world.now)
-    assert one.count("unsolicited") == 2
-
-
-def test_one_letter_is_said_again_once() -> None:
-    one, two, world = acquainted()
-    two.sessions.forget(one.session)
-    one.ping(two, 1)
-    one.ping(two, 2)
-    flights = world.run(lost=lambda _: True)
-    stranger_sees = [two.receive(flight.data, one.address, flight.plane, world.now + 1) for flight in flights]
-    assert stranger_sees == [None, None]
-    challenge = two.drain(world.now + 1)
-    assert kinds(challenge) == ["Challenge"]
-    world.now += 1
-    for _ in range(3):
-        world.deliver(challenge[0])
-    assert kinds(world.run()) == ["Echo", "Ping"]
-    assert two.messages() == [Ping(2)]
-
-
-def test_a_letter_for_an_old_session_is_not_said_to_the_new_one() -> None:
-    """It comes back at the same address: the challenge brings it the proof alone."""
-    one, two, world = acquainted()
-    again = world.put(Node("two", 0xB3, two.address, epoch=2))
-    one.ping(two, 5)
-    assert kinds(world.run()) == ["Ping", "Challenge", "Echo", "Echo"]
-    assert again.messages() == []
-    assert again.knows(one)
-    assert one.knows(again)
-
-
-def test_letters_kept_for_saying_again_are_bounded() -> None:
-    one, two, world = acquainted()
-    for port in range(1, RESEND_MAX + 50):
-        one.sessions.sent(Letter(("10.3.0.1", port), two.session, Plane.DATAGRAM, Ping(port)), world.now)
-    assert len(one.sessions._resend) == RESEND_MAX
-    one.sessions.sent(Letter(two.address, two.session, Plane.BULK, Lessons(5, 1, ())), world.now)
-    assert two.address not in one.sessions._resend
 
 
 # --- ourselves, restarts, moves ---------------------------------------------------------------------------------------
@@ -497,6 +385,17 @@ def test_of_two_sessions_with_one_name_the_lower_epoch_displaces_nothing() -> No
     assert one.sessions.session_at(two.address) == again.session
     one.sessions.forget(two.session)
     assert one.sessions.session_at(two.address) == again.session
+
+
+def test_whoever_came_back_with_a_lower_epoch_does_not_shield_the_higher_one() -> None:
+    one, two, world = acquainted()
+    for session, epoch in ((0xB3, 0), (0xB4, 2)):
+        again = world.put(Node("two", session, two.address, epoch=epoch))
+        again.sessions.greet(one.address, world.now)
+        world.run()
+        assert one.knows(again)
+        world.now += 1
+    assert not one.knows(two)
 
 
 def test_another_node_at_an_address_displaces_nobody_by_that() -> None:
@@ -579,6 +478,11 @@ def test_counters_of_forgotten_sessions_are_bounded(monkeypatch: pytest.MonkeyPa
         hub.sessions.forget(spoke.session)
         assert len(hub.sessions._retired) <= 4
     assert list(hub.sessions._retired) == [6, 7, 8, 9]
+    world.now += 1
+    spoke.ping(hub)
+    world.run()
+    assert list(hub.sessions._retired) == [6, 7, 8]
+    hub.sessions.forget(spoke.session)
     assert not hub.sessions._by_address
     assert not hub.sessions._by_name
 

@@ -340,9 +340,9 @@ BAD_ROWS = {
     "unknown flag": row(at20=b"\x10"),
     "accuser 0": row(at20=b"\x08") + bytes(8),
     "accuser cut off": row(at20=b"\x08") + bytes(7),
-    "no name": row(at21=b"\x00"),
-    "name too long": row(at21=b"\x41") + bytes(100),
-    "public too long": row(at22=b"\x51") + b"p" * 67,
+    "no name": row(at21=b"\x00").replace(b"router-1", b""),
+    "name too long": row(at21=b"\x41").replace(b"router-1", b"n" * 65),
+    "public too long": row(at22=b"\x51").replace(b"10.1.2.3:8080", b"p" * 81),
     "port 0": row(at23=b"\x00\x00"),
     "versions out of order": row(at25=b"\x03"),
     "host 0.0.0.0": row(at35=bytes(4)),
@@ -399,6 +399,7 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "command cut off": changed(Commands(()), 0, bytes(51)),
     "command without its verb": changed(Commands(()), 0, bytes(16) + b"\x03" + bytes(35)),
     "command of infinite weight": changed(Commands(()), 0, bytes(14) + b"\xf0\x7f" + bytes(36)),
+    "command of negative weight": changed(Commands(()), 0, bytes(14) + b"\xf0\xbf" + bytes(36)),
     "many commands": changed(Commands(()), 0, bytes(52 * (COMMANDS_MAX + 1))),
 }
 
@@ -461,6 +462,8 @@ def test_the_size_of_an_update_is_exact() -> None:
         update = Update(record, accuser)
         _, body = encode(Push((update,)))
         assert len(msgpack.unpackb(body)[0]) == size_of(update) <= UPDATE_BYTES_MAX
+        assert updates_that_fit([update], size_of(update)) == (update,)
+        assert updates_that_fit([update], size_of(update) - 1) == ()
     assert size_of(Update(LONGEST)) == RECORD_BYTES_MAX
 
 
@@ -471,6 +474,9 @@ def test_updates_that_fit_fill_a_datagram_and_no_more(updates: list[Update]) -> 
     longest_ping = PingRequest(2**32 - 1, 2**64 - 1, "ffff::1", 65535, taken)
     assert len(encode(longest_ping)[1]) <= BODY_BYTES_MAX[Plane.DATAGRAM]
     left = UPDATES_ROOM_BYTES - sum(map(size_of, taken))
+    if taken[4:]:
+        beside = len(encode(longest_ping)[1]) - sum(map(size_of, taken))
+        assert beside <= BODY_BYTES_MAX[Plane.DATAGRAM] - UPDATES_ROOM_BYTES <= beside + 1
     rest = list(updates)
     for update in taken:
         rest.remove(update)
