@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from struct import Struct
 
@@ -28,7 +29,6 @@ from ranvier_py.core.gossip.messages import Members as MemberList
 from ranvier_py.core.gossip.orders import Orders
 from ranvier_py.core.gossip.profile import LAN, Profile
 from ranvier_py.core.gossip.records import size_of
-from ranvier_py.core.gossip.roster import Member
 from ranvier_py.core.gossip.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.route_memory import RouteMemory
 from ranvier_py.core.gossip.route_settings import RouteGossipSettings
@@ -45,6 +45,9 @@ STATE_MAGIC = b"RGS1"
 
 MYSELF_S = 60.0
 """An address that turned out to be our own is left alone so long; then it may be somebody else's."""
+
+PEERS_DELAY_S = 0.02
+"""So soon the planes above membership hear who came or went. At once would cost a node that joins N peers N² steps."""
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 
@@ -144,7 +147,7 @@ class Gossip:
         self._myself: dict[Address, float] = {(me.host, me.port): float("inf")}
         self._tried: dict[Address, bool] = {}
         self._changes: list[MemberChange] = []
-        self._alive: Sequence[Member] | None = None
+        self._peers_at = inf  # when the planes above are told who is there
         self._route_peers: dict[int, None] = {}
         self.members.remember(remembered, now)
         self._settle(now)
@@ -154,7 +157,8 @@ class Gossip:
     @property
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
-        return min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
+        machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
+        return min(self._peers_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
@@ -184,7 +188,8 @@ class Gossip:
         self.members.tick(now)
         for address in self.members.needs_greeting(now):
             self._greet(address, now)
-        self._update_peers(now)
+        if now >= self._peers_at:
+            self._update_peers(now)
         self.routes.tick(now)
         self.facts.tick(now)
         self.orders.tick(now)
@@ -255,7 +260,7 @@ class Gossip:
         if proved is not None:
             self._tried.pop(peer.address, None)
             self.members.proved(proved, now)
-            self._update_peers(now, anew=True)
+            self._peers_at = min(self._peers_at, now + PEERS_DELAY_S)
         if message is None:
             self.members.heard(peer.session, now)
         else:
@@ -265,6 +270,8 @@ class Gossip:
         """To the machine whose message it is. All but membership hear from live members only."""
         if isinstance(message, ROUTE_MESSAGES):
             self.members.heard(peer.session, now)
+            if peer.session not in self._route_peers and self._peers_at < inf:
+                self._update_peers(now)
             if peer.session in self._route_peers:
                 self.routes.receive(peer, message, now)
         elif isinstance(message, Loads | Facts):
@@ -295,12 +302,10 @@ class Gossip:
         member = self.members.member(session) if session else None
         return member is not None and member.live and member.proved
 
-    def _update_peers(self, now: float, *, anew: bool = False) -> None:
-        """Tell the planes above membership who is there, when that has changed."""
+    def _update_peers(self, now: float) -> None:
+        """Tell the planes above membership who is there now. O(members), hence not at each change."""
+        self._peers_at = inf
         alive = self.members.alive()
-        if alive is self._alive and not anew:
-            return
-        self._alive = alive
         proved = [member for member in alive if member.proved]
         peers = [Peer(member.session, member.address) for member in proved]
         schema = self.me.schema
@@ -322,7 +327,7 @@ class Gossip:
         if members.changes:
             self._changes += members.changes
             members.changes.clear()
-            self._update_peers(now)
+            self._peers_at = min(self._peers_at, now + PEERS_DELAY_S)
         self.sessions.me = members.me
         if self._outbox:
             self._seal(now)

@@ -1,8 +1,16 @@
 """Defects that simulated clusters have found, each as small as it could be made."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from cluster.scenario import Cluster as Size
+from cluster.scenario import Expect, Scenario
+from cluster.sim_mind import Minds
+from cluster.sim_run import simulate
 from ranvier_py.core.gossip.profile import LAN
+from ranvier_py.core.gossip.route_gossip import RouteGossip
+from ranvier_py.core.gossip.values import Peer
 from ranvier_py.core.gossip.suspicion import Suspicions
 from tests.core.gossip.contact_world import acquainted
 from tests.core.gossip.route_net import Net
@@ -57,3 +65,21 @@ def test_a_session_that_has_raised_its_epoch_can_prove_itself_again() -> None:
     one.sessions.greet(two.address, world.now)
     world.run()
     assert one.proofs() == [two.session]
+
+
+def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each proof made a list of all members: a node that joined N peers took N² steps, a cluster N³."""
+    told: list[int] = []
+    peers = RouteGossip.peers
+
+    def counted(self: RouteGossip, live: Sequence[Peer], now: float) -> None:
+        told.append(len(live))
+        peers(self, live, now)
+
+    monkeypatch.setattr(RouteGossip, "peers", counted)
+    scenario = Scenario(
+        "join", "30 nodes start at once", 5.0, cluster=Size(nodes=30, engines=2), expect=Expect(agree_s=5.0)
+    )
+    assert simulate(scenario, 1, Minds()).violation is None
+    assert max(told) == 29
+    assert len(told) < 30 * 6
