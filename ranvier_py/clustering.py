@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from ipaddress import ip_address
 from random import SystemRandom
 from typing import Any
 
@@ -123,10 +124,8 @@ async def open_cluster(
 
 async def own_place(places: GossipPlaces, sockets: GossipSockets) -> Place:
     """Where peers reach this node."""
-    if places.advertise is not None:
-        host, port = places.advertise
-        return host, port or sockets.port
-    return await own_host(places.join, sockets.family), sockets.port
+    host, port = places.advertise or (await own_host(places.join, sockets.family), 0)
+    return str(ip_address(host)), port or sockets.port
 
 
 class Clustering:

@@ -18,7 +18,7 @@ Address = tuple[str, int]
 
 
 class Plane(IntEnum):
-    """How a packet travels. Each has its own counter in a session's nonces, so that one can't hold up another."""
+    """How a packet travels. Each has its own replay window in a session, so that one can't hold up another."""
 
     DATAGRAM = 0  # probes and membership; at most DATAGRAM_BYTES_MAX, may be lost, doubled or reordered
     PROBE = 1  # the same over a stream of its own, where datagrams do not pass
