@@ -17,11 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -40,6 +42,9 @@ WARM_UP_S = 3.0
 """Long enough to tokenize 64 histories of 60 kB once, 1 MB/s being the tokenizer's speed beside the load."""
 
 NODE, DIRECT = "ranvier_py", "direct"
+GOSSIPING, WORKERS = "ranvier_py with a peer", "ranvier_py, 2 workers"
+"""The same node in a cluster of two, the other one idle but for what it hears; and two nodes that share the port. The
+Rust routers use both cores of such a machine, one node of ours one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +158,43 @@ def engines(count: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def node(urls: list[str], tokenizer: str) -> Iterator[str]:
-    port, control = free_port(), free_port()
+def node(urls: list[str], tokenizer: str, *more: str) -> Iterator[str]:
+    port, control = free_port(), free_ports(2)
     command = [sys.executable, "-m", "ranvier_py", "serve", "--listen", f"127.0.0.1:{port}"]
     command += ["--control", f"127.0.0.1:{control}", "--tokenizer", tokenizer, "--policy", "affinity"]
-    command += ["--log-level", "warning"]  # as the other routers are told
+    command += ["--log-level", "warning", *more]  # as the other routers are told
     for url in urls:
         command += ["--backend", url]
     with process(command):
-        await_answer(f"http://127.0.0.1:{control}/readyz")
+        for number in range(2 if "--workers" in more else 1):
+            await_answer(f"http://127.0.0.1:{control + number}/readyz")
         yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def node_with_a_peer(urls: list[str], tokenizer: str) -> Iterator[str]:
+    places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    with tempfile.NamedTemporaryFile("w", suffix=".key") as key, ExitStack() as stack:
+        key.write(secrets.token_hex(32))
+        key.flush()
+        bases = []
+        for own, other in (places, reversed(places)):
+            flags = ("--gossip", own, "--join", other, "--cluster-key-file", key.name)
+            bases.append(stack.enter_context(node(urls, tokenizer, *flags)))
+        yield bases[0]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        first = free_port()
+        try:
+            with ExitStack() as stack:
+                for number in range(count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
+        except OSError:
+            continue
+        return first
 
 
 @contextmanager
@@ -240,8 +272,15 @@ def main() -> None:
     with ExitStack() as stack:
         urls = stack.enter_context(engines(2))
         targets = {DIRECT: urls[0]}
-        if not options.only or NODE in options.only:
-            targets[NODE] = stack.enter_context(node(urls, options.tokenizer))
+        workers = ("--workers", "2", "--gossip", f"127.0.0.1:{free_ports(2)}")
+        ours = (
+            (NODE, node(urls, options.tokenizer)),
+            (GOSSIPING, node_with_a_peer(urls, options.tokenizer)),
+            (WORKERS, node(urls, options.tokenizer, *workers)),
+        )
+        for name, started in ours:
+            if not options.only or name in options.only:
+                targets[name] = stack.enter_context(started)
         for peer in PEERS:
             if options.only and not any(peer.name.startswith(name) for name in options.only):
                 continue
