@@ -2,6 +2,7 @@
 
     join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
     repair  Sums -> the peer that said Reset; its Sums come, RowsWanted (buckets that differ) -> it; its Rows come
+    audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables
 
 Chunks come as fast as they are merged: RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come. With the
 same cursor once more it says that what followed was lost. When the last chunk is merged, all that the peer had before
@@ -10,7 +11,8 @@ ever; the order does not matter.
 
 Rules: one pull at a time. Chunks of another request or peer, and chunks that do not follow the last one, are dropped.
 Ages count from when a chunk was asked for. `synced` is for readiness: the join is over, or there was nobody to ask.
-A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it.
+A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no lesson can: what
+a node gave to whoever joined and died before it told the others, or what was dropped while its backend was not known.
 """
 
 from __future__ import annotations
@@ -56,6 +58,10 @@ NEW_LESSONS_MAX = 4096
 PULL_BYTES_PER_S = 4 * 1024 * 1024
 """What repair may move on average: a table of a million rows every 8 s."""
 
+AUDIT_BUCKETS_MAX = 256
+"""Of those that an audit found to differ so many are asked for, a sixteenth of a table: among a million claims some
+hundred expire on one side a second earlier, at any time."""
+
 MANY_BUCKETS = 2048
 """If more differ, the whole table is asked for: one way through it costs the peer the same."""
 
@@ -82,6 +88,8 @@ class Pull:
         self.synced = False
         self.joins = 0  # that were finished
         self.repairs = 0
+        self.audits = 0
+        self.differing = 0  # buckets, at the last comparison
         self.given_up = 0  # pulls that broke off
         self.deferred = 0  # resets that came during a pull or too soon after one
         self.stray_chunks = 0
@@ -112,6 +120,9 @@ class Pull:
         self._round_at = now
         self._alone_until = now + ALONE_S
         self._give_up_at = inf
+        self._audit_interval_s = inf
+        self._audit_at = inf
+        self._auditing = False
 
     @property
     def wake_at(self) -> float:
@@ -120,7 +131,7 @@ class Pull:
         if self._phase is not Phase.IDLE:
             return self._deadline
         if self.synced:
-            return inf
+            return self._audit_at if self._post.order else inf
         return self._round_at if self._post.order else self._alone_until
 
     def meet(self, now: float) -> None:
@@ -135,6 +146,8 @@ class Pull:
         if self._phase is Phase.IDLE:
             if not self.synced:
                 self._join(now)
+            elif now >= self._audit_at:
+                self._audit(now)
         elif now >= self._deadline:
             self._late(now)
         elif self._phase is Phase.COMPARE and self._own is None and now >= self._step_at:
@@ -144,6 +157,11 @@ class Pull:
                     self._own = sums
                 else:
                     self._step_at = now + NO_ROOM_S
+
+    def audit_every(self, interval_s: float, now: float) -> None:
+        """From now on. Nodes that start together audit apart."""
+        self._audit_interval_s = interval_s
+        self._audit_at = now + interval_s * self._rng.uniform(0.2, 1.0)
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
@@ -187,6 +205,15 @@ class Pull:
             self._begin(Phase.COMPARE, peer, SUMS_S, now)
             self._targets = {origin: base}
 
+    def _audit(self, now: float) -> None:
+        """Compare with some peer."""
+        self._audit_at = now + self._audit_interval_s * self._rng.uniform(0.8, 1.2)
+        if self._post.order:
+            peer = self._rng.choice(self._post.order)
+            if now >= self._not_before_with(peer):
+                self._begin(Phase.COMPARE, peer, SUMS_S, now)
+                self._auditing = True
+
     def _not_before_with(self, peer: Peer) -> float:
         return max(self._not_before, self._owing.get(peer.session, -inf))
 
@@ -195,6 +222,9 @@ class Pull:
         if message.reply or not self._is_from(peer, Phase.COMPARE) or self._own is None:
             return
         differing = np.flatnonzero(np.frombuffer(self._own, "<u8") != np.frombuffer(message.sums, "<u8"))
+        self.differing = len(differing)
+        if self._auditing and len(differing) > AUDIT_BUCKETS_MAX:
+            differing = differing[self._rng.sample(range(len(differing)), AUDIT_BUCKETS_MAX)]
         if not len(differing):
             self._done(now)
         else:
@@ -221,8 +251,9 @@ class Pull:
             self._send_wanted(b"", now)
 
     def _ask(self, peer: Peer, buckets: bytes, now: float) -> None:
-        targets = self._targets
+        targets, auditing = self._targets, self._auditing
         self._begin(Phase.ROWS, peer, PROGRESS_S, now)
+        self._auditing = auditing
         self._request = (self._request + 1) & 0xFFFFFFFF
         self._buckets = buckets
         if self.synced:
@@ -241,7 +272,7 @@ class Pull:
     # --- beginnings and ends ----------------------------------------------------------------------------------------
 
     def _begin(self, phase: Phase, peer: Peer, limit_s: float, now: float) -> None:
-        self._phase, self._peer, self._deadline = phase, peer, now + limit_s
+        self._phase, self._peer, self._deadline, self._auditing = phase, peer, now + limit_s, False
         self._targets, self._next, self._resumes, self._bytes = {}, 0, 0, 0
         self._own, self._vector_heard, self._step_at, self._begun_at = None, False, 0.0, now
         self._allowed.clear()
@@ -278,7 +309,8 @@ class Pull:
             if self._logs.open(origin, now):
                 self._logs.adopt(origin, number)
         if self.synced:
-            self.repairs += 1
+            self.repairs += not self._auditing
+            self.audits += self._auditing
             self._not_before = now + self._bytes / PULL_BYTES_PER_S
         else:
             self.joins += 1

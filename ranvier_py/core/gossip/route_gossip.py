@@ -56,8 +56,9 @@ HEARD_AT_ONCE_MAX = BATCH_ENTRIES_MAX
 
 PRUNE_INTERVAL_S = 1.0
 
-ORIGIN_ASK_INTERVAL_S = 5.0
-"""An origin whose lessons somebody else can't give is asked itself, before tables are compared; so often at most."""
+ORIGIN_ASK_INTERVAL_S, ORIGIN_ANSWER_S = 5.0, 1.0
+"""An origin whose lessons somebody else can't give is asked itself, so often at most; without an answer in this time
+tables are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class RouteGossipStatistics:
     own: int  # lessons announced since the start
     lazy_peers: int
     transfers: int  # running
+    differing_buckets: int  # of 4096, at the last comparison: how far two nodes are apart
     heard: int  # lessons that were new by their number
     news: int  # of these, lessons that brought new rows
     duplicates: int  # lessons that were known
@@ -90,7 +92,8 @@ class RouteGossipStatistics:
     resets_deferred: int
     trimmed: int  # lessons that left the log before they expired
     joins: int
-    repairs: int  # tables compared, and made equal
+    repairs: int  # tables compared after a log was trimmed
+    audits: int  # tables compared for no reason
     given_up: int  # pulls that broke off
     stray_chunks: int
     pulled_rows: int
@@ -134,6 +137,7 @@ class RouteGossip:
         sums = OwnSums(memory)
         self._donor = Donor(self._post, memory, sums)
         self._pull = Pull(self._logs, self._post, memory, sums, self._repair.missed, rng, now)
+        self._pull.audit_every(settings.audit_interval_s, now)
         self._intake: dict[int, Window] = {}
         self._origin_asked_at: dict[int, float] = {}
         self._prune_at = now + PRUNE_INTERVAL_S
@@ -264,12 +268,14 @@ class RouteGossip:
         self._resets += 1
         if origin == self._logs.session or base <= self._logs.vector[origin] or not self._logs.open(origin, now):
             return
-        asked_lately = now - self._origin_asked_at.get(origin, -inf) < ORIGIN_ASK_INTERVAL_S
-        if origin == peer.session or origin not in self._post.peers or asked_lately:
+        asked_s = now - self._origin_asked_at.get(origin, -inf)
+        if origin == peer.session or origin not in self._post.peers:
             self._pull.reset(peer, origin, base, now)
-        else:
+        elif asked_s > ORIGIN_ASK_INTERVAL_S:
             self._origin_asked_at[origin] = now
             self._repair.missed(origin, now)
+        elif asked_s > ORIGIN_ANSWER_S:
+            self._pull.reset(peer, origin, base, now)
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
@@ -313,6 +319,8 @@ class RouteGossip:
             trimmed=logs.trimmed,
             joins=pull.joins,
             repairs=pull.repairs,
+            audits=pull.audits,
+            differing_buckets=pull.differing,
             given_up=pull.given_up,
             stray_chunks=pull.stray_chunks,
             pulled_rows=pull.rows,

@@ -151,6 +151,7 @@ def test_what_everybody_passes_on_once_reaches_all_in_few_hops(count: int) -> No
         {"bulk_bytes_per_s": 4 * MIN_BYTES_PER_S - 1},
         {"ttl_s": 0},
         {"tick_s": 0},
+        {"audit_interval_s": 0},
         {"log_entries_max": 0},
         {"fan_out": 0},
     ],

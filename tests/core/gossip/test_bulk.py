@@ -116,24 +116,24 @@ def test_a_busy_peer_is_left_for_another() -> None:
     net = filled(2, 3000)
     net.run_until(lambda: net.nodes[2].gossip.synced)
     net.run(1.0)
-    for session in (3, 4, 5):
+    for session in range(3, 9):
         net.add(session, meet=False)
     net.meet()
     net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=3.0)
     net.run_until(net.equal, limit_s=3.0)
     assert sent(net, Busy) != []
-    assert {source for _, source, _, message, _ in net.sent if isinstance(message, Rows)} >= {1, 2}
+    assert len({source for _, source, _, message, _ in net.sent if isinstance(message, Rows)}) > 1
 
 
 def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
     """T-20-joiners-one-donor (near#2512: five syncing peers stalled the donor)."""
-    net = filled(21, NEW_LESSONS_MAX + 200, mesh_nodes_max=32)
+    net = filled(21, NEW_LESSONS_MAX + 200, mesh_nodes_max=32, bulk_bytes_per_s=600_000)
     most = 0
     donor = net.nodes[1].gossip
     while not all(node.gossip.synced for node in net.nodes.values()):
         net.run(0.005)
         most = max(most, donor.statistics().transfers)
-        assert net.now < 1000.0 + 15.0
+        assert net.now < 1000.0 + PATIENCE_S
     assert most == TRANSFERS_MAX
     assert net.equal()
     given = len({to for _, source, to, message, _ in net.sent if isinstance(message, Rows) and source == 1})
@@ -260,17 +260,19 @@ def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
 
 def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
     """S7, and a donor with two newcomers keeps half of its budget for itself."""
-    net = filled(1, 20_000, bulk_bytes_per_s=400_000)
+    net = filled(1, 30_000, bulk_bytes_per_s=400_000)
     net.run(1.0)
     net.add(2, meet=False)
     net.add(3)
-    net.run(3.0)
-    for target, budget in ((0, 400_000), (2, 100_000), (3, 100_000)):
-        spent = [
-            (at, size) for at, source, to, message, size in net.sent if isinstance(message, Rows) and target in (0, to)
-        ]
-        for start, _ in spent[::10]:
-            assert sum(size for at, size in spent if start <= at < start + 1.0) <= budget
+    net.run(4.0)
+    chunks = [(at, to, size) for at, _, to, message, size in net.sent if isinstance(message, Rows)]
+    both = max(min(at for at, to, _ in chunks if to == target) for target in (2, 3)) + 1.0
+    for start, _, _ in chunks[::10]:
+        window = [(to, size) for at, to, size in chunks if start <= at < start + 1.0]
+        assert sum(size for _, size in window) <= 400_000
+        for target in (2, 3) if start >= both else ():
+            assert sum(size for to, size in window if to == target) <= 100_000
+    assert both < chunks[-1][0] - 1.0
     alone = filled(2, 20_000, bulk_bytes_per_s=400_000)
     alone.run(1.0)
     assert sum(size for _, _, _, message, size in alone.sent if isinstance(message, Rows)) > 350_000
@@ -365,7 +367,7 @@ def test_the_origin_is_asked_before_tables_are_compared() -> None:
     net.run_until(lambda: net.nodes[2].gossip.synced)
     net.link.drop = lambda source, target, message: {source, target} == {1, 3} and isinstance(message, Digest)
     net.run_until(net.equal, limit_s=5.0)
-    assert len(sent(net, Reset, 2, 3)) == 1
+    assert len(sent(net, Reset, 2, 3)) >= 1
     assert sent(net, Sums) == []
 
 
@@ -441,6 +443,51 @@ def test_a_comparison_that_breaks_off_is_tried_again() -> None:
     assert net.nodes[2].gossip.vector() == before
     net.link.drop = lambda source, target, message: False
     net.run_until(net.equal, limit_s=10.0)
+
+
+# --- auditing ---------------------------------------------------------------------------------------------------------
+
+
+def differing(audit_interval_s: float, turns: int) -> Net:
+    """Two nodes with the same numbers, one of which knows more: whoever told it died before it told the other."""
+    net = Net(2, audit_interval_s=audit_interval_s)
+    net.run(0.5)
+    rng = Random(1)
+    for node in net.nodes.values():
+        node.table.collect_news()
+    for number in range(turns):
+        stops = turn(rng)
+        for session, node in net.nodes.items():
+            if session == 1 or number % 4:
+                node.table.learn(stops, BackendId(node.memory.names.order.index(0)), 1, Trust.REMOTE, net.now)
+    assert not net.equal()
+    return net
+
+
+def test_an_audit_finds_what_no_number_tells() -> None:
+    net = differing(20.0, 80)
+    net.run_until(net.equal, limit_s=25.0)
+    assert net.nodes[2].gossip.statistics().audits == 1
+    assert claims(sent(net, Rows)) < 80
+    assert 70 < net.nodes[2].gossip.statistics().differing_buckets <= 80
+    assert sent(net, Reset) == []
+
+
+def test_an_audit_asks_for_a_part_of_what_differs() -> None:
+    net = differing(5.0, 4000)
+    net.run_until(lambda: sent(net, Rows, 1, 2) != [], limit_s=10.0)
+    net.run(0.5)
+    assert claims(sent(net, Rows, 1, 2)) < 8000 / 6
+    net.run_until(net.equal, limit_s=120.0, step_s=1.0)
+
+
+def test_audits_are_rare_and_cheap() -> None:
+    net = Net(5, audit_interval_s=60.0)
+    net.run(600.0)
+    audits = sum(node.gossip.statistics().audits for node in net.nodes.values())
+    assert 40 <= audits <= 65
+    assert sum(size for *_, size in net.sent) / 5 / 600.0 < 1500
+    assert sent(net, Rows) == []
 
 
 # --- what rows may say ------------------------------------------------------------------------------------------------
