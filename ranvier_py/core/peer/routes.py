@@ -47,6 +47,7 @@ class SharedRoutes:
         self._backends = backends
         self._copy = TableCopy(routes, backends)
         self._held: deque[News] = deque()
+        self._complete: dict[int, tuple[BackendId, float]] = {}
 
     # --- down -------------------------------------------------------------------------------------------------------
 
@@ -55,23 +56,31 @@ class SharedRoutes:
         news, held = self.routes.news, self._held
         while news:
             each = news.popleft()
-            if self._is_half(each) and len(held) < HELD_MAX:
+            if each.parent and not any(token for _, token, _ in each.stops) and len(held) < HELD_MAX:
                 held.append(each)
             else:
+                self._note_complete(each)
                 yield from self._told(each)
-        while held and held[0].at + HOLD_S <= now:
+        while held and (held[0].at + HOLD_S <= now or self._is_contained(held[0])):
             each = held.popleft()
-            if self._is_half(each):
-                yield from self._told(each)
-            else:
+            if self._is_contained(each):
                 self.counters.spared += 1
+            else:
+                yield from self._told(each)
 
-    def _is_half(self, news: News) -> bool:
-        """Texts alone, that go on where peers know the chat: its tokens and its answer are about to be learned."""
-        if not news.parent or any(token for _, token, _ in news.stops):
-            return False
-        known = self.routes.stop_of(news.stops[0][2])
-        return known is not None and not known[1]
+    def _note_complete(self, news: News) -> None:
+        """Which texts were told together with their tokens, for as long as the same texts alone may be held."""
+        complete, horizon = self._complete, news.at - HOLD_S
+        for _, token, text in news.stops:
+            if token and text:
+                complete[text] = (news.backend, news.at)
+        while complete and (len(complete) > HELD_MAX or next(iter(complete.values()))[1] < horizon):
+            del complete[next(iter(complete))]
+
+    def _is_contained(self, news: News) -> bool:
+        """Whether its deepest text was told with its tokens meanwhile, of the same backend."""
+        told = self._complete.get(news.stops[0][2])
+        return told is not None and told[0] == news.backend
 
     def _told(self, news: News) -> Iterator[tuple[bytes, float]]:
         for lesson in self._lessons_of(news):
