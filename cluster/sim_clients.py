@@ -68,7 +68,7 @@ class SimClients:
         self.served: Callable[[SimHost, Boundary, int], None] | None = None
         self.failed: Callable[[SimHost], None] | None = None
         root = Boundary(None, Fingerprint(0), 0)
-        self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 2 == 0) for number in range(load.prefixes)]
+        self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 4 != 3) for number in range(load.prefixes)]
 
     def _next(self, parent: Boundary, tokens: int, *, exact: bool = False) -> Boundary:
         """The end of one more message, of any words: 63 random bits are as good a fingerprint as those of real ones.

@@ -167,8 +167,7 @@ class Invariants:
         """How many lessons a session has told: the last look at it, or one now."""
         mind = self.world.hosts[number].mind
         if mind is not None and mind.session == session:
-            look = mind.look(self.world.heap.now)
-            self.told[session] = max(self.told.get(session, 0), look.vector.get(session, 0))
+            self.told[session] = max(self.told.get(session, 0), mind.told())
             return self.told[session]
         return 2**63  # it has died since: between two looks it may have told more
 

@@ -51,8 +51,8 @@ class Measure:
     # --- lessons ----------------------------------------------------------------------------------------------------
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:
-        if len(self.followed) >= FOLLOWED_MAX:
-            return
+        if len(self.followed) >= FOLLOWED_MAX or not end.token:
+            return  # a turn that is never tokenized is told later, on purpose (peer.routes.HOLD_S)
         label = self.world.labels[host.index]
         others = {
             other.index: other.generation
@@ -61,7 +61,7 @@ class Measure:
         }
         if others:
             boots = self.world.engines[engine].boots
-            self.followed.append(Followed(end.token or end.text, engine, boots, self.world.heap.now, others))
+            self.followed.append(Followed(end.token, engine, boots, self.world.heap.now, others))
 
     def heard(self, host: SimHost, plane: Plane) -> None:
         """A node has heard something: has it what it lacked?"""
@@ -144,7 +144,7 @@ def counters_of(world: World) -> dict[str, int]:
     found: dict[str, int] = {}
     for host in world.live():
         if host.mind is not None:
-            for name, value in host.mind.look(world.heap.now).counters.items():
+            for name, value in host.mind.counters().items():
                 found[f"node_{name}"] = found.get(f"node_{name}", 0) + value
     clients = world.clients.statistics
     for name in ("turns", "served", "failed", "hopeless", "torn", "second_tries"):

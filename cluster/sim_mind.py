@@ -119,7 +119,6 @@ class RealMind:
             members=members,
             vector=self.gossip.routes.vector(),
             tables=self.tables(),
-            counters=self.counters(),
         )
 
     def tables(self) -> Mapping[str, Bounded]:
@@ -141,6 +140,9 @@ class RealMind:
         found |= {f"refused_{name}": count for name, count in statistics.refused.items()}
         found |= {f"sent_{topic}_bytes": traffic.bytes for topic, traffic in statistics.sent.items()}
         return found
+
+    def told(self) -> int:
+        return self.gossip.routes.vector().get(self.session, 0)
 
     def sums(self, now: float) -> Sequence[int]:
         """The bucket sums, as a peer would be sent them."""

@@ -70,7 +70,6 @@ class Look:
     members: Mapping[int, Seen]  # by session, others only
     vector: Mapping[int, int]  # by origin's session: all up to this number
     tables: Mapping[str, Bounded] = field(default_factory=dict)
-    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 class Trip(NamedTuple):
@@ -108,6 +107,14 @@ class Mind(Protocol):
         ...
 
     def look(self, now: float) -> Look: ...
+
+    def told(self) -> int:
+        """Lessons of its own since the start."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Whatever it counts, by name."""
+        ...
 
     def sums(self, now: float) -> Sequence[int]:
         """Bucket fingerprints of the table: equal at two nodes that know the same routes."""

@@ -23,7 +23,7 @@ from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
 
 TABLE_ROWS = 50_000
-CLAIMS_LOOKED_AT_MAX = 40
+CLAIMS_LOOKED_AT_MAX = 12
 MEMORY_ENTRIES = 64
 KEY = b"k" * 32
 """Of the hashers, which hash nothing here."""

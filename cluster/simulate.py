@@ -37,7 +37,8 @@ SMALL_NODES = (2, 3, 3, 3, 4, 4, 5, 5, 6, 8)
 SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 40.0
 """Of the small runs each 40th has 20 nodes: the rest finds more for its time."""
 
-SMALL_FOR_S = 60.0
+SWARMS = ("swarm", "swarm-engines")
+SMALL_FOR_S = 50.0
 SHRINK_BUDGET_S = 300.0
 
 
@@ -53,7 +54,9 @@ class Order(NamedTuple):
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster sim", description="clusters in virtual time")
-    parser.add_argument("--scenario", default="swarm", help=f"swarm, a .toml file, or: {', '.join(scenario_names())}")
+    parser.add_argument(
+        "--scenario", default="swarm", help=f"swarm, swarm-engines, a .toml file, or: {', '.join(scenario_names())}"
+    )
     parser.add_argument("--replay", metavar="FILE", help="a kept schedule; the same as --scenario FILE.toml")
     parser.add_argument("--nodes", type=int, default=0, help="number of nodes (default: what the scenario says)")
     parser.add_argument("--for", dest="for_s", type=float, default=0.0, help="virtual seconds")
@@ -92,14 +95,14 @@ def order_of(options: argparse.Namespace, seed: int) -> Order:
 
 def scenario_of(order: Order) -> Scenario:
     """The settled scenario of an order. Raises ScenarioError, OSError."""
-    if order.scenario == "swarm":
+    if order.scenario in SWARMS:
         nodes, for_s = order.nodes or 8, order.for_s or 120.0
         if order.small:
             large = order.seed % SMALL_LARGE_EVERY == SMALL_LARGE_EVERY - 1
             drawn = Random(f"{order.seed}/size").choice(SMALL_NODES)
             nodes = order.nodes or (SMALL_LARGE_NODES if large else drawn)
             for_s = order.for_s or (SMALL_LARGE_FOR_S if large else SMALL_FOR_S)
-        return settle(swarm(order.seed, nodes, for_s), order.seed)
+        return settle(swarm(order.seed, nodes, for_s, engines_fail=order.scenario != "swarm"), order.seed)
     scenario = load_scenario(order.scenario)
     cluster = replace(scenario.cluster, nodes=order.nodes or scenario.cluster.nodes)
     scenario = replace(scenario, cluster=cluster, for_s=order.for_s or scenario.for_s)

@@ -5,7 +5,7 @@ for two seconds is dead. No keys, no bounds, no cleverness.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
@@ -146,7 +146,13 @@ class FakeMind:
     def look(self, now: float) -> Look:
         members = {session: Seen(name, State.ALIVE, 1, 0) for session, (name, _, _) in self.node.members.items()}
         tables = {"members": Bounded(len(members), 1000)}
-        return Look(self.session, self.name, 1, 0, State.ALIVE, members, {}, tables, {})
+        return Look(self.session, self.name, 1, 0, State.ALIVE, members, {}, tables)
+
+    def told(self) -> int:
+        return 0
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
 
     def sums(self, now: float) -> Sequence[int]:
         sums = [0] * 16

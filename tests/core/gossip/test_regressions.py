@@ -10,8 +10,8 @@ from cluster.sim_mind import Minds
 from cluster.sim_run import simulate
 from ranvier_py.core.gossip.profile import LAN
 from ranvier_py.core.gossip.route_gossip import RouteGossip
-from ranvier_py.core.gossip.values import Peer
 from ranvier_py.core.gossip.suspicion import Suspicions
+from ranvier_py.core.gossip.values import Peer
 from tests.core.gossip.contact_world import acquainted
 from tests.core.gossip.route_net import Net
 from tests.core.gossip.small_cluster import Cluster
