@@ -6,7 +6,9 @@ sooner when somebody has come back from the dead. A node that joins reads a few 
 first partner may be as new as itself.
 
 A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
-that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK.
+that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK. So do
+small ones to a member that datagrams do not reach, after a question that brought no list, and in answer to one that
+came on BULK: where datagrams are blocked, a small cluster would never learn all its members.
 
 Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list; in answer, one list for each asker and second, and
 ANSWERED_RECORDS in all. Cost: O(members) for each list.
@@ -77,6 +79,7 @@ class MemberLists:
         self._join_s = JOIN_S / 2  # doubled with each question, so the first pace is JOIN_S
         self._asked_at: dict[int, float] = {}  # who asked within the last second
         self._met_at = -JOIN_S
+        self._unanswered = 0  # questions since a list came
 
     @property
     def joining(self) -> bool:
@@ -113,8 +116,8 @@ class MemberLists:
         """Compare soon: what refuted a death may have been said while nobody here could hear it."""
         self.wake_at = min(self.wake_at, now + self._rng.uniform(0.2, 1.0) * JOIN_S)
 
-    def answer(self, peer: Peer, now: float) -> None:
-        """Send the list to somebody who asked for it."""
+    def answer(self, peer: Peer, now: float, plane: Plane = Plane.DATAGRAM) -> None:
+        """Send the list to somebody who asked for it there."""
         while self._asked_at and now - next(iter(self._asked_at.values())) >= 1.0:
             del self._asked_at[next(iter(self._asked_at))]
         most = min(ANSWERS_MAX, max(1, ANSWERED_RECORDS // (len(self._ledger.roster) + 1)))
@@ -122,22 +125,27 @@ class MemberLists:
             self._counts.exchanges_refused += 1
             return
         self._asked_at[peer.session] = now
-        self._send(peer.address, peer.session, reply=False)
+        self._send(peer.address, peer.session, plane, reply=False)
 
     def read(self, session: int) -> None:
         """A list of this member, or a part of one, has arrived."""
+        self._unanswered = 0
         if len(self._read) < JOIN_LISTS:
             self._read[session] = None
             self._join_s = JOIN_S / 2
 
     def _ask(self, address: Address, session: int) -> None:
+        member = self._ledger.roster.get(session)
+        passes = self._unanswered == 0 and (member is None or member.datagrams)
         self._counts.exchanges += 1
-        self._send(address, session, reply=True)
+        self._unanswered += 1
+        self._send(address, session, Plane.DATAGRAM if passes else Plane.BULK, reply=True)
 
-    def _send(self, to: Address, session: int, *, reply: bool) -> None:
+    def _send(self, to: Address, session: int, plane: Plane, *, reply: bool) -> None:
         parts = list(self._parts(self._records(session)))
         size_bytes = sum(self._size_of(Update(record)) for record in parts[0]) if len(parts) == 1 else FRAME_BYTES_MAX
-        plane = Plane.DATAGRAM if size_bytes <= self._datagram_bytes else Plane.BULK
+        if size_bytes > self._datagram_bytes:
+            plane = Plane.BULK
         last = len(parts) - 1
         for number, part in enumerate(parts):
             self._outbox.append(Letter(to, session, plane, MemberList(part, reply and number == last)))

@@ -211,7 +211,7 @@ class Members:
             case Push(updates):
                 self._take_in(peer, updates, now)
             case MemberList():
-                self._read_list(peer, message, now)
+                self._read_list(peer, message, now, plane)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message of membership")
         if self._ledger.returned:
@@ -313,11 +313,11 @@ class Members:
             told = [self._hearsay.hear(update, peer.session, now) for update in updates]
             self._correct(peer, [correction for correction in told if correction is not None])
 
-    def _read_list(self, peer: Peer, message: MemberList, now: float) -> None:
+    def _read_list(self, peer: Peer, message: MemberList, now: float, plane: Plane) -> None:
         self._hearsay.joining = self._lists.joining
         told = [self._hearsay.hear(Update(record), peer.session, now, listed=True) for record in message.records]
         if message.reply:
-            self._lists.answer(peer, now)
+            self._lists.answer(peer, now, plane)
         else:
             self._lists.read(peer.session)
             self._correct(peer, [correction for correction in told if correction is not None])

@@ -10,6 +10,7 @@ from ranvier_py.core.gossip.members import Members
 from ranvier_py.core.gossip.messages import Ack, Ping, Push, Record, State, Update
 from ranvier_py.core.gossip.messages import Members as MemberList
 from ranvier_py.core.gossip.profile import LAN
+from ranvier_py.core.gossip.roster import MISSES_MAX
 from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Letter, Peer, Plane
 from tests.core.gossip.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
 
@@ -103,6 +104,37 @@ def test_a_joining_node_that_nobody_answers_asks_ever_more_slowly() -> None:
         node.members.proved(record, node.now)
     node.run(120.0)
     assert 5 <= len(node.lists()) <= 10
+
+
+def test_a_small_list_takes_the_stream_where_datagrams_do_not_arrive() -> None:
+    """Or a cluster whose lists fit a datagram never learns all its members on a network that blocks UDP."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    node.run(10.0)
+    first, *more = [letter.plane for letter in node.lists()]
+    assert first is Plane.DATAGRAM
+    assert more
+    assert set(more) == {Plane.BULK}
+    for record in others[:3]:
+        node.reads(record, others)
+    node.run(40.0)
+    assert node.lists()[0].plane is Plane.DATAGRAM, "one was only lost"
+    node.reads(others[0], others)
+    for member in node.members.alive():
+        member.misses = MISSES_MAX
+    node.members._lists.wake_at = node.now
+    node.members.tick(node.now)
+    assert node.lists()[0].plane is Plane.BULK
+
+
+def test_a_question_that_came_on_the_stream_is_answered_there() -> None:
+    node, others = Lister(), thousand(5)
+    node.reads(others[0], others)
+    for number, plane in enumerate((Plane.DATAGRAM, Plane.BULK)):
+        peer = Peer(others[number].session, (others[number].host, others[number].port))
+        node.members.receive(peer, MemberList((others[number],), True), node.now, plane)
+        assert [letter.plane for letter in node.lists()] == [plane]
 
 
 def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> None:
