@@ -44,6 +44,7 @@ class Conditions(NamedTuple):
     delay_s: float = 0.0002
     jitter_s: float = 0.0003  # mean of the exponential part
     reset: float = 0.0
+    datagrams: bool = True  # whether any pass
 
 
 class Sent(NamedTuple):
@@ -107,7 +108,7 @@ class Network:
     def send_datagram(self, source: Address, to: Address, data: bytes) -> None:
         self.note(source, to, len(data))
         delay_s, lost = self.delay_s(), self.lost(source, to)
-        if not lost:
+        if self.conditions.datagrams and not lost:
             self.after(delay_s, lambda: self._deliver(source, to, data))
 
     def _deliver(self, source: Address, to: Address, data: bytes) -> None:

@@ -86,6 +86,36 @@ def test_routes_arrive_though_streams_are_reset_all_the_time() -> None:
     simulate("resets", scenario, Conditions(reset=0.1))
 
 
+def test_where_datagrams_are_blocked_nodes_find_each_other_over_streams() -> None:
+    """They are tried first, so all takes longer, until each knows of each that they do not pass."""
+
+    async def scenario(cluster: MockCluster) -> None:
+        nodes = await cluster.met(8, 8.0)
+        end = cluster.chat()
+        nodes[1].learn(end)
+        await until(lambda: all(node.holds(end) for node in nodes), 0.2)
+        await trio.sleep(40)
+        assert not any(node.deaths() for node in nodes)
+        nodes[0].crash()
+        await until(lambda: agree(nodes[1:]), 8.0)
+
+    simulate("streams", scenario, Conditions(datagrams=False))
+
+
+def test_a_node_that_joins_late_is_given_all_that_was_learned_before() -> None:
+    async def scenario(cluster: MockCluster) -> None:
+        nodes = await cluster.met(3)
+        ends = [cluster.chat() for _ in range(3000)]
+        for number, end in enumerate(ends):
+            nodes[number % 3].learn(end)
+        await trio.sleep(5)
+        newcomer = cluster.start(1)[3]
+        await until(lambda: newcomer.mind.node.synced and agree(nodes), 2.0, 0.1)
+        assert [end for end in ends if not newcomer.holds(end)] == []
+
+    simulate("late", scenario)
+
+
 @pytest.mark.parametrize("seed", ["a", "b"])
 def test_a_crash_is_known_to_all_within_five_seconds_and_nobody_else_is_called_dead(seed: str) -> None:
     async def scenario(cluster: MockCluster) -> None:
