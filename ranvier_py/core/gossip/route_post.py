@@ -31,7 +31,7 @@ class RoutePost:
         self.over_budget = 0  # letters that were not sent
         self.sent_bytes = 0  # all but rows
         self.sent_rows_bytes = 0
-        self._session = session
+        self._rings = Rings(session, settings.fan_out)
         self._settings = settings
         self._outbox = outbox
         self._node = Window(settings.node_bytes_per_s)
@@ -43,7 +43,7 @@ class RoutePost:
         self.order = tuple(live)
         self.peers = {peer.session: peer for peer in live}
         self.relays = len(live) >= settings.mesh_nodes_max
-        self.listeners = successors(self._session, live, settings.fan_out) if self.relays else self.order
+        self.listeners = self._rings.successors(self.order) if self.relays else self.order
         kept = self._windows
         self._windows = {
             peer.session: kept.get(peer.session) or Window(settings.peer_bytes_per_s) for peer in self.order
@@ -76,14 +76,30 @@ class RoutePost:
         self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, rows))
 
 
-def successors(session: int, live: Sequence[Peer], rings: int) -> Sequence[Peer]:
-    """Who follows a session on each ring; if that is somebody chosen before, who follows him."""
-    chosen: dict[int, Peer] = {}
-    for ring in range(rings):
-        places = sorted((mix((peer.session + ring * GOLDEN) & MASK), peer) for peer in live)
-        mine = mix((session + ring * GOLDEN) & MASK)
-        ahead = [peer for place, peer in places if place > mine] + [peer for place, peer in places if place < mine]
-        following = next((peer for peer in ahead if peer.session not in chosen), None)
-        if following is not None:
-            chosen[following.session] = following
-    return tuple(chosen.values())
+class Rings:
+    """All live sessions in several pseudo-random orders. A change costs about 0.5 us for each session."""
+
+    def __init__(self, session: int, rings: int) -> None:
+        self._rings = rings
+        self._session = session
+        self._places: dict[int, tuple[int, ...]] = {}  # by session, one for each ring
+
+    def successors(self, live: Sequence[Peer]) -> Sequence[Peer]:
+        """Who follows us on each ring; if that is somebody chosen before, who follows him."""
+        known = self._places
+        places = self._places = {
+            session: known.get(session) or self._places_of(session)
+            for session in (self._session, *(peer.session for peer in live))
+        }
+        mine = places[self._session]
+        chosen: dict[int, Peer] = {}
+        for ring in range(self._rings):
+            start = mine[ring]
+            others = [peer for peer in live if peer.session not in chosen]
+            if others:
+                following = min(others, key=lambda peer: (places[peer.session][ring] - start) & MASK)
+                chosen[following.session] = following
+        return tuple(chosen.values())
+
+    def _places_of(self, session: int) -> tuple[int, ...]:
+        return tuple(mix((session + ring * GOLDEN) & MASK) for ring in range(self._rings))

@@ -8,7 +8,7 @@ Rules: only live claims of the current epochs whose remaining life exceeds a mar
 and another in a second makes no difference. The table may change between steps: what moves meanwhile may be read twice
 or not at all, which the sync that asked repairs by lessons or by the next sums.
 Invariant: no view of a column outlives a step, for an array with views can't grow.
-Cost (one slow core, a million rows with both fingerprints): sums 35 ns a row, columns 0.15 us a row.
+Cost (one slow, shared core): sums 0.08 us a row, columns 0.3 us a claim.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ranvier_py.core.gossip.messages import (
     Sums,
     Vector,
 )
-from ranvier_py.core.gossip.route_post import RoutePost, successors
+from ranvier_py.core.gossip.route_post import Rings, RoutePost
 from ranvier_py.core.gossip.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
 from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Letter, Peer
 from ranvier_py.core.gossip.wire import encode
@@ -129,7 +129,7 @@ def test_what_everybody_passes_on_once_reaches_all_in_few_hops(count: int) -> No
     rng = Random(count)
     peers = [Peer(rng.getrandbits(64), ("10.0.0.1", 1 + number)) for number in range(count)]
     told = {
-        peer.session: [other.session for other in successors(peer.session, [p for p in peers if p != peer], 3)]
+        peer.session: [other.session for other in Rings(peer.session, 3).successors([p for p in peers if p != peer])]
         for peer in peers
     }
     for start in (peers[0].session, peers[count // 2].session):
@@ -161,3 +161,23 @@ def test_settings_that_can_t_work_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"budget|positive"):
         RouteGossipSettings(**wrong)
     assert 2 * wire_bytes(Sums(bytes(SUMS_BYTES), True)) <= MIN_BYTES_PER_S + 200
+
+
+def test_rings_change_only_where_somebody_came_or_went() -> None:
+    """Else the way between two nodes changed with every restart, and what is told arrived out of order."""
+    rng = Random(7)
+    peers = [Peer(rng.getrandbits(64), ("10.0.0.1", 1 + number)) for number in range(60)]
+    rings = {peer.session: Rings(peer.session, 3) for peer in peers}
+
+    def told(live: list[Peer]) -> dict[int, list[int]]:
+        return {
+            peer.session: [other.session for other in rings[peer.session].successors([p for p in live if p != peer])]
+            for peer in live
+        }
+
+    before, gone = told(peers), peers[17].session
+    after = told([peer for peer in peers if peer.session != gone])
+    changed = [session for session, listeners in after.items() if listeners != before[session]]
+    assert 1 <= len(changed) <= 4
+    assert all(gone in before[session] for session in changed)
+    assert told(peers) == before
