@@ -9,8 +9,8 @@ Rules: what is malformed, expired or of no known backend is left out. A row hang
 if that is known or came before it, else under the top: never in a circle, whatever a peer sends. Where the table is
 full each new row evicts one, as ever.
 Invariants: those of the table, in particular the monotone rule of `claims`.
-Cost (one slow, shared core): 1.3 us a claim while there is room, 4 us where each evicts another. The index and the columns
-double now and then, as in `learn`: 20 to 50 ms at a million rows.
+Cost (one slow, shared core): 1.3 us a claim while there is room, 4 us where each evicts another. The index and the
+columns double now and then, as in `learn`: 20 to 50 ms at a million rows.
 """
 
 from __future__ import annotations
