@@ -175,6 +175,14 @@ class MockNode:
         assert trip is not None
         self.mind.land(trip, True, now)
 
+    def check(self) -> None:
+        """What the shell promises of itself."""
+        streams = self.net.streams
+        assert streams.queued_bytes == sum(stream.queued_bytes for stream in streams.streams.values())
+        for stream in streams.streams.values():
+            assert bool(stream.queued_bytes) == bool(stream.queue or stream.sending)
+            assert stream.queued_bytes <= stream.bytes_max
+
     # --- what it knows ----------------------------------------------------------------------------------------------
 
     def holds(self, end: Boundary) -> bool:
@@ -255,6 +263,8 @@ def simulate(seed: str, scenario: Scenario, conditions: Conditions | None = None
             found.append(cluster)
             try:
                 await scenario(cluster)
+                for node in cluster.nodes:
+                    node.check()
             except Exception as error:  # not in a group, for whoever reads it
                 errors.append(error)
             for node in cluster.nodes:
@@ -264,9 +274,11 @@ def simulate(seed: str, scenario: Scenario, conditions: Conditions | None = None
     gc.disable()  # when it runs depends on what ran before, and so would finalizers
     try:
         trio.run(world, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[Stoppable()])
+        for error in errors:
+            raise error
+    except Exception as error:
+        error.add_note(f"seed: {seed}")
+        raise
     finally:
         gc.enable()
-    for error in errors:
-        error.add_note(f"seed: {seed}")
-        raise error
     return found[0]
