@@ -19,6 +19,10 @@ START_TOLERANCE_S = (
     0.5  # an exporter may compute its start time anew each time; no engine starts twice in half a second
 )
 
+NEVER_TOLD = float("-inf")
+SAME_RESTART_S = 30.0
+"""A restart that we see so soon after a peer told of one is the same: three probe intervals of 10 s."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
@@ -70,6 +74,7 @@ class Backend:
         "probes_ok",
         "removed",
         "started_at",
+        "told_at",
         "url",
         "vitals",
         "weight",
@@ -91,6 +96,7 @@ class Backend:
         self.removed = False
         self.doubted = False  # refused a connection since the last good probe: it may come back as another process
         self.started_at: float | None = None
+        self.told_at = NEVER_TOLD  # when a peer told of a restart
         self.last_probe: ProbeResult | None = None
         self.probes_ok = 0
         self.probes_failed = 0

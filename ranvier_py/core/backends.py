@@ -26,6 +26,7 @@ from enum import Enum
 
 from ranvier_py.core.backend import (
     NAME_CHARS_MAX,
+    SAME_RESTART_S,
     START_TOLERANCE_S,
     Backend,
     BackendStatistics,
@@ -325,7 +326,8 @@ class Registry:
         if known is not None and told is not None:
             restarted, why = abs(known - told) > START_TOLERANCE_S, "start time changed"
         else:
-            restarted, why = backend.doubted and backend.probes_ok > 1, "back after refused connections"
+            seen = backend.doubted and backend.probes_ok > 1 and now - backend.told_at >= SAME_RESTART_S
+            restarted, why = seen, "back after refused connections"
         backend.doubted = False
         backend.started_at = told if told is not None else None if restarted else known
         return self.restart(backend, why, now) if restarted else []
@@ -339,6 +341,16 @@ class Registry:
         self.restarts += 1
         self.version += 1
         return [Transition(backend.id, backend.name, "epoch", str(before), str(backend.epoch), why)]
+
+    def restart_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
+        """A peer saw it restart. Not again, if that is the process we know; our own look at it comes later then."""
+        known = backend.started_at
+        if started_at and known is not None and abs(known - started_at) <= START_TOLERANCE_S:
+            return []
+        backend.started_at = started_at or None
+        backend.told_at = now
+        backend.doubted = False
+        return self.restart(backend, "a peer saw it", now)
 
     def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
         assert result.models is not None

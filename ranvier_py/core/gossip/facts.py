@@ -23,6 +23,7 @@ from enum import IntEnum
 from random import Random
 from typing import NamedTuple
 
+from ranvier_py.core.backend import SAME_RESTART_S, START_TOLERANCE_S
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
 
@@ -31,10 +32,6 @@ FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 LOADS_PER_DATAGRAM = 80  # of at most 14 bytes each: fits a datagram with its envelope
 
 BOOT_MAX = 2**32 - 1
-START_TOLERANCE_S = 0.5  # as the registry's: an exporter may compute its start time anew each time
-SAME_RESTART_S = 30.0
-"""A restart that we see so soon after a peer told of one is the same: three probe intervals of 10 s."""
-
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
 BOOT_BITS = 8  # of a boot in a lesson
 
@@ -64,10 +61,14 @@ class FactSettings:
 
 
 class Boot(NamedTuple):
-    """Another process is behind this backend than we knew: void what the old one held."""
+    """Another process is behind this backend than we knew: void what the old one held.
+
+    `started_at` is what peers say of its start, 0 when they know nothing.
+    """
 
     backend: int
     boot: int
+    started_at: float = 0.0
 
 
 class Drain(NamedTuple):
@@ -189,6 +190,11 @@ class BackendFacts:
         known = self._known.get(backend)
         return known.boot if known else 1
 
+    def started_at(self, backend: int) -> float:
+        """When its process started, as the engine told us or a peer; 0 when it told nobody."""
+        known = self._known.get(backend)
+        return known.started_at if known else 0.0
+
     def boot_of(self, backend: int, low_bits: int, now: float) -> int:
         """The boot of which a lesson carries the low bits: one later than ours is adopted, an earlier one is less."""
         boot = self.boot(backend)
@@ -273,7 +279,7 @@ class BackendFacts:
                 return
             known = self._known[fact.backend] = Known(fact.boot, fact.started_at, now)
             self._changed[fact.backend] = None
-            self.news.append(Boot(fact.backend, fact.boot))
+            self.news.append(Boot(fact.backend, fact.boot, fact.started_at))
         else:
             self._merge_boot(fact, known, now)
         if fact.drain_clock > known.drain_clock or (
@@ -313,7 +319,7 @@ class BackendFacts:
         known.boot, known.started_at, known.told_at = boot, started_at, now
         self.counters.facts_adopted += 1
         self._changed[backend] = None
-        self.news.append(Boot(backend, boot))
+        self.news.append(Boot(backend, boot, started_at))
 
     def _hear_loads(self, peer: Peer, message: Loads, now: float) -> None:
         self.counters.loads_heard += 1

@@ -15,7 +15,7 @@ from hashlib import blake2b
 import numpy as np
 
 from ranvier_py.core.backends import Backend, Circuit, Health, Registry, Transition
-from ranvier_py.core.gossip.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict
+from ranvier_py.core.gossip.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict, same_process
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routes.scan import Names
 
@@ -96,13 +96,16 @@ class SharedBackends:
             backend = seen.backend
             if backend.inflight:
                 loads[key] = backend.inflight
+            started_at, told = backend.started_at or 0.0, self.facts.started_at(key)
+            if backend.epoch == seen.epoch and started_at and told and not same_process(started_at, told):
+                self._log(self.registry.restart(backend, "peers knew another process", now))
             if backend.epoch != seen.epoch:
                 seen.epoch = backend.epoch
-                self.facts.restarted(key, backend.started_at or 0.0, now)
+                self.facts.restarted(key, started_at, now)
             if backend.draining is not seen.draining:
                 seen.draining = backend.draining
                 self.facts.drain(key, backend.draining)
-            self.facts.observe(key, verdict_of(backend), backend.started_at or 0.0)
+            self.facts.observe(key, verdict_of(backend), started_at)
         self.facts.carry(loads)
         return bool(loads)
 
@@ -136,7 +139,7 @@ class SharedBackends:
                 if seen is None or seen.backend.removed:
                     continue
                 if isinstance(each, Boot):
-                    self._log(registry.restart(seen.backend, "a peer saw it", now))
+                    self._log(registry.restart_told(seen.backend, each.started_at, now))
                     seen.epoch = seen.backend.epoch
                 elif isinstance(each, Drain):
                     seen.draining = each.draining

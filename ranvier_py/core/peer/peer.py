@@ -111,8 +111,9 @@ class RouterPeer:
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
-        for lesson, at in self.routes.lessons(now):
-            self.gossip.announce(lesson, at)
+        if self.synced:  # before, our count of boots may be behind the peers', who would not believe a lesson
+            for lesson, at in self.routes.lessons(now):
+                self.gossip.announce(lesson, at)
 
     def _hurry(self) -> None:
         """There is something to tell: do not wait until the next look of an idle node."""

@@ -139,8 +139,8 @@ def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> N
     net[B].observe(ENGINE, Verdict.HEALTHY, 900.0)
     net.run(1.0)
     assert net[A].boot(ENGINE) == net[B].boot(ENGINE) == 2
-    assert Boot(ENGINE, 2) in net[A].news
-    assert Boot(ENGINE, 2) not in net[B].news
+    assert Boot(ENGINE, 2, 900.0) in net[A].news
+    assert not [news for news in net[B].news if isinstance(news, Boot)]
 
 
 def test_a_lesson_of_an_unheard_boot_is_believed_and_an_old_one_is_not() -> None:

@@ -213,3 +213,51 @@ def test_a_new_chat_is_told_at_once_by_its_texts() -> None:
     first.serve([(60, 0, 204), (30, 0, 202)])
     first.tell(second)
     assert second.holders([(60, 0, 204)]) == [(ENGINE, 60, Trust.REMOTE)]
+
+
+def test_one_restart_that_a_peer_told_of_first_is_one_restart() -> None:
+    """Counted twice, it would void what was learned of the new process in between."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=100.0), 0.5)
+    first.backends.look(0.5)
+    first.hear(second, 1.0, boot=2, started_at=500.0)
+    epoch = first.engine().epoch
+    first.serve(CHAT, 2.0)
+    first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=500.2), 3.0)
+    first.backends.look(3.0)
+    assert (first.engine().epoch, first.facts.boot(first.key())) == (epoch, 2)
+    assert first.holders(CHAT, 3.0)
+
+
+def test_one_restart_without_start_times_is_one_restart_too() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    for now in (0.1, 0.2):
+        first.registry.probed(first.engine().id, ProbeResult(ok=True), now)
+    first.hear(second, 1.0, boot=2)
+    epoch = first.engine().epoch
+    first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 1.5)
+    first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
+    assert first.engine().epoch == epoch
+
+
+def test_a_restart_that_we_saw_first_is_not_repeated_on_a_peers_word() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    for started_at in (100.0, 500.0):
+        first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=started_at), 1.0)
+        first.backends.look(1.0)
+    epoch = first.engine().epoch
+    first.hear(second, 2.0, boot=7, started_at=500.0)
+    assert first.engine().epoch == epoch
+
+
+def test_claims_of_a_process_that_we_never_met_are_not_given_to_the_next_one() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    second.registry.probed(second.engine().id, ProbeResult(ok=True, started_at=100.0), 0.5)
+    second.backends.look(0.5)
+    first.hear(second, 1.0, started_at=100.0)
+    second.serve(CHAT, 1.0)
+    second.tell(first, 1.0)
+    assert first.holders(CHAT, 1.0)
+    first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=900.0), 2.0)
+    first.backends.look(2.0)
+    assert not first.holders(CHAT, 2.0)
