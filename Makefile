@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 CHAOS := chaos rolling_restart kill_half partition_heal pause_short pause_five pause_long engine_restart engine_lost \
-	disk_full key_rotation dns_flapping
+	disk_full descriptors key_rotation dns_flapping
 SOAK_S ?= 600
 
 .PHONY: help up test check bench chaos soak lock clean

@@ -139,6 +139,7 @@ VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pause": (("nodes", "for_s"), ("every_s",)),  # SIGSTOP, SIGCONT
     "slow": (("nodes", "factor"), ("for_s",)),  # less of a processor
     "disk_full": (("nodes",), ("for_s",)),
+    "descriptors": (("nodes", "for_s"), ("every_s",)),  # hardly a file descriptor left; only where there are any
     "cut": (("nodes",), ("others", "one_way", "planes", "refuse", "for_s", "every_s")),
     "link": (("nodes",), ("others", "one_way", "for_s", *LINK)),  # at least one of LINK
     "heal": ((), ()),  # every cut and link
