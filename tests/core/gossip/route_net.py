@@ -25,6 +25,7 @@ from ranvier_py.core.gossip.wire import decode as unwire
 from ranvier_py.core.gossip.wire import encode as wire
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routes import RouteTable, Stop, Trust
+from ranvier_py.core.routes.orphans import Orphans
 from ranvier_py.core.routes.scan import U64, Names
 
 FRAME_LENGTH_BYTES = 4
@@ -67,6 +68,7 @@ class Memory(TableCopy):
     def __init__(self, table: RouteTable, backends: Backends) -> None:
         super().__init__(table, backends)
         self.table = table
+        self.orphans = Orphans(table)
         self.names = backends
         self.heard: list[bytes] = []
 
@@ -76,9 +78,7 @@ class Memory(TableCopy):
         holder = self.names.holder(key, boot, now)
         if holder is None:
             return False
-        above = self.table.stop_of(parent) if parent else None
-        path = [*stops, above] if above else stops
-        return self.table.learn(path, BackendId(holder[0]), holder[1], Trust.REMOTE, now - age_s) > 0
+        return self.orphans.learn(stops, parent, BackendId(holder[0]), holder[1], now - age_s) > 0
 
 
 @dataclass

@@ -242,7 +242,7 @@ TURNS = st.lists(
 ).map(lambda turns: sorted(turns, key=lambda each: each[3]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TURNS, st.randoms(), st.data())
 def test_any_order_of_lessons_with_doubles_gives_the_same_table(
     turns: list[tuple[int, int, int, int]], rng: Random, data: st.DataObject
