@@ -18,7 +18,8 @@ from ranvier_py.core.gossip.route_memory import RowsWalk
 from ranvier_py.core.gossip.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
-from ranvier_py.core.routes import News, RouteTable, Stop, Trust
+from ranvier_py.core.routes import News, RouteTable
+from ranvier_py.core.routes.orphans import Orphans
 
 HOLD_S = 2.0
 """News of the texts of a chat that goes on wait so long for its tokens and its answer, which repeat them: one lesson a
@@ -46,6 +47,7 @@ class SharedRoutes:
         self.counters = SharedRouteCounters()
         self._backends = backends
         self._copy = TableCopy(routes, backends)
+        self._orphans = Orphans(routes)
         self._held: deque[News] = deque()
         self._complete: dict[int, tuple[BackendId, float]] = {}
 
@@ -112,9 +114,7 @@ class SharedRoutes:
             self.counters.void += 1
             return False
         backend, epoch = holder
-        above = self.routes.stop_of(parent) if parent else None
-        path: tuple[Stop, ...] = (*stops, above) if above else stops
-        created = self.routes.learn(path, BackendId(backend), epoch, Trust.REMOTE, max(0.0, now - age_s))
+        created = self._orphans.learn(stops, parent, BackendId(backend), epoch, max(0.0, now - age_s))
         self.counters.rows += created
         return created > 0
 
