@@ -75,14 +75,17 @@ TOKENS = st.integers(0, 9).map(lambda number: number and mix(number))
 TEXTS = st.integers(0, 9).map(lambda number: number and mix(number + 100))
 DEPTHS = st.integers(1, 9).map(lambda blocks: 16 * blocks)
 SOUP = st.lists(st.tuples(DEPTHS, TOKENS, TEXTS), min_size=1, max_size=6)
-PLAIN = st.lists(
-    st.tuples(st.integers(1, 7), st.booleans(), st.integers(0, 2)).map(
-        lambda stop: (16 * stop[0], (stop[1] or not stop[2]) * mix(stop[0]), stop[2] and mix(100 * stop[2] + stop[0]))
-    ),
-    min_size=1,
-    max_size=6,
+PLAIN = (
+    st.lists(st.tuples(st.integers(1, 7), st.booleans(), st.integers(0, 2)), min_size=1, max_size=6)
+    .map(lambda stops: sorted({depth: (depth, *rest) for depth, *rest in stops}.values(), reverse=True))
+    .map(
+        lambda stops: [
+            (16 * depth, (exact or not text) * mix(depth), text and mix(100 * text + depth))
+            for depth, exact, text in stops
+        ]
+    )
 )
-"""Stops that do not contradict each other: what two texts of one depth have in common are its tokens."""
+"""Pieces of one path, deepest first. What the two texts of a depth have in common are its tokens."""
 
 
 def learned_of(
