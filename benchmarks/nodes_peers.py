@@ -8,9 +8,9 @@ from random import Random
 from benchmarks.hit_rate_router import RouterPlacement
 from benchmarks.nodes_net import PeerNet, address_of
 from ranvier_py.core.gossip.gossip import GossipSettings
-from ranvier_py.core.gossip.keyring import KEY_BYTES, KeyRing
-from ranvier_py.core.gossip.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.seal import Subkeys
+from ranvier_py.core.gossip.packets.keyring import KEY_BYTES, KeyRing
+from ranvier_py.core.gossip.packets.seal import Subkeys
+from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.peer import PeerSettings, RouterPeer
 
 

@@ -15,15 +15,15 @@ from cluster.scenario import Cluster
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import KEY, Parts
 from ranvier_py.core.backends import ProbeResult
-from ranvier_py.core.gossip.contacts import CONTACTS_MAX
+from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings
-from ranvier_py.core.gossip.keyring import KeyRing
-from ranvier_py.core.gossip.ledger import DEAD_MAX, MEMBERS_MAX
-from ranvier_py.core.gossip.profile import LAN, WAN
-from ranvier_py.core.gossip.relays import RELAYS_MAX
-from ranvier_py.core.gossip.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.seal import Subkeys
-from ranvier_py.core.gossip.sessions import SESSIONS_MAX
+from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
+from ranvier_py.core.gossip.membership.ledger import DEAD_MAX, MEMBERS_MAX
+from ranvier_py.core.gossip.membership.profile import LAN, WAN
+from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
+from ranvier_py.core.gossip.packets.keyring import KeyRing
+from ranvier_py.core.gossip.packets.seal import Subkeys
+from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
 from ranvier_py.core.prompt import Boundary
 

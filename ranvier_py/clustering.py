@@ -22,11 +22,11 @@ import trio
 from ranvier_py.config import Config
 from ranvier_py.core.addresses import is_loopback
 from ranvier_py.core.backends import Transition
-from ranvier_py.core.gossip.facts import FactSettings
+from ranvier_py.core.gossip.backends.facts import FactSettings
 from ranvier_py.core.gossip.gossip import GossipSettings
+from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.messages import Command
-from ranvier_py.core.gossip.profile import LAN, WAN
-from ranvier_py.core.gossip.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import MemberChange
 from ranvier_py.core.gossip_places import GossipPlaces, Place, spelled
 from ranvier_py.core.ids import BackendId

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import trio
 
-from ranvier_py.core.gossip.frame import HEADER, MAGIC, OVERHEAD_BYTES
+from ranvier_py.core.gossip.packets.frame import HEADER, MAGIC, OVERHEAD_BYTES
 from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Plane
 from ranvier_py.edge.gossip_system import SYSTEM, System
 from ranvier_py.edge.gossip_traffic import FRAME_HEAD, Drop, NetOptions, Traffic, plain_address

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import trio
 
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
+from ranvier_py.core.gossip.packets.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from cluster.proc_record import Recorder, text_needles, token_needles
 from cluster.proc_traffic import conversations, rates_of
 from cluster.processes import FIRST_KEY, Options, Outcome
 from cluster.scenario import read_scenario, settle
-from ranvier_py.core.gossip.frame import BadFrame
-from ranvier_py.core.gossip.keyring import parse_key_ring
-from ranvier_py.core.gossip.seal import Sealer
+from ranvier_py.core.gossip.packets.frame import BadFrame
+from ranvier_py.core.gossip.packets.keyring import parse_key_ring
+from ranvier_py.core.gossip.packets.seal import Sealer
 from ranvier_py.core.gossip.values import Plane
 
 DEADLINE_S = 90

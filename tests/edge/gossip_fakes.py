@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from ranvier_py.core.gossip.frame import HEADER, MAGIC, OVERHEAD_BYTES
+from ranvier_py.core.gossip.packets.frame import HEADER, MAGIC, OVERHEAD_BYTES
 from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
 from ranvier_py.edge.gossip_net import GossipNet, NetOptions, open_sockets
 from ranvier_py.edge.gossip_traffic import FRAME_HEAD

@@ -25,7 +25,7 @@ from cluster.sim_mind import RealMind
 from cluster.sim_node import Birth
 from ranvier_py.core.backend import ProbeResult
 from ranvier_py.core.gossip.messages import State
-from ranvier_py.core.gossip.seal import Subkeys
+from ranvier_py.core.gossip.packets.seal import Subkeys
 from ranvier_py.core.gossip.values import Address, MemberChange
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompt import Boundary

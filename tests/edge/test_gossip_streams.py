@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.gossip.frame import OVERHEAD_BYTES
+from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Plane, Send
 from ranvier_py.edge import gossip_inbound
 from ranvier_py.edge.gossip_net import GossipNet

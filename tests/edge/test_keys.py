@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.keyring import KeyRing
+from ranvier_py.core.gossip.packets.keyring import KeyRing
 from ranvier_py.edge.keys import FILE_BYTES_MAX, KeyFile, Keys, insecure_keys, keys_of, parse_keys, read_keys
 
 A, B, C = (bytes(range(start, start + 32)).hex() for start in (1, 60, 120))

@@ -19,23 +19,23 @@ from math import inf
 from random import Random
 from struct import Struct
 
-from ranvier_py.core.gossip.counts import MembersStatistics, MemberView
-from ranvier_py.core.gossip.facts import BackendFacts
-from ranvier_py.core.gossip.frame import OVERHEAD_BYTES, BadFrame
-from ranvier_py.core.gossip.keyring import KeyRing
-from ranvier_py.core.gossip.members import Members
+from ranvier_py.core.gossip.backends.facts import BackendFacts
+from ranvier_py.core.gossip.backends.orders import Orders
+from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
+from ranvier_py.core.gossip.membership.counts import MembersStatistics, MemberView
+from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.messages import Commands, Facts, Loads, Message, Record, State
 from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.orders import Orders
-from ranvier_py.core.gossip.profile import LAN, Profile
-from ranvier_py.core.gossip.records import size_of
-from ranvier_py.core.gossip.route_gossip import ROUTE_MESSAGES, RouteGossip
-from ranvier_py.core.gossip.route_memory import RouteMemory
-from ranvier_py.core.gossip.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.seal import Sealer, Subkeys
-from ranvier_py.core.gossip.sessions import Incoming, Sessions
+from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES, BadFrame
+from ranvier_py.core.gossip.packets.keyring import KeyRing
+from ranvier_py.core.gossip.packets.records import size_of
+from ranvier_py.core.gossip.packets.seal import Sealer, Subkeys
+from ranvier_py.core.gossip.packets.wire import Kind, decode, encode
+from ranvier_py.core.gossip.routes.route_gossip import ROUTE_MESSAGES, RouteGossip
+from ranvier_py.core.gossip.routes.route_memory import RouteMemory
+from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
-from ranvier_py.core.gossip.wire import Kind, decode, encode
 
 VERSION = 1
 """Of the protocol, as records tell it."""

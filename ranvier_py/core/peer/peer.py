@@ -16,13 +16,13 @@ from random import Random
 from typing import Any
 
 from ranvier_py.core.backends import Transition
-from ranvier_py.core.gossip.counts import MemberView
-from ranvier_py.core.gossip.facts import BackendFacts, FactSettings
+from ranvier_py.core.gossip.backends.facts import BackendFacts, FactSettings
+from ranvier_py.core.gossip.backends.orders import Orders
 from ranvier_py.core.gossip.gossip import Gossip, GossipSettings
-from ranvier_py.core.gossip.keyring import KeyRing
+from ranvier_py.core.gossip.membership.counts import MemberView
 from ranvier_py.core.gossip.messages import Command
-from ranvier_py.core.gossip.orders import Orders
-from ranvier_py.core.gossip.seal import Subkeys
+from ranvier_py.core.gossip.packets.keyring import KeyRing
+from ranvier_py.core.gossip.packets.seal import Subkeys
 from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Plane, Send
 from ranvier_py.core.gossip_places import spelled
 from ranvier_py.core.ids import BackendId

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ranvier_py.core.gossip.facts import BOOT_BITS
-from ranvier_py.core.gossip.lessons import TOKENS_MAX, BadLesson, Lesson, decode, encode, pieces
+from ranvier_py.core.gossip.backends.facts import BOOT_BITS
 from ranvier_py.core.gossip.messages import Rows
-from ranvier_py.core.gossip.route_memory import RowsWalk
-from ranvier_py.core.gossip.table_copy import TableCopy
+from ranvier_py.core.gossip.routes.lessons import TOKENS_MAX, BadLesson, Lesson, decode, encode, pieces
+from ranvier_py.core.gossip.routes.route_memory import RowsWalk
+from ranvier_py.core.gossip.routes.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.routes import News, RouteTable

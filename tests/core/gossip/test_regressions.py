@@ -8,13 +8,13 @@ from cluster.scenario import Cluster as Size
 from cluster.scenario import Expect, Scenario
 from cluster.sim_mind import Minds
 from cluster.sim_run import simulate
-from ranvier_py.core.gossip.profile import LAN
-from ranvier_py.core.gossip.route_gossip import RouteGossip
-from ranvier_py.core.gossip.suspicion import Suspicions
+from ranvier_py.core.gossip.membership.profile import LAN
+from ranvier_py.core.gossip.membership.suspicion import Suspicions
+from ranvier_py.core.gossip.routes.route_gossip import RouteGossip
 from ranvier_py.core.gossip.values import Peer
-from tests.core.gossip.contact_world import acquainted
-from tests.core.gossip.route_net import Net
-from tests.core.gossip.small_cluster import Cluster
+from tests.core.gossip.contact.contact_world import acquainted
+from tests.core.gossip.membership.small_cluster import Cluster
+from tests.core.gossip.routes.route_net import Net
 
 
 @pytest.mark.parametrize("seed", range(6))

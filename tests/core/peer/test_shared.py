@@ -3,9 +3,9 @@
 from random import Random
 
 from ranvier_py.core.backends import Backend, BackendLimits, Health, ProbeResult, Registry
-from ranvier_py.core.gossip.facts import BackendFacts, FactSettings
-from ranvier_py.core.gossip.lessons import Lesson, encode
+from ranvier_py.core.gossip.backends.facts import BackendFacts, FactSettings
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
+from ranvier_py.core.gossip.routes.lessons import Lesson, encode
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes

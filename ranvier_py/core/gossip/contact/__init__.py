@@ -1,0 +1,1 @@
+"""Which sessions are live, and each packet taken once."""

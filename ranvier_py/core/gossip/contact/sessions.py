@@ -1,0 +1,343 @@
+"""Who is live: first contact between two sessions, and the gate that every packet passes afterwards.
+
+    A -> Hello(record A, c1)        padded, to an address of which we know no session
+    B -> Echo(record B, c1, c2)     B is proved to A
+    A -> Echo(record A, c2, 0)      A is proved to B
+
+A session is *proved* when it repeated a number that we thought of less than 4 s ago; it is then bound to its record,
+and to the address in it. Everything sealed up to its proof is refused for ever, everything later is taken once.
+
+Rules:
+- Answers go to the address in the sender's record, never to where the packet came from: ports of streams mean nothing,
+  and so a proof also shows that the advertised address leads back. Whoever replays a Hello can only make us write to
+  the node that made it. So it does not matter which host a packet comes from, which NAT would change anyway.
+- Whatever else a stranger sends is dropped; a datagram is answered with a Challenge to where it came from. Answers to
+  strangers are never longer than what came, and paced per address and in all.
+- A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S. The proof then takes the
+  message along that was dropped, so nothing that is said early is lost. A stream has nowhere to send a Challenge to, so
+  whoever writes to a peer over one greets it until the peer has shown that it knows the writer.
+- A packet for another session than ours is refused; only a Hello may be for whoever is there. If its sender is a
+  stranger it is challenged all the same: a node that comes back meets those who still probe its old session so.
+- A proved session changes its address only by another proof.
+- Who is right of two sessions with one name is for membership to say; only one with a higher epoch displaces the other
+  at once.
+Bounds: SESSIONS_MAX sessions, longest silent out first; RESEND_MAX letters; RETIRED_MAX counters of forgotten sessions.
+Invariant: no packet is taken twice, even if its session is forgotten and proved again. Cost: 1 us for a packet from a
+proved session, without decoding it; 20 us for a proof.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.contact.challenges import Challenges, Pace
+from ranvier_py.core.gossip.contact.replay import Window
+from ranvier_py.core.gossip.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
+from ranvier_py.core.gossip.packets.frame import BadFrame, UnknownKind
+from ranvier_py.core.gossip.packets.seal import Opened
+from ranvier_py.core.gossip.packets.wire import BODY_BYTES_MIN, Kind, decode, encode
+from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
+
+SESSIONS_MAX = 4096
+"""Four times the largest cluster: room for the runs before a storm of restarts, until membership forgets them."""
+
+RETIRED_MAX = 1024
+RESEND_S = 2.0
+RESEND_MAX = 1024
+"""One letter for each address, at most a datagram each: 1.2 MiB."""
+
+GREET_INTERVAL_S = 0.5
+"""How soon the same address is greeted again: a lost Hello costs half a second."""
+
+GREETINGS_PER_INTERVAL = 1024
+ANSWER_INTERVAL_S = 0.2
+ANSWERS_PER_INTERVAL = 256
+"""1280 answers to strangers a second cost 3 % of a core; a thousand nodes that start at once are done in a second."""
+
+CONTACT = (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE)
+
+DROPS = (
+    "own",  # our own packet came back
+    "receiver",  # meant for another session
+    "replay",  # came before, or is older than its sender's proof
+    "stranger",  # no proof yet; challenged if it was a datagram
+    "record",  # says that it is somebody else than who sealed it
+    "nonce",  # repeats no number that we asked for
+    "unsolicited",  # a challenge from where we sent nothing
+    "paced",  # an answer to a stranger that would have been too many
+    "short",  # a question shorter than its answer
+    "kind",  # of a later version
+    "body",  # broken
+)
+
+
+class Incoming(NamedTuple):
+    """A packet that was taken: a sign of life of `peer`, whatever else.
+
+    `message` is what it says, None if it was about contact or can't be read. `proved` is set once for each proof: the
+    session is live now, and this is its record. `myself`: this address (of `peer`) is one of our own; do not use it for
+    a while. (Not for ever: who can hold up packets can also send us our own back.)
+    """
+
+    peer: Peer
+    message: Message | None = None
+    proved: Record | None = None
+    myself: bool = False
+
+
+class Known:
+    """One proved session. `knows_us`: it has shown that we are proved to it as well."""
+
+    __slots__ = ("address", "floor", "heard_at", "knows_us", "record", "windows")
+
+    def __init__(self, record: Record, counter: int, now: float) -> None:
+        self.record = record
+        self.address: Address = (record.host, record.port)
+        self.floor = counter
+        self.heard_at = now
+        self.knows_us = False
+        self.windows: list[Window | None] = [None] * len(Plane)
+
+    def take(self, plane: Plane, counter: int) -> bool:
+        window = self.windows[plane]
+        if window is None:
+            window = self.windows[plane] = Window(self.floor)
+        return window.take(counter)
+
+    def highest(self) -> int:
+        return max([self.floor, *(window.highest for window in self.windows if window is not None)])
+
+
+class Sessions:
+    """First contact and the gate. What it wants sent is appended to `outbox`; tell it of every letter by `sent`.
+
+    `me` is what we say of ourselves; replace it whenever membership does.
+    """
+
+    def __init__(self, me: Record, outbox: list[Letter], rng: Random, sessions_max: int = SESSIONS_MAX) -> None:
+        self.me = me
+        self._outbox = outbox
+        self._sessions_max = sessions_max
+        self._challenges = Challenges(rng)
+        self._known: dict[int, Known] = {}
+        self._by_address: dict[Address, int] = {}
+        self._by_name: dict[str, int] = {}
+        self._retired: dict[int, int] = {}
+        self._resend: dict[Address, tuple[Letter, float]] = {}
+        self._greetings: Pace[Address] = Pace(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
+        self._answers: Pace[Address] = Pace(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
+        self._counts = dict.fromkeys((*DROPS, "proved", "replaced", "evicted", "resent", "greetings"), 0)
+
+    # --- what others ask ----------------------------------------------------------------------------------------------
+
+    def address_of(self, session: int) -> Address | None:
+        """Where a proved session hears us."""
+        known = self._known.get(session)
+        return None if known is None else known.address
+
+    def session_at(self, address: Address) -> int:
+        """The session that last proved that it is at this address; 0 if none is known."""
+        return self._by_address.get(address, 0)
+
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, and how many sessions are proved now."""
+        return {**self._counts, "sessions": len(self._known), "greetings_dropped": self._challenges.dropped}
+
+    # --- what we send -------------------------------------------------------------------------------------------------
+
+    def greet(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> bool:
+        """Say Hello there, if the last time is not too short ago. Whether it was said."""
+        if not self._greetings.may(address, now):
+            return False
+        self._counts["greetings"] += 1
+        self._outbox.append(Letter(address, 0, plane, Hello(self.me, self._challenges.greet(address, now))))
+        return True
+
+    def sent(self, letter: Letter, now: float) -> None:
+        """A letter goes out now: it is kept for a while, in case its receiver does not know us any more.
+
+        One for a session that we do not know is followed by a greeting: its answer would be refused. So is one over a
+        stream to a session that may not know us: it would not say so.
+        """
+        if isinstance(letter.message, Hello | Echo | Challenge):
+            return
+        if letter.plane is Plane.DATAGRAM:
+            self._resend.pop(letter.to, None)
+            if len(self._resend) >= RESEND_MAX:
+                del self._resend[next(iter(self._resend))]
+            self._resend[letter.to] = (letter, now)
+        known = self._known.get(letter.session)
+        if known is None or not (known.knows_us or letter.plane is Plane.DATAGRAM):
+            self.greet(letter.to, now, letter.plane)
+
+    def forget(self, session: int) -> None:
+        """Membership has no more use for it. If it turns up again it has to prove itself again."""
+        known = self._known.pop(session, None)
+        if known is None:
+            return
+        if self._by_address.get(known.address) == session:
+            del self._by_address[known.address]
+        if self._by_name.get(known.record.name) == session:
+            del self._by_name[known.record.name]
+        if len(self._retired) >= RETIRED_MAX:
+            del self._retired[next(iter(self._retired))]
+        self._retired[session] = known.highest()
+
+    # --- what comes ---------------------------------------------------------------------------------------------------
+
+    def accept(self, opened: Opened, source: Address, now: float) -> Incoming | None:
+        """What a packet that was opened is worth; None if nothing. Never raises."""
+        if opened.session == self.me.session:
+            return self._own(opened, now)
+        known = self._known.get(opened.session)
+        if opened.receiver != self.me.session and (opened.receiver or opened.kind != Kind.HELLO):
+            self._drop("receiver")
+            if known is None:
+                self._challenge(opened, source, now)
+            return None
+        if known is None:
+            if opened.kind not in CONTACT:
+                self._drop("stranger")
+                self._challenge(opened, source, now)
+                return None
+        elif not known.take(opened.plane, opened.counter):
+            self._drop("replay")
+            return None
+        else:
+            known.heard_at = now
+        try:
+            message = decode(opened.kind, opened.body)
+        except BadFrame as bad:
+            self._drop("kind" if isinstance(bad, UnknownKind) else "body")
+            return None if known is None else Incoming(Peer(opened.session, known.address))
+        if isinstance(message, Hello):
+            return self._hello(opened, message, known, now)
+        if isinstance(message, Echo):
+            return self._echo(opened, message, known, now)
+        if isinstance(message, Challenge):
+            return self._challenged(opened, message, known, source, now)
+        assert known is not None
+        if isinstance(message, Ack | Nack):  # it took what we asked
+            known.knows_us = True
+        return Incoming(Peer(opened.session, known.address), message)
+
+    def _drop(self, why: str) -> None:
+        self._counts[why] += 1
+
+    def _own(self, opened: Opened, now: float) -> Incoming | None:
+        """Our own packet: if it is a greeting, the address we sent it to is one of ours."""
+        self._drop("own")
+        if opened.kind != Kind.HELLO:
+            return None
+        try:
+            message = decode(opened.kind, opened.body)
+        except BadFrame:
+            return None
+        assert isinstance(message, Hello)
+        address = self._challenges.greeted(message.challenge, now)
+        return None if address is None else Incoming(Peer(opened.session, address), myself=True)
+
+    def _challenge(self, opened: Opened, source: Address, now: float) -> None:
+        """Ask a session that has not proved itself to do so."""
+        if opened.plane is not Plane.DATAGRAM:
+            return
+        if len(opened.body) < BODY_BYTES_MIN:
+            self._drop("short")
+        elif not self._answers.may(source, now):
+            self._drop("paced")
+        else:
+            question = Challenge(self._challenges.ask(opened.session, now))
+            self._outbox.append(Letter(source, opened.session, opened.plane, question))
+
+    def _hello(self, opened: Opened, hello: Hello, known: Known | None, now: float) -> Incoming | None:
+        """Prove ourselves, and ask for a proof unless there is one for this address."""
+        record = hello.record
+        if record.session != opened.session:
+            self._drop("record")
+            return None
+        address = (record.host, record.port)
+        if known is not None and known.address == address:
+            known.knows_us = False
+            self._outbox.append(Letter(address, record.session, opened.plane, Echo(self.me, hello.challenge, 0)))
+            return Incoming(Peer(record.session, address))
+        echo = Echo(self.me, hello.challenge, self._challenges.ask(record.session, now))
+        if len(encode(echo)[1]) > len(opened.body):
+            self._drop("short")
+        elif not self._answers.may(address, now):
+            self._drop("paced")
+        else:
+            self._outbox.append(Letter(address, record.session, opened.plane, echo))
+        return None if known is None else Incoming(Peer(record.session, known.address))
+
+    def _echo(self, opened: Opened, echo: Echo, known: Known | None, now: float) -> Incoming | None:
+        """A proof, if it repeats our number. Return one if it is asked for."""
+        record = echo.record
+        if record.session != opened.session:
+            self._drop("record")
+            return None
+        proof = self._challenges.answered(record.session, echo.nonce, now)
+        if not proof and known is None:
+            self._drop("nonce")
+            return None
+        proved = None
+        if known is None:
+            if opened.counter <= self._retired.get(record.session, 0):
+                self._drop("replay")
+                return None
+            known = self._prove(record, opened.counter, now)
+            proved = record
+        elif proof and known.record != record:  # membership may not have taken the earlier one, of a lower epoch
+            self._bind(known, record)
+            proved = record
+        known.knows_us = not echo.challenge
+        if echo.challenge:
+            answer = Echo(self.me, echo.challenge, 0)
+            self._outbox.append(Letter(known.address, record.session, opened.plane, answer))
+        return Incoming(Peer(record.session, known.address), proved=proved)
+
+    def _challenged(
+        self, opened: Opened, challenge: Challenge, known: Known | None, source: Address, now: float
+    ) -> Incoming | None:
+        """Somebody did not know us: prove ourselves, and say again what was lost on it."""
+        address = source if known is None else known.address
+        letter, sent_at = self._resend.pop(address, (None, now))
+        if letter is None or sent_at < now - RESEND_S:
+            letter = None
+            if known is None:
+                self._drop("unsolicited")
+                return None
+        ask = self._challenges.ask(opened.session, now) if known is None else 0
+        answer = Echo(self.me, challenge.challenge, ask)
+        self._outbox.append(Letter(address, opened.session, opened.plane, answer))
+        if letter is not None and letter.session == opened.session:
+            self._counts["resent"] += 1
+            self._outbox.append(letter)
+        return None if known is None else Incoming(Peer(opened.session, address))
+
+    # --- proofs -------------------------------------------------------------------------------------------------------
+
+    def _prove(self, record: Record, counter: int, now: float) -> Known:
+        """Take up a session that is live. `counter` is its proof's: what was sealed before it is past."""
+        other = self._by_name.get(record.name, 0)
+        if other and self._known[other].record.epoch < record.epoch:
+            self._counts["replaced"] += 1
+            self.forget(other)
+        if len(self._known) >= self._sessions_max:
+            self._counts["evicted"] += 1
+            self.forget(min(self._known, key=lambda session: self._known[session].heard_at))
+        self._counts["proved"] += 1
+        self._retired.pop(record.session, None)
+        known = self._known[record.session] = Known(record, counter, now)
+        self._bind(known, record)
+        return known
+
+    def _bind(self, known: Known, record: Record) -> None:
+        """This is its record now, and its address."""
+        if self._by_address.get(known.address) == record.session:
+            del self._by_address[known.address]
+        if self._by_name.get(known.record.name) == record.session:
+            del self._by_name[known.record.name]
+        known.record, known.address = record, (record.host, record.port)
+        self._by_address[known.address] = record.session
+        self._by_name.setdefault(record.name, record.session)

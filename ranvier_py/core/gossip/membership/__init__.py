@@ -1,0 +1,1 @@
+"""Who is in the cluster and alive; `members` composes the rest."""

@@ -1,0 +1,125 @@
+"""Updates on their way through the cluster: each is sent a few times, in whatever packet has room.
+
+One slot for each subject: a newer update replaces the older one and starts again. An update is sent up to
+`mult * ceil(log10(members + 1))` times (SWIM; the number is memberlist's), the least often sent first; among new ones
+the latest first, so that a refutation leaves with the very next packet.
+
+Bounds: `2 * members` updates, at least SLOTS_MIN; beyond, the most often sent goes. An update that no datagram could
+ever hold is not queued at all (cortex#4327, smg#808); the push-pull of whole lists carries it. Both are counted.
+Cost: O(updates taken) for each packet; the size of an update is measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from math import inf
+
+from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.messages import Update
+
+SLOTS_MIN = 64
+"""Also a node that knows hardly anybody relays what it hears while it joins."""
+
+MISFITS_MAX = 4
+"""Updates too large for the room left that are looked past before a packet is closed."""
+
+
+class Broadcasts:
+    """The queue. `members` is the number of live members, this node included; the owner keeps it up to date."""
+
+    __slots__ = (
+        "_counts",
+        "_interval_s",
+        "_mult",
+        "_room_bytes",
+        "_size_of",
+        "_tick_after",
+        "_tier_of",
+        "_tiers",
+        "members",
+        "wake_at",
+    )
+
+    def __init__(
+        self, mult: int, interval_s: float, size_of: Callable[[Update], int], room_bytes: int, counts: Counts
+    ) -> None:
+        self.members = 1
+        self.wake_at = inf  # of the gossip tick: something waits
+        self._tick_after = -inf  # a tick soon after another one waits for its time
+        self._mult = mult
+        self._interval_s = interval_s
+        self._size_of = size_of
+        self._room_bytes = room_bytes
+        self._counts = counts
+        self._tiers: list[dict[int, tuple[Update, int]]] = []  # by times sent: subject -> update and its size
+        self._tier_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tier_of)
+
+    @property
+    def times(self) -> int:
+        """How often each update is sent."""
+        return self._mult * len(str(self.members))  # digits of n = ceil(log10(n + 1))
+
+    def push(self, update: Update, now: float) -> None:
+        """Send it from now on, instead of whatever was said about the same member."""
+        subject = update.record.session
+        self.drop(subject)
+        size = self._size_of(update)
+        if size > self._room_bytes:
+            self._counts.updates_oversized += 1
+            return
+        if len(self) >= max(SLOTS_MIN, 2 * self.members):
+            self._drop_most_sent()
+        self._put(0, subject, (update, size))
+        self.wake_at = min(self.wake_at, max(now, self._tick_after))
+
+    def drop(self, subject: int) -> None:
+        """Say no more about it."""
+        tier = self._tier_of.pop(subject, None)
+        if tier is not None:
+            del self._tiers[tier][subject]
+
+    def take(self, room_bytes: int) -> tuple[Update, ...]:
+        """What fits into so many bytes. Counts as sent once."""
+        if not self._tier_of:
+            return ()
+        chosen = self._choose(room_bytes)
+        for subject, update, size in chosen:
+            tier = self._tier_of.pop(subject)
+            del self._tiers[tier][subject]
+            if tier + 1 < self.times:
+                self._put(tier + 1, subject, (update, size))
+        return tuple(update for _, update, _ in chosen)
+
+    def ticked(self, now: float) -> None:
+        """The gossip tick is done; the next one is an interval later, if anything waits."""
+        self._tick_after = now + self._interval_s
+        self.wake_at = self._tick_after if self._tier_of else inf
+
+    def _choose(self, room_bytes: int) -> list[tuple[int, Update, int]]:
+        chosen = []
+        misfits = 0
+        latest_first = reversed(self._tiers[0].items())
+        for subject, (update, size) in chain(latest_first, *(tier.items() for tier in self._tiers[1:])):
+            if size <= room_bytes:
+                chosen.append((subject, update, size))
+                room_bytes -= size
+            else:
+                misfits += 1
+                if misfits >= MISFITS_MAX:
+                    break
+        return chosen
+
+    def _put(self, tier: int, subject: int, entry: tuple[Update, int]) -> None:
+        while len(self._tiers) <= tier:
+            self._tiers.append({})
+        self._tiers[tier][subject] = entry
+        self._tier_of[subject] = tier
+
+    def _drop_most_sent(self) -> None:
+        tier = next(tier for tier in reversed(self._tiers) if tier)
+        self.drop(next(iter(tier)))
+        self._counts.updates_dropped += 1

@@ -1,0 +1,153 @@
+"""Whom to greet: members that are known by hearsay only, and addresses where a member lived before it fell silent.
+
+A member that others speak of has not proved its session to this node; a greeting (Hello) makes both prove it. It is
+greeted after a short random time, spread over the size of the cluster, and again, each time later, until it proves
+itself or is dead.
+
+The dead stay contacts for a day. One of them is greeted now and then, for ever: after a long cut nobody else would
+(weaviate#10698; foca keeps them 24 h, too). The pace is that of the whole cluster: of n live nodes each greets every
+n seconds, at random times, so across a cut somebody greets somebody about every second. Contacts remembered from
+before a restart are greeted once, quickly, and then like the others.
+
+Bounds: one greeting for each live member, CONTACTS_MAX addresses (first come, first dropped), a rate for each kind.
+Cost: O(log members) for each greeting.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+
+from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.membership.roster import Roster
+from ranvier_py.core.gossip.values import Address
+
+GREETING_S = 0.005
+"""Between two greetings of members: 200 a second, so a thousand members are met in five seconds."""
+
+GREETINGS_MAX = 16
+"""At once, after a pause."""
+
+SPREAD_S = 0.002
+"""For each member: the first greeting waits up to this, at random, lest a newcomer be greeted by all at once."""
+
+AGAIN_S = (1.0, 30.0)
+"""An unanswered greeting is repeated after one second, then after twice as long each time, at most 30 s."""
+
+CONTACT_S = 24 * 3600.0
+"""A contact is forgotten after a day (foca)."""
+
+CONTACTS_MAX = 4096
+"""As many as there may be members."""
+
+CONTACT_PACE_S = (1.0, 30.0)
+"""Between two greetings of contacts in the whole cluster, on average; and the longest such mean of one node."""
+
+REMEMBERED_S = 0.05
+"""Between two greetings of contacts from before a restart."""
+
+
+class Greetings:
+    """Members to be greeted until they prove their session."""
+
+    __slots__ = ("_due", "_free_at", "_rng", "_urgent", "_waits", "wake_at")
+
+    def __init__(self, rng: Random) -> None:
+        self.wake_at = inf
+        self._rng = rng
+        self._due: list[tuple[float, int]] = []
+        self._waits: dict[int, tuple[float, float]] = {}  # session -> due at, time to the greeting after that
+        self._free_at = -inf  # the rate: when the next greeting is allowed
+        self._urgent: dict[Address, None] = {}
+
+    def urge(self, address: Address, now: float) -> None:
+        """A probe waits for it: at once, whatever the rate. One probe is under way at a time, so is one of these."""
+        self._urgent[address] = None
+        self.wake_at = min(self.wake_at, now)
+
+    def want(self, session: int, members: int, now: float) -> None:
+        """A member known by hearsay."""
+        if session not in self._waits:
+            self._plan(session, now + self._rng.uniform(0, SPREAD_S * members), AGAIN_S[0])
+            self.wake_at = min(self.wake_at, max(self._due[0][0], self._free_at))
+
+    def done(self, session: int) -> None:
+        """It proved itself, or there is no point any more. Its entry in the heap is skipped when it is due."""
+        self._waits.pop(session, None)
+
+    def due(self, roster: Roster, now: float) -> list[Address]:
+        """Addresses to greet now."""
+        addresses = list(self._urgent)
+        self._urgent.clear()
+        self._free_at = max(self._free_at, now - GREETINGS_MAX * GREETING_S)
+        while self._due and self._due[0][0] <= now and self._free_at <= now:
+            at, session = heappop(self._due)
+            planned_at, wait_s = self._waits.get(session, (inf, 0.0))
+            if planned_at != at:
+                continue
+            member = roster.get(session)
+            if member is None or not member.live or member.proved:
+                del self._waits[session]
+                continue
+            addresses.append(member.address)
+            self._free_at += GREETING_S
+            self._plan(session, now + self._rng.uniform(0.5, 1.0) * wait_s, min(2 * wait_s, AGAIN_S[1]))
+        self.wake_at = max(self._due[0][0], self._free_at) if self._due else inf
+        return addresses
+
+    def _plan(self, session: int, at: float, wait_s: float) -> None:
+        self._waits[session] = (at, wait_s)
+        heappush(self._due, (at, session))
+
+
+class Contacts:
+    """Addresses of the dead, in the order in which they will be greeted."""
+
+    __slots__ = ("_counts", "_fresh", "_rng", "_until", "wake_at")
+
+    def __init__(self, rng: Random, counts: Counts) -> None:
+        self.wake_at = inf
+        self._rng = rng
+        self._counts = counts
+        self._until: dict[Address, float] = {}
+        self._fresh: dict[Address, None] = {}  # remembered from before a restart and not greeted yet
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, address: Address, now: float) -> None:
+        self._until.pop(address, None)
+        self._until[address] = now + CONTACT_S
+        if len(self._until) > CONTACTS_MAX:
+            self.remove(next(iter(self._until)))
+            self._counts.contacts_dropped += 1
+        self.wake_at = min(self.wake_at, now + self._rng.uniform(0.5, 1.0) * CONTACT_PACE_S[0])
+
+    def remember(self, address: Address, now: float) -> None:
+        """From before a restart: greet it soon."""
+        self.add(address, now)
+        self._fresh[address] = None
+        self.wake_at = now
+
+    def remove(self, address: Address) -> None:
+        """Somebody lives there."""
+        self._until.pop(address, None)
+        self._fresh.pop(address, None)
+
+    def due(self, members: int, now: float) -> list[Address]:
+        """The contact to greet now, if it is time for one. It goes to the end of the line."""
+        if now < self.wake_at:
+            return []
+        address = next(iter(self._fresh or self._until), None)
+        while address is not None and self._until[address] < now:
+            self.remove(address)
+            address = next(iter(self._fresh or self._until), None)
+        if address is None:
+            self.wake_at = inf
+            return []
+        self._fresh.pop(address, None)
+        self._until[address] = self._until.pop(address)
+        pace_s = REMEMBERED_S if self._fresh else min(CONTACT_PACE_S[0] * members, CONTACT_PACE_S[1])
+        self.wake_at = now + self._rng.uniform(0.1, 1.9) * pace_s  # or all who saw a death would greet in step
+        return [address]

@@ -1,0 +1,172 @@
+"""Push-pull: two members send each other their whole lists, so that what gossip missed arrives in the end.
+
+With whom and when: with a session that has just proved itself while this node joins, or when it was held for dead (a
+cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster, and
+sooner when somebody has come back from the dead. A node that joins reads a few lists at a quick pace first, since its
+first partner may be as new as itself.
+
+A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
+that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK. So do
+small ones to a member that datagrams do not reach, after a question that brought no list, and in answer to one that
+came on BULK: where datagrams are blocked, a small cluster would never learn all its members.
+
+Bounds: LIST_RECORDS in a part, DEAD_LISTED dead in a list; in answer, one list for each asker and second, and
+ANSWERED_RECORDS in all. Cost: O(members) for each list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from random import Random
+
+from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.membership.identity import Identity
+from ranvier_py.core.gossip.membership.ledger import Ledger
+from ranvier_py.core.gossip.membership.local_health import LocalHealth
+from ranvier_py.core.gossip.messages import Members as MemberList
+from ranvier_py.core.gossip.messages import Record, Update
+from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Letter, Peer, Plane
+
+LIST_RECORDS = 256
+"""In one part: some 30 KB, and about a millisecond to take in."""
+
+LIST_BYTES = FRAME_BYTES_MAX // 2
+"""In one part, whatever the names: leaves room for every overhead of the frame."""
+
+DEAD_LISTED = 1024
+"""The last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange."""
+
+JOIN_LISTS = 3
+"""Members whose lists a joining node reads at the quick pace, or all there are."""
+
+JOIN_S = 1.0
+"""That pace; slower each time while nobody answers. Also the shortest time between two exchanges when cuts heal."""
+
+ANSWERED_RECORDS = 20_000
+"""Sent in answer within one second, some 1.3 MB: twenty nodes that join twenty are answered at once, a thousand that
+start together take turns."""
+
+ANSWERS_MAX = 256
+"""Lists sent in answer within one second, however short."""
+
+
+class MemberLists:
+    """When lists are exchanged, and their parts."""
+
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+        self,
+        identity: Identity,
+        ledger: Ledger,
+        health: LocalHealth,
+        outbox: list[Letter],
+        counts: Counts,
+        rng: Random,
+        *,
+        size_of: Callable[[Update], int],
+        datagram_bytes: int,
+    ) -> None:
+        self.wake_at = 0.0
+        self._identity = identity
+        self._ledger = ledger
+        self._health = health
+        self._outbox = outbox
+        self._counts = counts
+        self._rng = rng
+        self._size_of = size_of
+        self._datagram_bytes = datagram_bytes
+        self._read: dict[int, None] = {}  # whose lists this node has read, up to JOIN_LISTS
+        self._join_s = JOIN_S / 2  # doubled with each question, so the first pace is JOIN_S
+        self._asked_at: dict[int, float] = {}  # who asked within the last second
+        self._met_at = -JOIN_S
+        self._unanswered = 0  # questions since a list came
+
+    @property
+    def joining(self) -> bool:
+        return len(self._read) < min(JOIN_LISTS, self._ledger.roster.live)
+
+    def start(self, now: float) -> None:
+        self.wake_at = now + self._rng.uniform(0, JOIN_S)
+
+    def tick(self, now: float) -> None:
+        """Exchange with somebody, when it is time."""
+        if now < self.wake_at:
+            return
+        pace_s = self._health.profile.exchange_s(self._ledger.members)
+        if self.joining:
+            pace_s = self._join_s = min(2 * self._join_s, pace_s)
+        self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
+        alive = self._ledger.roster.alive()
+        drawn = self._rng.sample(alive, min(len(alive), 4))
+        partner = next((member for member in drawn if member.proved), None)
+        if partner is not None:
+            self._ask(partner.address, partner.session)
+
+    def met(self, address: Address, session: int, was_dead: bool, now: float) -> None:
+        """This session has just proved itself."""
+        if not (self.joining or was_dead):
+            return
+        if now - self._met_at >= JOIN_S:
+            self._met_at = now
+            self._ask(address, session)
+        else:
+            self.wake_at = min(self.wake_at, self._met_at + JOIN_S)
+
+    def hurry(self, now: float) -> None:
+        """Compare soon: what refuted a death may have been said while nobody here could hear it."""
+        self.wake_at = min(self.wake_at, now + self._rng.uniform(0.2, 1.0) * JOIN_S)
+
+    def answer(self, peer: Peer, now: float, plane: Plane = Plane.DATAGRAM) -> None:
+        """Send the list to somebody who asked for it there."""
+        while self._asked_at and now - next(iter(self._asked_at.values())) >= 1.0:
+            del self._asked_at[next(iter(self._asked_at))]
+        most = min(ANSWERS_MAX, max(1, ANSWERED_RECORDS // (len(self._ledger.roster) + 1)))
+        if peer.session in self._asked_at or len(self._asked_at) >= most:
+            self._counts.exchanges_refused += 1
+            return
+        self._asked_at[peer.session] = now
+        self._send(peer.address, peer.session, plane, reply=False)
+
+    def read(self, session: int) -> None:
+        """A list of this member, or a part of one, has arrived."""
+        self._unanswered = 0
+        if len(self._read) < JOIN_LISTS:
+            self._read[session] = None
+            self._join_s = JOIN_S / 2
+
+    def _ask(self, address: Address, session: int) -> None:
+        member = self._ledger.roster.get(session)
+        passes = self._unanswered == 0 and (member is None or member.datagrams)
+        self._counts.exchanges += 1
+        self._unanswered += 1
+        self._send(address, session, Plane.DATAGRAM if passes else Plane.BULK, reply=True)
+
+    def _send(self, to: Address, session: int, plane: Plane, *, reply: bool) -> None:
+        parts = list(self._parts(self._records(session)))
+        size_bytes = sum(self._size_of(Update(record)) for record in parts[0]) if len(parts) == 1 else FRAME_BYTES_MAX
+        if size_bytes > self._datagram_bytes:
+            plane = Plane.BULK
+        last = len(parts) - 1
+        for number, part in enumerate(parts):
+            self._outbox.append(Letter(to, session, plane, MemberList(part, reply and number == last)))
+
+    def _records(self, receiver: int) -> Iterator[Record]:
+        roster = self._ledger.roster
+        member = roster.get(receiver)
+        others = (roster.get(session) for session in islice(reversed(self._ledger.dead), DEAD_LISTED))
+        held = [] if member is None else [member.record]
+        listed = chain(roster.alive(), others)
+        rest = (other.record for other in listed if other is not None and other is not member)
+        return chain([self._identity.record], held, rest)
+
+    def _parts(self, records: Iterator[Record]) -> Iterator[tuple[Record, ...]]:
+        part: list[Record] = []
+        room_bytes = LIST_BYTES
+        for record in records:
+            size_bytes = self._size_of(Update(record))
+            if len(part) >= LIST_RECORDS or size_bytes > room_bytes:
+                yield tuple(part)
+                part, room_bytes = [], LIST_BYTES
+            part.append(record)
+            room_bytes -= size_bytes
+        yield tuple(part)

@@ -1,0 +1,96 @@
+"""Pings in the name of others: the relay's half of an indirect probe.
+
+The relay pings the target under a sequence number of its own. An answer goes back to the asker under the asker's; when
+none came in time a nack goes back, so that the asker knows that the relay at least is well (Lifeguard). An answer that
+comes after the nack still goes back, while the asker may wait for it.
+
+Bound: RELAYS_MAX pings under way; more are not relayed, and counted. Cost: O(log pings) for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.membership.post import Post
+from ranvier_py.core.gossip.membership.profile import Profile
+from ranvier_py.core.gossip.membership.roster import Roster
+from ranvier_py.core.gossip.messages import PingRequest, Update
+from ranvier_py.core.gossip.values import Peer, Plane
+
+RELAYS_MAX = 1024
+"""Every member of the largest cluster may ask once at the same time."""
+
+
+class Relayed(NamedTuple):
+    """A ping under way for somebody else."""
+
+    asker: Peer
+    seq: int  # the asker's
+    target: int
+    plane: Plane  # on which the asker asked
+    ends_at: float
+
+
+class Relays:
+    """All pings under way for others, by their sequence number."""
+
+    __slots__ = ("_counts", "_due", "_pings", "_post", "_roster", "wake_at")
+
+    def __init__(self, roster: Roster, post: Post, counts: Counts) -> None:
+        self.wake_at = inf
+        self._roster = roster
+        self._post = post
+        self._counts = counts
+        self._pings: dict[int, Relayed] = {}
+        self._due: list[tuple[float, int]] = []  # nacks first, then ends, by time
+
+    def __len__(self) -> int:
+        return len(self._pings)
+
+    def ask(
+        self, asker: Peer, request: PingRequest, plane: Plane, first: Sequence[Update], profile: Profile, now: float
+    ) -> None:
+        """Ping the target of this request. `first` is what the target must hear with it."""
+        if len(self._pings) >= RELAYS_MAX:
+            self._counts.relays_dropped += 1
+            return
+        self._counts.relayed += 1
+        seq = self._post.next_seq()
+        ends_at = now + profile.probe_interval_s
+        self._pings[seq] = Relayed(asker, request.seq, request.session, plane, ends_at)
+        heappush(self._due, (now + profile.nack_after_s, seq))
+        self.wake_at = self._due[0][0]
+        member = self._roster.get(request.session)
+        out = self._post.best_plane(member) if member is not None else Plane.DATAGRAM
+        self._post.ping((request.host, request.port), request.session, seq, out, first)
+
+    def acked(self, session: int, seq: int) -> None:
+        """An answer that may be to one of these."""
+        ping = self._pings.get(seq)
+        if ping is not None and ping.target == session:
+            del self._pings[seq]
+            self._post.ack(ping.asker, ping.seq, ping.plane)
+
+    def tick(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            at, seq = heappop(self._due)
+            ping = self._pings.get(seq)
+            if ping is None:
+                continue
+            if at >= ping.ends_at:
+                del self._pings[seq]
+            else:
+                self._post.nack(ping.asker, ping.seq, ping.plane)
+                self._counts.nacks += 1
+                heappush(self._due, (ping.ends_at, seq))
+        self.wake_at = self._due[0][0] if self._due else inf
+
+    def clear(self) -> None:
+        """After a pause: the askers have long given up."""
+        self._pings.clear()
+        self._due.clear()
+        self.wake_at = inf

@@ -1,0 +1,1 @@
+"""Messages as bytes: the codec, the frame, the seal and its keys."""

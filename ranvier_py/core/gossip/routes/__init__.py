@@ -1,0 +1,1 @@
+"""What was learned, told to all; `route_gossip` composes the rest."""

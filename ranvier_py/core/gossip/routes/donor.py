@@ -1,0 +1,172 @@
+"""Giving our table to peers: to those that join, and to those whose sums differ from ours. The other side of `pull`.
+
+A transfer reads the table chunk by chunk, one chunk each tick, no further than its peer has said that it will take. It
+is kept for a while after its last chunk, which might have got lost.
+
+Rules: at most TRANSFERS_MAX at once, one for each peer: a new request of a peer ends its old one. Whoever is refused is
+told at once that we are busy. A node that has not joined itself refuses everybody. While there are two, none gets more
+than a quarter of the budget for rows.
+Bounds: transfers, finished ones KEPT_MAX, waiting questions for sums SUMS_WAITING_MAX; above, they are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from ranvier_py.core.gossip.messages import Busy, RowsWanted, Sums
+from ranvier_py.core.gossip.routes.budget import Window, wire_bytes
+from ranvier_py.core.gossip.routes.own_sums import OwnSums
+from ranvier_py.core.gossip.routes.route_memory import WINDOW_CHUNKS, RouteMemory, RowsWalk
+from ranvier_py.core.gossip.routes.route_post import RoutePost
+from ranvier_py.core.gossip.values import Peer
+
+TRANSFERS_MAX = 2
+KEPT_MAX = 4
+SILENCE_S = 5.0
+"""A transfer whose peer wants nothing more for so long is over: five times what the peer takes to ask again."""
+
+SUMS_WAITING_MAX = 8
+SHARE_OF_ONE = 4
+"""One of several transfers has this part of the budget for rows."""
+
+CHUNK_BYTES = 20_000
+"""Room that a chunk is taken to need; a few are larger."""
+
+NO_ROOM_S = 0.05
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One peer's request, and how far it has come."""
+
+    peer: Peer
+    request: int
+    walk: RowsWalk
+    share: Window
+    until: float  # over, if the peer is silent so long
+    cursor: int = 0  # the peer has all chunks before this one
+    sent: int = 0
+    finished: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to send that the peer would take."""
+        return not self.finished and self.sent < self.cursor + WINDOW_CHUNKS
+
+
+class Donor:
+    """The giving side."""
+
+    def __init__(self, post: RoutePost, memory: RouteMemory, sums: OwnSums) -> None:
+        self.refused = 0
+        self.chunks = 0
+        self.resent = 0  # chunks that had been lost
+        self.broken = 0  # transfers whose peer left or fell silent
+        self._post = post
+        self._memory = memory
+        self._sums = sums
+        self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
+        self._sums_wanted: dict[int, float] = {}  # session -> since when
+        self._no_room_until = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        if self._sums_wanted or any(transfer.waits for transfer in self._transfers.values()):
+            return self._no_room_until
+        return min((transfer.until for transfer in self._transfers.values()), default=inf)
+
+    def running(self) -> int:
+        return sum(not transfer.finished for transfer in self._transfers.values())
+
+    def meet(self) -> None:
+        """The live peers changed."""
+        peers = self._post.peers
+        for session in [session for session in self._transfers if session not in peers]:
+            self._end(session)
+        self._sums_wanted = {session: at for session, at in self._sums_wanted.items() if session in peers}
+
+    def tick(self, now: float) -> None:
+        """At most one step of 2 ms."""
+        for session in [session for session, transfer in self._transfers.items() if transfer.until <= now]:
+            self._end(session)
+        if now < self._no_room_until:
+            return
+        if self._sums_wanted:
+            self._send_sums(now)
+            return
+        for session, transfer in self._transfers.items():
+            if transfer.waits and self._has_room(transfer, now):
+                del self._transfers[session]
+                self._transfers[session] = transfer  # the others come first next time
+                self._send_chunk(transfer, now)
+                return
+        if any(transfer.waits for transfer in self._transfers.values()):
+            self._no_room_until = now + NO_ROOM_S
+
+    # --- what peers ask ---------------------------------------------------------------------------------------------
+
+    def sums(self, peer: Peer, message: Sums, now: float) -> None:
+        """A peer compares; it wants ours if it says so."""
+        if message.reply and len(self._sums_wanted) < SUMS_WAITING_MAX:
+            self._sums_wanted[peer.session] = now
+
+    def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
+        """A request, a later cursor of it, or the same cursor again. `serving`: whether we have joined ourselves."""
+        transfer = self._transfers.get(peer.session)
+        if transfer is not None and transfer.request == message.request:
+            self._go_on(transfer, message.cursor, now)
+            return
+        others = sum(not each.finished for each in self._transfers.values() if each is not transfer)
+        if message.cursor or not serving or others >= TRANSFERS_MAX:
+            self.refused += 1
+            self._post.send(peer, Busy(message.request), now)
+            return
+        self._transfers.pop(peer.session, None)
+        while len(self._transfers) >= KEPT_MAX:  # at most one runs, so there is a finished one
+            del self._transfers[next(session for session, each in self._transfers.items() if each.finished)]
+        share = Window(self._post.bulk.per_s // SHARE_OF_ONE)
+        walk = self._memory.rows(message.buckets)
+        self._transfers[peer.session] = Transfer(peer, message.request, walk, share, now + SILENCE_S)
+
+    def _go_on(self, transfer: Transfer, cursor: int, now: float) -> None:
+        if not transfer.cursor <= cursor <= transfer.sent:
+            return
+        transfer.until = now + SILENCE_S
+        if cursor == transfer.cursor and transfer.sent > cursor:
+            transfer.walk.back(transfer.sent - cursor)
+            self.resent += transfer.sent - cursor
+            transfer.sent = cursor
+            transfer.finished = False
+        transfer.cursor = cursor
+
+    # --- what they get ----------------------------------------------------------------------------------------------
+
+    def _send_sums(self, now: float) -> None:
+        value = self._sums.step(min(self._sums_wanted.values()), now)
+        if value is None:
+            return
+        for session in [session for session, at in self._sums_wanted.items() if at <= self._sums.begun_at]:
+            if not self._post.send(self._post.peers[session], Sums(value, reply=False), now):
+                self._no_room_until = now + NO_ROOM_S
+                return
+            del self._sums_wanted[session]
+
+    def _has_room(self, transfer: Transfer, now: float) -> bool:
+        if self._post.bulk.room(now) < CHUNK_BYTES:
+            return False
+        return self.running() < TRANSFERS_MAX or transfer.share.room(now) >= CHUNK_BYTES
+
+    def _send_chunk(self, transfer: Transfer, now: float) -> None:
+        rows = transfer.walk.take(now)
+        if rows is None:
+            return
+        rows = rows._replace(request=transfer.request, chunk=transfer.sent)
+        transfer.sent += 1
+        transfer.finished = rows.last
+        transfer.share.spend(wire_bytes(rows), now)
+        self.chunks += 1
+        self._post.send_rows(transfer.peer, rows, now)
+
+    def _end(self, session: int) -> None:
+        self.broken += not self._transfers.pop(session).finished

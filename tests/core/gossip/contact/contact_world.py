@@ -1,0 +1,145 @@
+"""Nodes that are only sessions, and a network that remembers every packet: what first contact is tested in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
+from ranvier_py.core.gossip.messages import Ack, Message, Ping, Record, State
+from ranvier_py.core.gossip.packets.frame import BadFrame
+from ranvier_py.core.gossip.packets.keyring import KeyRing
+from ranvier_py.core.gossip.packets.seal import Opened, Sealer
+from ranvier_py.core.gossip.packets.wire import encode
+from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
+
+RING = KeyRing({5: bytes(range(32))}, 5)
+ELSEWHERE = ("192.0.2.66", 666)
+"""Where nobody is: for forged sources."""
+
+
+class Flight(NamedTuple):
+    """A packet on its way. `letter` is what was sealed in it."""
+
+    data: bytes
+    source: Address
+    to: Address
+    plane: Plane
+    letter: Letter
+
+
+def kinds(flights: list[Flight]) -> list[str]:
+    """The messages of these packets, by their names."""
+    return [type(flight.letter.message).__name__ for flight in flights]
+
+
+class Node:
+    """One run of one node, as the composer drives it. `taken` has what the gate let in, with the packet's counter."""
+
+    def __init__(self, name: str, session: int, address: Address, epoch: int = 1, sessions_max: int = 64) -> None:
+        self.record = Record(name, session, epoch, 0, State.ALIVE, *address, 1, 1, 0)
+        self.session = session
+        self.address = address
+        self.outbox: list[Letter] = []
+        self.sealer = Sealer(session, RING, "test")
+        self.sessions = Sessions(self.record, self.outbox, Random(session), sessions_max)
+        self.taken: list[tuple[Incoming, Opened]] = []
+        self.proved_at: list[tuple[int, float]] = []
+
+    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> Incoming | None:
+        try:
+            opened = self.sealer.open(data, plane)
+        except BadFrame:
+            return None
+        incoming = self.sessions.accept(opened, source, now)
+        if incoming is not None:
+            self.taken.append((incoming, opened))
+            if incoming.proved is not None:
+                self.proved_at.append((opened.session, now))
+        return incoming
+
+    def drain(self, now: float) -> list[Flight]:
+        """What goes out now, with what that makes go out."""
+        flights = []
+        while self.outbox:
+            letter = self.outbox.pop(0)
+            self.sessions.sent(letter, now)
+            kind, body = encode(letter.message)
+            data = self.sealer.seal(letter.plane, letter.session, kind, body)
+            flights.append(Flight(data, self.address, letter.to, letter.plane, letter))
+        return flights
+
+    def say(self, peer: Peer, message: Message, plane: Plane = Plane.DATAGRAM) -> None:
+        self.outbox.append(Letter(peer.address, peer.session, plane, message))
+
+    def ping(self, other: Node, seq: int = 1, plane: Plane = Plane.DATAGRAM) -> None:
+        self.say(Peer(other.session, other.address), Ping(seq), plane)
+
+    def proofs(self) -> list[int]:
+        """Sessions in the order of their proofs."""
+        return [incoming.proved.session for incoming, _ in self.taken if incoming.proved is not None]
+
+    def messages(self) -> list[Message]:
+        return [incoming.message for incoming, _ in self.taken if incoming.message is not None]
+
+    def knows(self, other: Node) -> bool:
+        return self.sessions.address_of(other.session) == other.address
+
+    def count(self, name: str) -> int:
+        return self.sessions.statistics()[name]
+
+
+class World:
+    """Who hears at which address, the time, and all packets that were ever sent."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.now = 100.0
+        self.nodes: dict[Address, Node] = {node.address: node for node in nodes}
+        self.log: list[Flight] = []
+
+    def put(self, node: Node) -> Node:
+        """It hears at its address from now on; whoever did before is gone."""
+        self.nodes[node.address] = node
+        return node
+
+    def run(self, lost: Callable[[Flight], bool] = lambda _: False, rounds_max: int = 20) -> list[Flight]:
+        """Deliver until nothing is under way; the packets of this run, lost ones too."""
+        sent: list[Flight] = []
+        for _ in range(rounds_max):
+            flights = [flight for node in list(self.nodes.values()) for flight in node.drain(self.now)]
+            if not flights:
+                return sent
+            sent.extend(flights)
+            self.log.extend(flights)
+            for flight in flights:
+                if not lost(flight) and flight.to in self.nodes:
+                    self.deliver(flight)
+        raise AssertionError(f"they never stop: {[flight.letter.message for flight in sent[-6:]]}")
+
+    def deliver(self, flight: Flight) -> Incoming | None:
+        """Streams come from any port."""
+        source = flight.source if flight.plane is Plane.DATAGRAM else (flight.source[0], 50_000)
+        return self.nodes[flight.to].receive(flight.data, source, flight.plane, self.now)
+
+
+def pair() -> tuple[Node, Node, World]:
+    """Two nodes that do not know each other yet."""
+    one, two = Node("one", 0xA1, ("10.0.0.1", 7946)), Node("two", 0xB2, ("10.0.0.2", 7946))
+    return one, two, World(one, two)
+
+
+def acquainted() -> tuple[Node, Node, World]:
+    """Two nodes that know that they know each other, with nothing in their books yet."""
+    one, two, world = pair()
+    one.sessions.greet(two.address, world.now)
+    world.run()
+    two.say(Peer(one.session, one.address), Ack(1))
+    world.run()
+    assert one.knows(two)
+    assert two.knows(one)
+    for node in (one, two):
+        node.taken.clear()
+    world.log.clear()
+    world.now += 10
+    return one, two, world

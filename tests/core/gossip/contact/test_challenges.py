@@ -1,0 +1,72 @@
+"""Challenges are good for one session and a short while; answers to strangers are paced."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S, GREETINGS_MAX, Challenges, Pace
+
+PLACE = ("10.0.0.1", 7946)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 2**64 - 1), st.floats(0, 1e9), st.floats(0, 10))
+def test_an_answer_is_good_for_2_to_4_seconds(session: int, now: float, later: float) -> None:
+    challenges = Challenges(Random(1))
+    nonce = challenges.ask(session, now)
+    good = challenges.answered(session, nonce, now + later)
+    if later < CHALLENGE_S - 1e-3:
+        assert good
+    if later > 2 * CHALLENGE_S + 1e-3:
+        assert not good
+
+
+def test_an_answer_is_good_for_the_session_that_was_asked_and_the_node_that_asked() -> None:
+    ours, theirs = Challenges(Random(1)), Challenges(Random(2))
+    nonce = ours.ask(7, 5.0)
+    assert nonce
+    assert ours.answered(7, nonce, 5.0)
+    assert not ours.answered(8, nonce, 5.0)
+    assert not theirs.answered(7, nonce, 5.0)
+    assert not ours.answered(7, nonce ^ 1, 5.0)
+    assert not ours.answered(7, 0, 5.0)
+
+
+def test_a_greeting_is_answered_once_by_whoever_is_there() -> None:
+    challenges = Challenges(Random(1))
+    nonce = challenges.greet(PLACE, 5.0)
+    assert challenges.greeted(nonce, 5.0) == PLACE
+    assert challenges.answered(7, nonce, 6.0)
+    assert not challenges.answered(7, nonce, 6.0)
+    assert challenges.greeted(nonce, 6.0) is None
+
+
+def test_a_greeting_that_is_too_old_is_worth_nothing() -> None:
+    challenges = Challenges(Random(1))
+    old, young = challenges.greet(PLACE, 5.0), challenges.greet(PLACE, 6.0)
+    assert not challenges.answered(7, old, 5.0 + 2 * CHALLENGE_S)
+    assert challenges.greeted(young, 5.0 + 2 * CHALLENGE_S) == PLACE
+
+
+def test_greetings_are_bounded_and_the_oldest_goes_first() -> None:
+    challenges = Challenges(Random(1))
+    nonces = [challenges.greet(("10.0.0.1", port), 5.0) for port in range(1, GREETINGS_MAX + 3)]
+    assert challenges.dropped == 2
+    assert [challenges.answered(7, nonce, 5.0) for nonce in nonces[:3]] == [False, False, True]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0, 1.5)), max_size=40))
+def test_a_pace_lets_each_key_through_once_in_its_interval_and_not_too_many(tries: list[tuple[str, float]]) -> None:
+    pace: Pace[str] = Pace(1.0, 2)
+    now = 0.0
+    done: list[tuple[str, float]] = []
+    for key, step in tries:
+        now += step
+        recent = [other for other, at in done if at > now - 1.0]
+        assert pace.may(key, now) == (key not in recent and len(recent) < 2)
+        if key not in recent and len(recent) < 2:
+            done.append((key, now))

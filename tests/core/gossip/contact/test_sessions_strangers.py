@@ -1,0 +1,165 @@
+"""What strangers are told: never more than they sent, not too often, and nothing in the name of others."""
+
+from __future__ import annotations
+
+from ranvier_py.core.gossip.contact.sessions import RESEND_MAX, RESEND_S, Incoming
+from ranvier_py.core.gossip.messages import (
+    Challenge,
+    Echo,
+    Hello,
+    Lessons,
+    Nack,
+    Ping,
+    Push,
+)
+from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
+from ranvier_py.core.gossip.packets.wire import Kind, encode
+from ranvier_py.core.gossip.values import Letter, Peer, Plane
+from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, acquainted, kinds, pair
+from tests.core.gossip.packets.wire_samples import EXAMPLES, LONGEST
+
+# --- what strangers are told ------------------------------------------------------------------------------------------
+
+
+def test_no_answer_to_a_stranger_is_longer_than_what_it_sent() -> None:
+    """Whatever it sends, with the longest record on our side, by datagram and from a forged source."""
+    two = Node("two", 0xB2, ("10.0.0.2", 7946))
+    two.sessions.me = LONGEST._replace(session=two.session)
+    now = 100.0
+    for number, message in enumerate((*EXAMPLES, Nack(1), Ping(1), Push(()))):
+        stranger = Node("x", 0x1000 + number, (f"10.1.0.{number + 1}", 7946))
+        if isinstance(message, Hello | Echo):
+            message = message._replace(record=stranger.record)  # noqa: PLW2901
+        kind, body = encode(message)
+        if len(body) + OVERHEAD_BYTES > 1200:
+            continue
+        for receiver in (two.session, 0, 77):
+            packet = stranger.sealer.seal(Plane.DATAGRAM, receiver, kind, body)
+            assert two.receive(packet, (f"192.0.2.{number + 1}", 6), Plane.DATAGRAM, now) is None
+            answers = two.drain(now)
+            assert len(answers) <= 1
+            assert sum(len(answer.data) for answer in answers) <= len(packet)
+            if isinstance(message, Hello) and receiver in (two.session, 0):
+                assert [answer.to for answer in answers] == [stranger.address]
+                assert len(packet) == 512
+            now += 1
+    assert two.count("stranger") >= 15
+
+
+def test_a_hello_that_is_too_short_for_its_answer_gets_none() -> None:
+    """Only a later version, or somebody who wants us to shout, would send one."""
+    one, two, world = pair()
+    kind, body = encode(Echo(one.record, 5, 0))  # the fields of a Hello, and a third: without the padding
+    assert kind != Kind.HELLO
+    packet = one.sealer.seal(Plane.DATAGRAM, 0, Kind.HELLO, body)
+    two.sessions.me = LONGEST._replace(session=two.session)
+    assert two.receive(packet, one.address, Plane.DATAGRAM, world.now) is None
+    assert (two.drain(world.now), two.count("short")) == ([], 1)
+
+
+def test_a_question_shorter_than_a_challenge_gets_none() -> None:
+    one, two, world = pair()
+    packet = one.sealer.seal(Plane.DATAGRAM, two.session, Kind.PING, b"\x90")
+    two.receive(packet, one.address, Plane.DATAGRAM, world.now)
+    assert (two.drain(world.now), two.count("short")) == ([], 1)
+
+
+def test_a_hello_is_answered_at_the_address_in_it() -> None:
+    """Whoever replays it with a forged source makes us write to its author, not to his victim."""
+    one, two, world = pair()
+    one.sessions.greet(two.address, world.now)
+    (hello,) = one.drain(world.now)
+    two.receive(hello.data, ELSEWHERE, Plane.DATAGRAM, world.now)
+    assert [answer.to for answer in two.drain(world.now)] == [one.address]
+
+
+def test_answers_to_strangers_are_paced() -> None:
+    one, two, world = pair()
+    one.sessions.greet(two.address, world.now)
+    (hello,) = one.drain(world.now)
+    for _ in range(50):
+        two.receive(hello.data, one.address, Plane.DATAGRAM, world.now)
+        world.now += 0.01
+    assert len(two.drain(world.now)) == 3  # in half a second
+    assert two.count("paced") == 47
+    for number in range(400):
+        stranger = Node("x", 0x1000 + number, ("10.2.0.1", 1 + number))
+        kind, body = encode(Ping(1))
+        packet = stranger.sealer.seal(Plane.DATAGRAM, two.session, kind, body)
+        two.receive(packet, stranger.address, Plane.DATAGRAM, world.now)
+    assert 250 < len(two.drain(world.now)) <= 256
+
+
+def test_a_stranger_on_a_stream_is_not_answered() -> None:
+    """The port it comes from hears nothing, and its address is not known yet."""
+    one, two, world = acquainted()
+    two.sessions.forget(one.session)
+    one.say(Peer(two.session, two.address), Lessons(5, 1, ()), Plane.BULK)
+    assert kinds(world.run()) == ["Lessons"]
+    assert (two.messages(), two.count("stranger")) == ([], 1)
+
+
+# --- challenges from others -------------------------------------------------------------------------------------------
+
+
+def test_a_challenge_from_where_we_sent_nothing_is_not_heeded() -> None:
+    """Else an old one, replayed from a forged source, would make us write to whoever that is."""
+    one, _, world = pair()
+    stranger = Node("x", 0xE5, ELSEWHERE)
+    for wait_s in (0.0, RESEND_S + 0.1):
+        kind, body = encode(Challenge(5))
+        packet = stranger.sealer.seal(Plane.DATAGRAM, one.session, kind, body)
+        one.receive(packet, ELSEWHERE, Plane.DATAGRAM, world.now + wait_s)
+        assert one.drain(world.now) == []
+        one.say(Peer(stranger.session, ELSEWHERE), Ping(1))  # heeded only for a while
+        one.drain(world.now)
+    assert one.count("unsolicited") == 2
+
+
+def test_one_letter_is_said_again_once() -> None:
+    one, two, world = acquainted()
+    two.sessions.forget(one.session)
+    one.ping(two, 1)
+    one.ping(two, 2)
+    flights = world.run(lost=lambda _: True)
+    stranger_sees = [two.receive(flight.data, one.address, flight.plane, world.now + 1) for flight in flights]
+    assert stranger_sees == [None, None]
+    challenge = two.drain(world.now + 1)
+    assert kinds(challenge) == ["Challenge"]
+    world.now += 1
+    for _ in range(3):
+        world.deliver(challenge[0])
+    assert kinds(world.run()) == ["Echo", "Ping"]
+    assert two.messages() == [Ping(2)]
+
+
+def test_a_letter_for_an_old_session_is_not_said_to_the_new_one() -> None:
+    """It comes back at the same address: the challenge brings it the proof alone."""
+    one, two, world = acquainted()
+    again = world.put(Node("two", 0xB3, two.address, epoch=2))
+    one.ping(two, 5)
+    assert kinds(world.run()) == ["Ping", "Challenge", "Echo", "Echo"]
+    assert again.messages() == []
+    assert again.knows(one)
+    assert one.knows(again)
+
+
+def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
+    one, two, world = acquainted()
+    two.say(Peer(one.session, one.address), Challenge(5))
+    (flight,) = two.drain(world.now)
+    assert one.receive(flight.data, ELSEWHERE, flight.plane, world.now) == Incoming(Peer(two.session, two.address))
+    assert [(answer.to, answer.letter.message) for answer in one.drain(world.now)] == [
+        (two.address, Echo(one.record, 5, 0))
+    ]
+
+
+def test_letters_kept_for_saying_again_are_bounded() -> None:
+    one, two, world = acquainted()
+    for port in range(1, RESEND_MAX + 50):
+        one.sessions.sent(Letter(("10.3.0.1", port), two.session, Plane.DATAGRAM, Ping(port)), world.now)
+        one.sessions.sent(Letter(("10.3.0.1", 1), two.session, Plane.DATAGRAM, Ping(port)), world.now)
+    assert len(one.sessions._resend) == RESEND_MAX
+    assert ("10.3.0.1", 1) in one.sessions._resend  # the longest unused went
+    one.sessions.sent(Letter(two.address, two.session, Plane.BULK, Lessons(5, 1, ())), world.now)
+    assert two.address not in one.sessions._resend

@@ -1,0 +1,256 @@
+"""Push-pull of whole lists: its parts, its pace, its bounds, and clusters of a thousand."""
+
+from __future__ import annotations
+
+from random import Random
+from time import perf_counter
+
+from ranvier_py.core.gossip.membership.member_lists import ANSWERED_RECORDS, LIST_RECORDS
+from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.profile import LAN
+from ranvier_py.core.gossip.membership.roster import MISSES_MAX
+from ranvier_py.core.gossip.messages import Ack, Ping, Push, Record, State, Update
+from ranvier_py.core.gossip.messages import Members as MemberList
+from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Letter, Peer, Plane
+from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
+
+ME = record_of("n0", 1_000_000)
+
+
+class Lister:
+    def __init__(self) -> None:
+        self.outbox: list[Letter] = []
+        self.now = 100.0
+        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES)
+
+    def reads(self, sender: Record, records: list[Record], *, reply: bool = False) -> None:
+        peer = Peer(sender.session, (sender.host, sender.port))
+        for start in range(0, len(records), LIST_RECORDS):
+            part = tuple(records[start : start + LIST_RECORDS])
+            self.members.receive(peer, MemberList(part, reply and start + LIST_RECORDS >= len(records)), self.now)
+        self.members.changes.clear()
+
+    def lists(self) -> list[Letter]:
+        found = [letter for letter in self.outbox if isinstance(letter.message, MemberList)]
+        self.outbox.clear()
+        return found
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (at := max(self.members.wake_at, self.now)) <= end:
+            self.now = at
+            self.members.tick(at)
+            self.members.needs_greeting(at)
+            for letter in list(self.outbox):
+                if isinstance(letter.message, Ping):
+                    self.members.receive(Peer(letter.session, letter.to), Ack(letter.message.seq), at)
+            self.outbox = self.members._post._outbox
+        self.now = end
+
+
+def thousand(count: int = 999) -> list[Record]:
+    return [record_of(f"n{number}", number) for number in range(1, count + 1)]
+
+
+def test_a_large_list_goes_in_parts_on_the_bulk_stream_and_asks_once() -> None:
+    node, others = Lister(), thousand()
+    node.reads(others[0], others)
+    node.members.proved(others[0], node.now)
+    letters = node.lists()
+    assert {letter.plane for letter in letters} == {Plane.BULK}
+    parts = [letter.message for letter in letters if isinstance(letter.message, MemberList)]
+    assert [part.reply for part in parts] == [False] * (len(parts) - 1) + [True]
+    sessions = [record.session for part in parts for record in part.records]
+    assert sorted(sessions) == sorted([ME.session, *(record.session for record in others)])
+    assert all(len(part.records) <= LIST_RECORDS for part in parts)
+    assert all(sum(size_of(Update(record)) for record in part.records) < FRAME_BYTES_MAX for part in parts)
+
+
+def test_a_small_list_fits_a_datagram_and_a_larger_one_does_not() -> None:
+    """cortex#4327: both sides of the limit."""
+    planes = {}
+    for count in range(1, 40):
+        node, others = Lister(), thousand(count)
+        node.reads(others[0], others, reply=True)
+        letter = node.lists()[0]
+        assert isinstance(letter.message, MemberList)
+        size_bytes = sum(size_of(Update(record)) for record in letter.message.records)
+        planes[count] = letter.plane
+        assert (letter.plane is Plane.DATAGRAM) == (size_bytes <= ROOM_BYTES - 96)
+    assert {planes[1], planes[39]} == {Plane.DATAGRAM, Plane.BULK}
+
+
+def test_a_joining_node_reads_a_few_lists_quickly_and_then_seldom() -> None:
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    asked = []
+    for _ in range(40):
+        node.run(1.0)
+        for letter in node.lists():
+            asked.append(node.now)
+            if node.now > 103.0:
+                sender = next(record for record in others if record.session == letter.session)
+                node.reads(sender, others)
+    quick = [at for at in asked if at < 115.0]
+    assert 4 <= len(quick) <= 9
+    assert len(asked) - len(quick) <= 2
+
+
+def test_a_joining_node_that_nobody_answers_asks_ever_more_slowly() -> None:
+    """Each question carries its whole list."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    node.run(120.0)
+    assert 5 <= len(node.lists()) <= 10
+
+
+def test_a_small_list_takes_the_stream_where_datagrams_do_not_arrive() -> None:
+    """Or a cluster whose lists fit a datagram never learns all its members on a network that blocks UDP."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    node.run(10.0)
+    first, *more = [letter.plane for letter in node.lists()]
+    assert first is Plane.DATAGRAM
+    assert more
+    assert set(more) == {Plane.BULK}
+    for record in others[:3]:
+        node.reads(record, others)
+    node.run(40.0)
+    assert node.lists()[0].plane is Plane.DATAGRAM, "one was only lost"
+    node.reads(others[0], others)
+    for member in node.members.alive():
+        member.misses = MISSES_MAX
+    node.members._lists.wake_at = node.now
+    node.members.tick(node.now)
+    assert node.lists()[0].plane is Plane.BULK
+
+
+def test_a_question_that_came_on_the_stream_is_answered_there() -> None:
+    node, others = Lister(), thousand(5)
+    node.reads(others[0], others)
+    for number, plane in enumerate((Plane.DATAGRAM, Plane.BULK)):
+        peer = Peer(others[number].session, (others[number].host, others[number].port))
+        node.members.receive(peer, MemberList((others[number],), True), node.now, plane)
+        assert [letter.plane for letter in node.lists()] == [plane]
+
+
+def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> None:
+    """A cut has healed. Who refuted its death while nobody here could hear it says so no more."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    node.run(1.0)
+    for record in others[:3]:
+        node.reads(record, others)
+    node.run(4.0)
+    node.lists()
+    peer = Peer(1, (others[0].host, others[0].port))
+    dead = others[4]._replace(state=State.DEAD)
+    member = node.members.member(5)
+    assert member is not None
+    for record in (dead, others[4]._replace(incarnation=1)):
+        node.run(1.5)
+        assert node.lists() == []
+        member.heard_at = 0.0
+        node.members.receive(peer, Push((Update(record),)), node.now)
+    assert [change.what for change in node.members.changes][-1:] == ["returned"]
+    node.run(1.1)
+    assert len(node.lists()) == 1
+
+
+def test_lists_are_exchanged_at_once_with_somebody_held_for_dead() -> None:
+    """Both sides of a cut learn from the first pair that meets what the other side has said of them."""
+    node, others = Lister(), thousand(5)
+    for record in others:
+        node.members.proved(record, node.now)
+    for record in others[:3]:
+        node.reads(record, others)
+    node.run(4.0)
+    member = node.members.member(5)
+    assert member is not None
+    member.heard_at = 0.0
+    dead = others[4]._replace(state=State.DEAD)
+    node.members.receive(Peer(1, (others[0].host, others[0].port)), Push((Update(dead),)), node.now)
+    node.lists()
+    node.members.proved(others[3], node.now)
+    assert node.lists() == []
+    node.members.proved(others[4], node.now)
+    message = node.lists()[0].message
+    assert isinstance(message, MemberList)
+    assert message.reply
+    assert message.records[1] == dead, "what it must refute comes early"
+
+
+def test_answers_are_bounded_by_records_a_second() -> None:
+    """A thousand that start together would each fetch a thousand records from the one that all know."""
+    node, others = Lister(), thousand()
+    node.reads(others[0], others)
+    node.lists()
+    answered = 0
+    for record in others[:200]:
+        node.reads(record, [record], reply=True)
+        answered += bool(node.lists())
+    assert answered == ANSWERED_RECORDS // 1000
+    assert node.members.statistics().counts.exchanges_refused == 200 - answered
+    node.now += 1.0
+    node.reads(others[300], [others[300]], reply=True)
+    assert node.lists()
+
+
+def test_the_last_dead_are_listed_too() -> None:
+    """Or a newcomer would believe stale news of their lives, and could not heal a cut that is older than itself."""
+    node, others = Lister(), thousand(20)
+    node.reads(others[0], others)
+    peer = Peer(1, ("10.0.0.1", 7946))
+    dead = [record._replace(state=State.DEAD, incarnation=1) for record in others[10:]]
+    node.members.receive(peer, Push(tuple(Update(record) for record in dead)), node.now)
+    node.lists()
+    node.reads(others[0], [others[0]], reply=True)
+    message = node.lists()[0].message
+    assert isinstance(message, MemberList)
+    assert [record.session for record in message.records][-10:] == list(range(20, 10, -1))
+    assert [record.state for record in message.records][-10:] == [State.DEAD] * 10
+
+
+def test_a_thousand_members_cost_microseconds_a_message() -> None:
+    """Generous limits, for slow machines: nothing may take a pass over all members for each message."""
+    node, others = Lister(), thousand()
+    start = perf_counter()
+    node.reads(others[0], others)
+    assert perf_counter() - start < 0.25
+    for record in others:
+        node.members.proved(record, node.now)
+    node.outbox.clear()
+    peers = [Peer(record.session, (record.host, record.port)) for record in others]
+    start = perf_counter()
+    for number in range(5000):
+        node.members.receive(peers[number % 999], Ping(number), node.now)
+    pings_s = perf_counter() - start
+    node.outbox.clear()
+    start = perf_counter()
+    for number in range(5000):
+        news = Update(others[number * 7 % 999]._replace(incarnation=1 + number // 999))
+        node.members.receive(peers[number % 999], Push((news,)), node.now)
+    news_s = perf_counter() - start
+    assert pings_s / 5000 < 100e-6
+    assert news_s / 5000 < 200e-6
+    assert node.members.statistics().alive == 999
+
+
+def test_fifty_nodes_form_notice_a_death_and_stay_calm() -> None:
+    """The largest cluster in this file; a thousand are simulated elsewhere."""
+    cluster = Cluster(9, loss=0.01)
+    first = cluster.start("n0")
+    hosts = [first, *(cluster.start(f"n{number}") for number in range(1, 50))]
+    for host in hosts[1:]:
+        while not host.known:
+            cluster.greet(host, first.address)
+            cluster.run(0.01)
+    cluster.until(lambda: cluster.agree(hosts), 5.0)
+    cluster.run(2.0)
+    cluster.crash(hosts[20])
+    cluster.until(lambda: all(host.state_of(hosts[20]) is State.DEAD for host in cluster.up()), 7.0)
+    assert not any(host.saw("died", other.name) for host in hosts for other in cluster.up())

@@ -1,0 +1,355 @@
+"""What networks, pauses and namesakes do to a cluster, and what must not come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ranvier_py.core.gossip.messages import Message, Ping, Push, State, Update
+from ranvier_py.core.gossip.values import Peer, Plane
+from tests.core.gossip.membership.small_cluster import Cluster, Host
+
+
+def false_deaths(hosts: Sequence[Host]) -> int:
+    """How often one of these, all alive, was declared dead by another."""
+    names = {host.name for host in hosts}
+    return sum(len(host.saw("died", name)) for host in hosts for name in sorted(names))
+
+
+def quiet(cluster: Cluster, seconds: float = 10.0) -> dict[str, int]:
+    """Messages sent in so many seconds."""
+    cluster.sent.clear()
+    cluster.run(seconds)
+    return cluster.sent
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "loss"), [(3, 0.1), (10, 0.1), (10, 0.3)])
+def test_loss_kills_nobody(size: int, loss: float) -> None:
+    """Rapid's criticism of memberlist#145. Streams lose as much as datagrams here, though real ones would be late."""
+    for seed in range(3):
+        cluster = Cluster(seed, loss=loss, stream_loss=loss)
+        hosts = cluster.grow(size)
+        cluster.run(60.0)
+        assert false_deaths(hosts) == 0
+        assert any(host.members.statistics().counts.probes_helped for host in hosts)
+
+
+def test_a_network_that_loses_a_third_is_probed_more_slowly_and_recovers() -> None:
+    cluster = Cluster(1, loss=0.35)
+    hosts = cluster.grow(6)
+    cluster.run(60.0)
+    assert all(host.members.statistics().strained for host in hosts)
+    cluster.loss = 0.0
+    cluster.run(120.0)
+    assert not any(host.members.statistics().strained for host in hosts)
+    assert false_deaths(hosts) == 0
+
+
+def test_a_member_that_datagrams_do_not_reach_stays_a_member() -> None:
+    """consul#19965, #2200: UDP blocked, TCP fine, and a line in the log for every probe."""
+    cluster = Cluster(2)
+    hosts = cluster.grow(5)
+    odd = hosts[2].address
+    cluster.blocked = lambda a, b, plane: plane is Plane.DATAGRAM and odd in (a, b)
+    cluster.run(60.0)
+    assert not any(host.saw("died") for host in hosts)
+    assert sum(len(host.saw("suspected")) for host in hosts) <= 2
+    for host in (hosts[0], hosts[4]):
+        member = host.view(hosts[2])
+        assert member is not None
+        assert not member.datagrams
+        assert not host.members.statistics().strained, "one odd member is no lossy network"
+    cluster.heal()
+    cluster.run(30.0)
+    assert all(host.members.member(hosts[2].session).datagrams for host in hosts if host is not hosts[2])  # type: ignore[union-attr]
+
+
+def test_a_cluster_without_any_datagrams_works_on_streams() -> None:
+    cluster = Cluster(2, datagrams=False)
+    hosts = cluster.grow(6)
+    sent = quiet(cluster, 30.0)
+    assert not any(host.saw("suspected") for host in hosts)
+    assert sent["Ping"] <= 6 * 30 * 2 + 6
+    cluster.crash(hosts[0])
+    cluster.until(lambda: cluster.agree(hosts[1:]), 4.0)
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_a_one_way_link_kills_nobody_else(deaf: bool) -> None:
+    """One that can't be heard is dead. One that can't hear takes the others for dead, which they must survive."""
+    cluster = Cluster(4)
+    hosts = cluster.grow(6)
+    odd = hosts[1]
+    cluster.blocked = lambda a, b, _: (b if deaf else a) == odd.address
+    cluster.run(40.0)
+    others = [host for host in hosts if host is not odd]
+    assert false_deaths(others) == 0
+    assert deaf or all(host.state_of(odd) is State.DEAD for host in others)
+    cluster.heal()
+    cluster.until(lambda: cluster.agree(hosts), 20.0)
+
+
+def test_two_that_cannot_reach_each_other_are_vouched_for_by_the_others() -> None:
+    cluster = Cluster(5)
+    hosts = cluster.grow(6)
+    pair = {hosts[0].address, hosts[1].address}
+    cluster.blocked = lambda a, b, _: {a, b} == pair
+    cluster.run(60.0)
+    assert not any(host.saw("died") for host in hosts)
+    assert hosts[0].members.statistics().health == 0
+
+
+# --- pauses and slowness ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.7, 3.0, 10.0, 60.0])
+def test_a_node_that_wakes_up_late_blames_nobody(seconds: float) -> None:
+    """hazelcast#7408, #9005: whoever was stopped for a while kicked the others out when it went on."""
+    cluster = Cluster(6, loss=0.05)
+    hosts = cluster.grow(8)
+    cluster.pause(hosts[1], seconds)
+    cluster.run(seconds + 15.0)
+    assert not hosts[1].saw("died")
+    assert hosts[1].members.statistics().counts.late_wakes == 1
+    assert false_deaths([host for host in hosts if host is not hosts[1]]) == 0
+    assert cluster.agree(hosts)
+    assert hosts[0].saw("died", "n1") or seconds < 10.0
+
+
+def test_suspicions_wait_while_a_node_does_not_run() -> None:
+    """It suspects somebody, sleeps through the refutation, and must not bury it when it wakes up."""
+    cluster = Cluster(1)
+    hosts = cluster.grow(5)
+    cluster.blocked = lambda a, b, _: hosts[0].address in (a, b)
+    cluster.until(lambda: bool(hosts[0].saw("suspected")), 10.0, step_s=0.01)
+    suspect = next(member.record.name for member in hosts[0].members.alive() if member.state is State.SUSPECT)
+    hosts[0].paused_until = cluster.now + 30.0
+    cluster.heal()
+    cluster.run(29.9)
+    cluster.later(0.1, lambda: cluster._resume(hosts[0]))
+    cluster.run(5.0)
+    assert not hosts[0].saw("died", suspect)
+    assert cluster.agree(hosts)
+
+
+def test_nodes_that_slept_at_the_same_time_do_not_believe_that_the_others_died() -> None:
+    """What was said about them meanwhile waits in their sockets, and none of them was heard lately."""
+    cluster = Cluster(6)
+    hosts = cluster.grow(8)
+    for host in hosts[:4]:
+        cluster.pause(host, 12.0)
+    cluster.run(12.5)
+    assert all(host.saw("died") for host in hosts[4:])
+    cluster.run(10.0)
+    assert not any(host.saw("died") for host in hosts[:4])
+    assert cluster.agree(hosts)
+
+
+def test_the_first_tick_may_come_late() -> None:
+    """snapchain#889: the loop started long after the node said hello."""
+    cluster = Cluster(1)
+    hosts = cluster.grow(3)
+    slow = cluster.start("n9", join=[hosts[0]])
+    cluster.run(0.005)
+    assert slow.known
+    cluster.pause(slow, 8.0)
+    cluster.run(20.0)
+    assert cluster.agree([*hosts, slow])
+    assert false_deaths(hosts) == 0
+
+
+def test_a_few_slow_members_do_not_make_healthy_ones_die() -> None:
+    """Lifeguard's experiment: members that stall now and then accuse the wrong ones. consul#916, #1335."""
+    cluster = Cluster(3, loss=0.1)
+    hosts = cluster.grow(16)
+    slow, healthy = hosts[:3], hosts[3:]
+    for turn in range(8):
+        for host in slow:
+            if cluster.now >= host.paused_until:
+                cluster.pause(host, 1.0 + (turn % 3))
+        cluster.run(5.0)
+    assert false_deaths(healthy) == 0
+    cluster.run(15.0)
+    assert cluster.agree(hosts)
+
+
+def test_ticks_that_come_late_make_a_node_slower_to_judge() -> None:
+    cluster = Cluster(1)
+    host, *_ = cluster.grow(3)
+    for _ in range(4):
+        late = host.members.wake_at + 0.15
+        cluster.run(0.1)
+        host.members.tick(max(late, cluster.now))
+        host.outbox.clear()
+    assert host.members.statistics().counts.late_ticks >= 2
+    assert host.members.statistics().health >= 1
+
+
+# --- cuts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [4.0, 30.0, 300.0])
+@pytest.mark.parametrize(("size", "left"), [(2, 1), (3, 1), (10, 5), (10, 1)])
+def test_a_cut_heals_by_itself_in_seconds(size: int, left: int, seconds: float) -> None:
+    """mimir#16254, weaviate#10698: nobody greeted the dead any more. No names, no seeds are asked here."""
+    cluster = Cluster(3, loss=0.02)
+    hosts = cluster.grow(size)
+    cluster.cut(hosts[:left], hosts[left:])
+    cluster.run(seconds)
+    assert seconds < 10.0 or cluster.agree(hosts[left:])
+    cluster.heal()
+    assert cluster.until(lambda: cluster.agree(hosts), 5.0) <= 5.0
+
+
+def test_one_greeting_from_outside_heals_a_cut_of_any_length() -> None:
+    """The other way: names are resolved again, and one node greets one other. Contacts have long been forgotten."""
+    cluster = Cluster(3)
+    hosts = cluster.grow(6)
+    cluster.cut(hosts[:3], hosts[3:])
+    cluster.run(30.0)
+    for host in hosts:
+        host.members._ledger.contacts._until.clear()  # a day later
+    cluster.heal()
+    cluster.run(20.0)
+    assert not cluster.agree(hosts)
+    cluster.greet(hosts[0], hosts[5].address)
+    cluster.until(lambda: cluster.agree(hosts), 3.0)
+
+
+def test_one_packet_from_the_dead_heals_a_cut() -> None:
+    """The third way: it was held for dead on one side only, and goes on talking."""
+    cluster = Cluster(3)
+    hosts = cluster.grow(4)
+    odd, accuser = hosts[0], hosts[1]
+    death = Push((Update(odd.members.me._replace(state=State.DEAD)),))
+    for host in hosts[2:]:
+        member = host.view(odd)
+        assert member is not None
+        member.heard_at = 0.0
+        host.members.receive(Peer(accuser.session, accuser.address), death, cluster.now)
+        assert host.state_of(odd) is State.DEAD
+        host.outbox.clear()
+        host.members._ledger.contacts._until.clear()
+    cluster.until(lambda: cluster.agree(hosts), 8.0)
+
+
+def test_three_sides_come_together() -> None:
+    cluster = Cluster(8, loss=0.02)
+    hosts = cluster.grow(9)
+    cluster.cut(hosts[:3], hosts[3:6], hosts[6:])
+    cluster.run(40.0)
+    cluster.heal()
+    cluster.until(lambda: cluster.agree(hosts), 6.0)
+
+
+def test_after_a_cut_has_healed_the_traffic_is_what_it_was() -> None:
+    """foca#25: two nodes told each other «you are dead» for ever."""
+    cluster = Cluster(4)
+    hosts = cluster.grow(10)
+    cluster.run(40.0)
+    before = sum(quiet(cluster).values())
+    cluster.cut(hosts[:5], hosts[5:])
+    cluster.run(30.0)
+    cluster.heal()
+    cluster.run(10.0)
+    for host in hosts:
+        host.changes.clear()
+    after = quiet(cluster)
+    assert sum(after.values()) <= 1.1 * before
+    assert after.get("Push", 0) == 0
+    assert not any(host.changes for host in hosts)
+
+
+def test_an_address_taken_over_by_strangers_is_not_pestered() -> None:
+    """akka-core#20846: the old cluster went on gossiping to a node that had moved to another one. Here it does not
+    answer greetings, because its key or label is another."""
+    cluster = Cluster(4)
+    hosts = cluster.grow(4)
+    cluster.crash(hosts[2])
+    cluster.run(10.0)
+    sent = quiet(cluster, 300.0)
+    assert 100 <= sent["Hello"] <= 400, "about one a second, from all of them together"
+    assert all(host.state_of(hosts[2]) is State.DEAD for host in cluster.up())
+
+
+# --- namesakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_of_two_living_nodes_with_one_name_one_takes_another_and_all_is_quiet(epoch: int) -> None:
+    """consul#2430: duplicates cost everybody half a million problems an hour."""
+    for seed in range(3):
+        cluster = Cluster(seed)
+        hosts = cluster.grow(5)
+        twin = cluster.start("n2", epoch=epoch, host="10.9.9.9", join=[hosts[0]])
+        everybody = [*hosts, twin]
+        cluster.until(lambda c=cluster, e=everybody: c.agree(e), 6.0)  # type: ignore[misc]
+        assert sorted(host.name == "n2" for host in (hosts[2], twin)) == [False, True]
+        renamed = twin if hosts[2].name == "n2" else hosts[2]
+        assert renamed.name.startswith("n2-")
+        assert [len(host.saw("renamed")) for host in everybody] == [int(host is renamed) for host in everybody]
+        cluster.run(35.0)
+        assert quiet(cluster).get("Push", 0) == 0
+        assert max(host.members.statistics().counts.overtaken for host in everybody) <= 3
+
+
+def test_three_with_one_name_end_with_three_names() -> None:
+    cluster = Cluster(2)
+    hosts = cluster.grow(4)
+    twins = [cluster.start("n2", epoch=2, host=f"10.9.9.{number}", join=[hosts[0]]) for number in (1, 2)]
+    everybody = [*hosts, *twins]
+    cluster.until(lambda: cluster.agree(everybody), 10.0)
+    assert len({host.name for host in everybody}) == 6
+
+
+def test_two_nodes_at_one_address_poison_nobody() -> None:
+    """consul#2430. The packets reach only one of them; the other is heard, but can't be reached."""
+    cluster = Cluster(5)
+    hosts = cluster.grow(6)
+    squatter = cluster.start("n77", host=hosts[3].address[0], join=[hosts[0]])
+    cluster.run(30.0)
+    fine = [host for host in hosts if host is not hosts[3]]
+    assert false_deaths([*fine, squatter]) == 0
+    assert cluster.agree([*fine, squatter]) or all(host.view(hosts[3]) is not None for host in fine)
+    for host in fine:
+        names = {member.record.name for member in host.members.alive() if member.state is State.ALIVE}
+        assert names >= {other.name for other in (*fine, squatter) if other is not host}
+
+
+# --- quiet ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_cluster_says_little() -> None:
+    """Two pings and two answers a second for each node, and a list now and then."""
+    cluster = Cluster(4)
+    cluster.grow(10)
+    cluster.run(40.0)
+    sent = quiet(cluster, 60.0)
+    assert sent["Ping"] <= 10 * 60 * 2 + 10
+    assert sent["Ack"] <= sent["Ping"]
+    assert sent["Members"] <= 10 * 2 * 3 * 1.5
+    assert set(sent) == {"Ping", "Ack", "Members"}
+
+
+def test_each_member_is_probed_in_its_turn() -> None:
+    """SWIM's bound: 2n - 1 periods between two probes of one member by one other."""
+    cluster = Cluster(4)
+    cluster.grow(6)
+    pinged: dict[tuple[int, int], float] = {}
+    longest = 0.0
+
+    def watch(host: Host, peer: Peer, message: Message) -> None:
+        nonlocal longest
+        if isinstance(message, Ping):
+            pair = (peer.session, host.session)
+            longest = max(longest, cluster.now - pinged.get(pair, cluster.now))
+            pinged[pair] = cluster.now
+
+    cluster.watch = watch
+    cluster.run(60.0)
+    assert len(pinged) == 30
+    assert longest <= (2 * 5 - 1) * 0.5 + 0.01
