@@ -1,6 +1,6 @@
 """The cluster's keys: read at the start, and again whenever the file changes or SIGHUP comes.
 
-The file is that of `core/gossip/keyring`, with one line more that it may have: `fingerprint: <key>`. From that key, or
+The file is that of `core/gossip/packets/keyring`, with one line more that it may have: `fingerprint: <key>`. From that key, or
 else from the first one, follows the secret that keys the fingerprints, unless the operator gives one of his own. So a
 key file alone makes nodes agree on fingerprints; and who rotates its keys without losing what was learned writes the
 old first key on that line. A running node keeps the secret that it began with: its route table was made with it.

@@ -40,7 +40,7 @@ class SharedRouteCounters:
 
 
 class SharedRoutes:
-    """Satisfies gossip.route_gossip.RouteMemory."""
+    """Satisfies gossip.routes.route_memory.RouteMemory."""
 
     def __init__(self, routes: RouteTable, backends: SharedBackends) -> None:
         self.routes = routes

@@ -118,7 +118,7 @@ class FactCounters:
 
 
 class BackendFacts:
-    """One node's knowledge of all backends. Backends are named by their key (core/peer.py)."""
+    """One node's knowledge of all backends. Backends are named by their key (core/peer/backends.py)."""
 
     def __init__(self, session: int, settings: FactSettings, outbox: list[Letter], rng: Random, now: float) -> None:
         self.counters = FactCounters()
