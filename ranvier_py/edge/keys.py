@@ -1,9 +1,10 @@
 """The cluster's keys: read at the start, and again whenever the file changes or SIGHUP comes.
 
-The file is that of `core/gossip/packets/keyring`, with one line more that it may have: `fingerprint: <key>`. From that key, or
-else from the first one, follows the secret that keys the fingerprints, unless the operator gives one of his own. So a
-key file alone makes nodes agree on fingerprints; and who rotates its keys without losing what was learned writes the
-old first key on that line. A running node keeps the secret that it began with: its route table was made with it.
+The file is that of `core/gossip/packets/keyring`, with one line more that it may have: `fingerprint: <key>`. From that
+key, or else from the first one, follows the secret that keys the fingerprints, unless the operator gives one of his
+own. So a key file alone makes nodes agree on fingerprints; and who rotates its keys without losing what was learned
+writes the old first key on that line. A running node keeps the secret that it began with: its route table was made
+with it.
 
 Rules: a file that can't be read or used is told once and changes nothing: the node goes on with the keys it has. It is
 looked at every few seconds by time, size and inode, which also sees a symlink that was turned (Kubernetes). No key is

@@ -114,7 +114,7 @@ class SharedRoutes:
             self.counters.void += 1
             return False
         backend, epoch = holder
-        created = self._orphans.learn(stops, parent, BackendId(backend), epoch, max(0.0, now - age_s))
+        created = self._orphans.learn(stops, parent, BackendId(backend), epoch, now - age_s)
         self.counters.rows += created
         return created > 0
 

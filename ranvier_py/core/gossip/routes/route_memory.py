@@ -1,7 +1,8 @@
 """What route gossip needs of the route table: the calls by which lessons, sums and rows go in and out.
 
-Whoever binds gossip to a table implements `RouteMemory` (core/peer/routes.py does; `table_copy` is a ready part). Long work
-comes in steps of at most 2 ms: the owner calls for the next step when it is ticked, and serves requests in between.
+Whoever binds gossip to a table implements `RouteMemory` (core/peer/routes.py does; `table_copy` is a ready part). Long
+work comes in steps of at most 2 ms: the owner calls for the next step when it is ticked, and serves requests in
+between.
 """
 
 from __future__ import annotations
