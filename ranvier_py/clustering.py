@@ -45,6 +45,8 @@ FOLLOW_INTERVAL_S = 0.1  # for doubts and orders of peers to reach the prober an
 SYNC_GRACE_S = 2.0
 """A node is ready this long after its start even if no peer has given it its routes: routing works without."""
 
+LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster on a LAN
+
 FINGERPRINT_VERSION = b"1"
 """Of how fingerprints are made from tokens and texts; raised when core/fingerprint.py changes its results."""
 
@@ -223,9 +225,6 @@ class Clustering:
                 return sums
             await trio.lowlevel.checkpoint()
         return b""
-
-
-LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster on a LAN
 
 
 def peer_settings(config: Config, scheme: FingerprintScheme, own: Place, state: bytes) -> PeerSettings:

@@ -52,6 +52,17 @@ PEERS_DELAY_S = 0.02
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 
 
+TOPICS = ("contact", "membership", "routes", "rows", "backends")
+TOPIC_OF: dict[int, str] = {
+    **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
+    **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
+    **dict.fromkeys((Kind.LESSONS, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
+    **dict.fromkeys((Kind.SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
+    **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
+}
+"""What a message is about, for the counters of traffic."""
+
+
 @dataclass(frozen=True, slots=True)
 class GossipSettings:
     """What one node is told about itself and its cluster.
@@ -349,17 +360,6 @@ class Gossip:
             self.sent[TOPIC_OF[kind]].count(len(data))
             self._effects.append(Send(to, plane, data))
         outbox.clear()
-
-
-TOPICS = ("contact", "membership", "routes", "rows", "backends")
-TOPIC_OF: dict[int, str] = {
-    **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
-    **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
-    **dict.fromkeys((Kind.LESSONS, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
-    **dict.fromkeys((Kind.SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
-    **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
-}
-"""What a message is about, for the counters of traffic."""
 
 
 def record_of(settings: GossipSettings, epoch: int) -> Record:
