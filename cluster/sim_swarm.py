@@ -195,7 +195,7 @@ ENGINE_KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = ((engine, 0.7),
 """Apart, because what they ask of a cluster is another matter: who knows which process of an engine holds what."""
 
 
-DIFFER_MAX = 16
+DIFFER_MAX = 4
 """Lessons of two origins that overtake each other can leave a claim of an inner row unsaid; it only names what the
 deeper rows say anyway."""
 

@@ -37,6 +37,11 @@ class Pair:
         data, source = await self.udp[number].recvfrom(2000)
         return data, source[0]
 
+    async def counted(self, what: str) -> None:
+        """Until the relay has dealt with something that never arrives."""
+        while not self.relay.counts.get(what):
+            await trio.testing.wait_all_tasks_blocked(0.001)
+
     async def hears_nothing(self, number: int) -> bool:
         """Nothing comes although something that was sent later, the other way, has come and gone."""
         with trio.move_on_after(0.1):
@@ -58,9 +63,11 @@ async def pair(recorder: Recorder | None = None, real: tuple[str, ...] = REAL) -
             found = Pair(relay, links, port)
             for sock, end in zip(found.udp, ends, strict=True):
                 await sock.bind(end.real)
-            yield found
-            for sock in found.udp:
-                sock.close()
+            try:
+                yield found
+            finally:
+                for sock in found.udp:
+                    sock.close()
             nursery.cancel_scope.cancel()
 
 
@@ -89,6 +96,7 @@ async def test_datagrams_are_lost_doubled_flipped_and_too_large_as_told() -> Non
     async with pair() as two:
         two.links.set(0, 1, Condition(loss=1.0))
         await two.say(0, b"lost")
+        await two.counted("udp lost")
         two.links.set(0, 1, Condition(duplicate=1.0))
         await two.say(0, b"twice")
         assert [(await two.hear(1))[0] for _ in range(2)] == [b"twice", b"twice"]
@@ -96,7 +104,7 @@ async def test_datagrams_are_lost_doubled_flipped_and_too_large_as_told() -> Non
         await two.say(0, b"\0" * 8)
         flipped = (await two.hear(1))[0]
         assert sum(byte.bit_count() for byte in flipped) == 1
-        two.links.set(0, 1, Condition(mtu=100))
+        two.links.set(0, 1, Condition(mtu=100))  # what was said before has come: nothing is under way
         await two.say(0, b"x" * 101)
         await two.say(0, b"x" * 100)
         assert len((await two.hear(1))[0]) == 100

@@ -296,7 +296,9 @@ def test_shrinking_leaves_what_the_failure_needs() -> None:
 
 
 def test_every_step_that_a_scenario_can_have_is_carried_out() -> None:
-    assert [verb for verb in VERBS if not hasattr(Faults, f"do_{verb}")] == []
+    """A process has descriptors; what is simulated has none, and a scenario that asks for it is refused."""
+    assert [verb for verb in VERBS if not hasattr(Faults, f"do_{verb}")] == ["descriptors"]
+    assert load_scenario("descriptors").runs_on == ("processes",)
 
 
 def test_what_lasts_is_undone() -> None:
