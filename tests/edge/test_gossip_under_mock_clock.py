@@ -101,7 +101,7 @@ def test_where_datagrams_are_blocked_nodes_find_each_other_over_streams(seed: st
         await trio.sleep(40)
         assert not any(node.deaths(trio.current_time() - 20) for node in nodes)
         nodes[0].crash()
-        await until(lambda: agree(nodes[1:]), 15.0)
+        await until(lambda: agree(nodes[1:]), 30.0)  # 7 to 24 s in eight seeds; 3 s where datagrams pass
 
     simulate(seed, scenario, Conditions(datagrams=False))
 
