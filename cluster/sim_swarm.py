@@ -196,8 +196,7 @@ ENGINE_KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = ((engine, 0.7),
 
 
 DIFFER_MAX = 4
-"""Lessons of two origins that overtake each other can leave a claim of an inner row unsaid; it only names what the
-deeper rows say anyway."""
+"""What a node held and had not told when it died is equal again only after an audit, and a run may end before one."""
 
 DIFFER_MAX_ENGINES = 256
 

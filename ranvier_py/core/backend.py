@@ -54,6 +54,11 @@ class Transition:
     why: str
 
 
+def same_process(started_at: float, other: float) -> bool:
+    """Whether two start times of an engine's own telling are of one process."""
+    return abs(started_at - other) <= START_TOLERANCE_S
+
+
 class Backend:
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 

@@ -27,12 +27,12 @@ from enum import Enum
 from ranvier_py.core.backend import (
     NAME_CHARS_MAX,
     SAME_RESTART_S,
-    START_TOLERANCE_S,
     Backend,
     BackendStatistics,
     ProbeResult,
     Transition,
     normal_url,
+    same_process,
     statistics_of,
 )
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound, RequestError
@@ -120,9 +120,7 @@ class Registry:
         self.pools_version = -1
         self.wake_at = NEVER_S  # earliest end of an open time
         self.added = self.removed = self.restarts = self.last_resorts = 0
-        self.busied: Callable[[], object] = lambda: (
-            None
-        )  # a backend got its first request in flight: peers want to know
+        self.busied: Callable[[], object] = lambda: None  # a backend got its first request in flight
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self.by_name.values())
@@ -324,7 +322,7 @@ class Registry:
             return []
         known, told = backend.started_at, result.started_at
         if known is not None and told is not None:
-            restarted, why = abs(known - told) > START_TOLERANCE_S, "start time changed"
+            restarted, why = not same_process(known, told), "start time changed"
         else:
             seen = backend.doubted and backend.probes_ok > 1 and now - backend.told_at >= SAME_RESTART_S
             restarted, why = seen, "back after refused connections"
@@ -345,7 +343,7 @@ class Registry:
     def restart_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
         """A peer saw it restart. Not again, if that is the process we know; our own look at it comes later then."""
         known = backend.started_at
-        if started_at and known is not None and abs(known - started_at) <= START_TOLERANCE_S:
+        if started_at and known is not None and same_process(known, started_at):
             return []
         backend.started_at = started_at or None
         backend.told_at = now

@@ -7,7 +7,6 @@ that is said about one member; of two records about one member `(epoch, incarnat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -63,6 +62,3 @@ class MemberChange(NamedTuple):
     what: str
     record: Record
     why: str
-
-
-Records = Sequence[Record]

@@ -14,8 +14,9 @@ from hashlib import blake2b
 
 import numpy as np
 
+from ranvier_py.core.backend import same_process
 from ranvier_py.core.backends import Backend, Circuit, Health, Registry, Transition
-from ranvier_py.core.gossip.backends.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict, same_process
+from ranvier_py.core.gossip.backends.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routes.scan import Names
 

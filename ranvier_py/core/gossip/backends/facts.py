@@ -23,7 +23,7 @@ from enum import IntEnum
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.backend import SAME_RESTART_S, START_TOLERANCE_S
+from ranvier_py.core.backend import SAME_RESTART_S, same_process
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
 
@@ -388,7 +388,3 @@ class BackendFacts:
 
 def fact_of(backend: int, known: Known) -> Fact:
     return Fact(backend, known.boot, known.started_at, known.verdict, known.draining, known.drain_clock)
-
-
-def same_process(started_at: float, other: float) -> bool:
-    return abs(started_at - other) <= START_TOLERANCE_S
