@@ -30,7 +30,7 @@ from benchmarks.hit_rate_traces import Prepared
 from benchmarks.nodes_blocks import BLOCK_TOKENS, Block, BlockTokenizer, prepared
 from benchmarks.nodes_net import NodesPlacement
 from benchmarks.nodes_peers import make_net
-from cluster.engine_model import EngineLimits
+from ranvier_py.replay.engine.model import EngineLimits
 
 ENGINES = 8
 IDLE = 0  # the engine that has nothing to do

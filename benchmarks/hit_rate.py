@@ -2,9 +2,10 @@
 
 `python -m benchmarks.hit_rate [--trace taubench] [--policy affinity] [--engines 8] [--cache-tokens 10000000]`
 
-The router is the real one (`hit_rate_router`), the engines are the lab's (`cluster.engine_model`), the clock is virtual
-(`hit_rate_replay`). With the large cache nothing is ever evicted, which is what the reference figures assume; the small
-one is where a real engine lives. TTFT is the engines' queue and prefill alone.
+The router is the real one (`hit_rate_router`), the engines are those of `ranvier replay`
+(`ranvier_py.replay.engine.model`), the clock is virtual (`hit_rate_replay`). With the large cache nothing is ever
+evicted, which is what the reference figures assume; the small one is where a real engine lives. TTFT is the engines'
+queue and prefill alone.
 Goals with the large cache: `affinity` at least 95 % of `greedy`, `random` near the random reference.
 """
 
@@ -21,10 +22,10 @@ from benchmarks.common import write_result
 from benchmarks.hit_rate_replay import Outcome, Replay
 from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement
 from benchmarks.hit_rate_traces import TRACES, Prepared, Reference, Trace, data_folder, prepare, reference
-from cluster.engine_model import EngineLimits
 from cluster.engine_text import ModelTokenizer
 from ranvier_py.core.placement.policies import POLICIES
 from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.replay.engine.model import EngineLimits
 
 LARGE_CACHE_TOKENS = 10_000_000  # more than all prompts of a trace together: nothing is evicted
 SMALL_CACHE_TOKENS = {"taubench": 20_000, "qmsum": 100_000}

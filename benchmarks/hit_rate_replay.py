@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Protocol
 
 from benchmarks.hit_rate_traces import Prepared
-from cluster.engine_model import EngineEvent, EngineEventKind, EngineLimits, EngineModel
+from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel
 
 
 class Placement(Protocol):

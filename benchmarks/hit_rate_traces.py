@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
-from cluster.block_cache import Job
 from cluster.engine_text import ModelTokenizer
+from ranvier_py.replay.engine.block_cache import Job
 
 BLOCK_TOKENS = 16
 DIALOGUE_STARTS_WITHIN_S = 600.0

@@ -22,8 +22,8 @@ import numpy as np
 import orjson
 
 from benchmarks.hit_rate_traces import ChatRequest, Prepared, read_lines
-from cluster.block_cache import Job
 from ranvier_py.core.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
+from ranvier_py.replay.engine.block_cache import Job
 
 BLOCK_TOKENS = 512  # Mooncake's
 CHARACTERS_PER_TOKEN = 0.5  # enough that a message's own markup is no block, and bodies stay small

@@ -11,9 +11,9 @@ from pathlib import Path
 import trio
 
 from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_model import EngineLimits
 from cluster.engine_text import load_tokenizer
 from ranvier_py.edge.server import DataServer, ServerLimits
+from ranvier_py.replay.engine.model import EngineLimits
 
 DEFAULT_TOKENIZER = Path(__file__).parent.parent / "ranvier_py" / "data" / "tokenizer"
 

@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 import trio
 
-from cluster.block_cache import Job, TokenIds
 from cluster.engine_api import (
     ApiError,
     Ask,
@@ -34,11 +33,12 @@ from cluster.engine_api import (
 from cluster.engine_faults import Fault, FaultKind, Faults
 from cluster.engine_live import LiveEngine, Mailbox
 from cluster.engine_metrics import CONTENT_TYPE, metrics_page
-from cluster.engine_model import EngineLimits, PromptTooLongError, QueueFullError
 from cluster.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.core.http import Headers, HttpRequest
 from ranvier_py.edge.client import Client
+from ranvier_py.replay.engine.block_cache import Job, TokenIds
+from ranvier_py.replay.engine.model import EngineLimits, PromptTooLongError, QueueFullError
 
 INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""

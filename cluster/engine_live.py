@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import trio
 
-from cluster.block_cache import Job
-from cluster.engine_model import EngineEvent, EngineEventKind, EngineLimits, EngineModel, EngineStatistics
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.replay.engine.block_cache import Job
+from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel, EngineStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from cluster.block_cache import TokenIds
+from ranvier_py.replay.engine.block_cache import TokenIds
 
 ANSWERS = 256
 """Distinct answers. Enough that two conversations seldom get the same one, few enough to tokenize each once."""

@@ -2,8 +2,8 @@
 
 A turn is served when the engine runs; it then holds every stop of it, and says how many tokens it had already. A
 restart empties it and changes its start time, which is all that a node's probe can see of it. Bound: so many stops,
-the least recently used goes first. `cluster.engine_model` is the engine with blocks and batches, for real time; here
-only the question matters whether a node's belief is true.
+the least recently used goes first. `ranvier_py.replay.engine.model` is the engine with blocks and batches;
+here only the question matters whether a node's belief is true.
 """
 
 from __future__ import annotations

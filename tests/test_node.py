@@ -14,10 +14,10 @@ import trio
 
 from cluster.engine import serve as serve_engine
 from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_model import EngineLimits
 from cluster.engine_text import load_tokenizer
 from ranvier_py.config import Config
 from ranvier_py.node import Addresses, run
+from ranvier_py.replay.engine.model import EngineLimits
 
 DEADLINE_S = 20
 SYSTEM = "You are the help desk of a small library. Answer briefly, name the shelf, and never guess. " * 4

@@ -30,6 +30,7 @@ LAYERS = (
     ("ranvier_py.clustering",),
     ("ranvier_py.admin",),
     ("ranvier_py.node",),
+    ("ranvier_py.replay",),
     ("ranvier_py.cli",),
     ("ranvier_py.__main__",),
 )

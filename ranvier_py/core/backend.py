@@ -19,6 +19,8 @@ START_TOLERANCE_S = (
     0.5  # an exporter may compute its start time anew each time; no engine starts twice in half a second
 )
 
+SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate near a third
+
 NEVER_TOLD = float("-inf")
 SAME_RESTART_S = 30.0
 """A restart that we see so soon after a peer told of one is the same: three probe intervals of 10 s."""
@@ -64,6 +66,7 @@ class Backend:
 
     __slots__ = (
         "cards",
+        "decoding",
         "doubted",
         "draining",
         "epoch",
@@ -75,10 +78,12 @@ class Backend:
         "name",
         "outcomes",
         "peer_load",
+        "pending_tokens",
         "probes_failed",
         "probes_ok",
         "removed",
         "started_at",
+        "success_rate",
         "told_at",
         "url",
         "vitals",
@@ -97,6 +102,9 @@ class Backend:
         self.inflight = 0
         self.peer_load = 0
         self.load = 0  # always inflight + peer_load; an attribute because placement reads it 64 times per decision
+        self.pending_tokens = 0  # of own requests: to be computed before their first token
+        self.decoding = 0  # own requests whose first token has come
+        self.success_rate = 1.0
         self.draining = False
         self.removed = False
         self.doubted = False  # refused a connection since the last good probe: it may come back as another process
@@ -118,6 +126,13 @@ class Backend:
     @property
     def circuit(self) -> Circuit:
         return self.vitals.circuit
+
+    def rate(self, outcome: Outcome) -> None:
+        """Count one more request into `success_rate`. What says nothing of the engine does not count."""
+        if outcome is Outcome.SUCCESS:
+            self.success_rate += (1.0 - self.success_rate) / SUCCESS_WINDOW
+        elif outcome not in (Outcome.OVERLOADED, Outcome.CANCELLED):
+            self.success_rate -= self.success_rate / SUCCESS_WINDOW
 
     def serves(self, model: str) -> bool:
         return not model or self.models is None or model in self.models

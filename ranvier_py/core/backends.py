@@ -249,14 +249,15 @@ class Registry:
 
     # -- what happens to them ----------------------------------------------------------------------------------------
 
-    def dispatched(self, id: BackendId, now: float) -> Backend:  # noqa: A002
+    def dispatched(self, id: BackendId, now: float, tokens: int = 0) -> Backend:  # noqa: A002
         """A request is on its way: one more in flight, and the trial is taken where the circuit is half open.
 
-        Returns the backend.
+        `tokens` of its prompt are to be computed before its first token. Returns the backend.
         """
         backend = self[id]
         backend.inflight += 1
         backend.load += 1
+        backend.pending_tokens += tokens
         if backend.inflight == 1:
             self.busied()
         if backend.vitals.circuit is Circuit.HALF_OPEN:
@@ -264,13 +265,36 @@ class Registry:
             self.settle(backend, admitted=True)
         return backend
 
-    def finished(self, id: BackendId, outcome: Outcome, now: float) -> Sequence[Transition]:  # noqa: A002
-        """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it."""
+    def prefilled(self, id: BackendId, tokens: int) -> None:  # noqa: A002
+        """The first token of a dispatched request came. `tokens` as when it was dispatched."""
+        backend = self[id]
+        backend.pending_tokens -= tokens
+        backend.decoding += 1
+
+    def finished(
+        self,
+        id: BackendId,  # noqa: A002
+        outcome: Outcome,
+        now: float,
+        tokens: int = 0,
+        *,
+        prefilled: bool = False,
+    ) -> Sequence[Transition]:
+        """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it.
+
+        `tokens` as when it was dispatched; `prefilled`: its first token had come.
+        """
         backend = self[id]
         assert backend.inflight > 0, f"finished without dispatched: {backend!r}"
         backend.inflight -= 1
         backend.load -= 1
+        if prefilled:
+            backend.decoding -= 1
+        else:
+            backend.pending_tokens -= tokens
         backend.outcomes[outcome] += 1
+        if outcome is not Outcome.SUCCESS or backend.success_rate < 1.0:
+            backend.rate(outcome)
         if backend.removed:
             if backend.inflight == 0:
                 self.free(backend)

@@ -22,10 +22,10 @@ from benchmarks.hit_rate_traces import (
     prepare,
     reference,
 )
-from cluster.block_cache import Job
-from cluster.engine_model import EngineLimits
 from cluster.engine_text import ModelTokenizer
 from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.replay.engine.block_cache import Job
+from ranvier_py.replay.engine.model import EngineLimits
 
 EMBEDDED = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 

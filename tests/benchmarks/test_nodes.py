@@ -34,10 +34,10 @@ from benchmarks.nodes_net import DELAY_S, TICK_MIN_S, NodesPlacement, PeerNet, a
 from benchmarks.nodes_peers import make_net
 from benchmarks.nodes_processes import compare as compare_processes
 from benchmarks.nodes_processes import conversations, kinds
-from cluster.engine_model import EngineLimits
 from ranvier_py.config import load
 from ranvier_py.core.boundaries import Chat
 from ranvier_py.core.gossip.values import Address, Plane, Send
+from ranvier_py.replay.engine.model import EngineLimits
 
 ENGINES = 4
 LIMITS = EngineLimits(cache_tokens=200_000, block_size=BLOCK_TOKENS)

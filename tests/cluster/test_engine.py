@@ -18,8 +18,8 @@ import trio
 
 from cluster.engine import serve
 from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_model import EngineLimits
 from cluster.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
+from ranvier_py.replay.engine.model import EngineLimits
 
 ROOT = Path(__file__).parents[2]
 FAST = EngineLimits(cache_tokens=4000, prefill_tokens_per_s=1e6, decode_s=0.0)

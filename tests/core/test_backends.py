@@ -527,3 +527,34 @@ def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_s
         assert registry.pool("", 3.0).ids == ()
         registry.probed(backend.id, ProbeResult(ok=True), 4.0)
         assert registry.pool("", 4.0).ids == (backend.id,)
+
+
+def test_what_is_pending_and_what_decodes_is_counted_from_departure_to_landing() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+    registry.dispatched(backend.id, 0.0, 500)
+    registry.dispatched(backend.id, 0.0, 70)
+    assert (backend.pending_tokens, backend.decoding) == (570, 0)
+    registry.prefilled(backend.id, 500)
+    assert (backend.pending_tokens, backend.decoding) == (70, 1)
+    registry.finished(backend.id, Outcome.SUCCESS, 1.0, 500, prefilled=True)
+    registry.finished(backend.id, Outcome.CANCELLED, 1.0, 70)
+    assert (backend.pending_tokens, backend.decoding) == (0, 0)
+
+
+def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignores_what_says_nothing() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+
+    def end(outcome: Outcome, times: int) -> float:
+        for _ in range(times):
+            registry.dispatched(backend.id, 0.0)
+            registry.finished(backend.id, outcome, 0.0)
+        return backend.success_rate
+
+    assert end(Outcome.SUCCESS, 3) == 1.0
+    assert end(Outcome.CANCELLED, 3) == 1.0
+    assert end(Outcome.OVERLOADED, 3) == 1.0
+    failed = end(Outcome.SERVER_ERROR, 10)
+    assert 0.85 < failed < 0.95
+    assert failed < end(Outcome.SUCCESS, 10) < 1.0

@@ -7,9 +7,9 @@ reason why. It changes nothing but its own state, awaits nothing, and draws chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 
@@ -28,6 +28,21 @@ class Candidate(Protocol):
         """Requests in flight: our own exact count plus what peers report."""
         ...
 
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens that it has yet to compute for requests that were sent to it and gave no first token yet."""
+        ...
+
+    @property
+    def decoding(self) -> int:
+        """Requests in flight whose first token has come."""
+        ...
+
+    @property
+    def success_rate(self) -> float:
+        """Share of its latest requests that it did not fail: 0 to 1, and 1 while there were none."""
+        ...
+
 
 class Holder(NamedTuple):
     """A backend believed to hold the first `tokens` tokens of the prompt."""
@@ -35,6 +50,7 @@ class Holder(NamedTuple):
     backend: BackendId
     tokens: int
     trust: int  # core.routes.Trust
+    tier: int = 0  # 0: in the engine's own memory, 1: below it (offloaded), where reloading costs time
 
 
 class Match(NamedTuple):
@@ -45,6 +61,12 @@ class Match(NamedTuple):
     home: Fingerprint  # of the first boundary: names the rendezvous home of a cold prefix; 0 = no prefix known
     home_tokens: int = 0  # depth of the first boundary: what all chats of one application share
     own: Fingerprint = UNKNOWN  # of the whole prompt: tells it from others with the same home
+    at: float = 0.0  # seconds, monotonic: when the request is placed
+    opening: bytes = b""  # what names the conversation's opening (core.placement.chwbl), for policies that want it
+
+
+ALL_HOLDERS = 4096
+"""For `depths_wanted`: every backend that holds any of the prompt (as many as there can be backends)."""
 
 
 NO_MATCH = Match((), 0, Fingerprint(0))
@@ -70,6 +92,43 @@ class Policy(Protocol):
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         """`candidates` is never empty; holders outside it have been left out of `match` already."""
         ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A policy that weighs terms, and can show them."""
+
+    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        """What it weighed for each candidate, by name, in their order. Units are in the names. Changes nothing."""
+        ...
+
+
+@runtime_checkable
+class Watches(Protocol):
+    """A policy that learns from what became of its choices."""
+
+    def served(self, service: Service) -> None:
+        """A request got its first token, or ended."""
+        ...
+
+
+class Service(NamedTuple):
+    """What one backend did for one request, as far as it is known when this is told.
+
+    Told at the first token, when `computed_tokens` is the prediction, and again at the end of the answer, when the
+    engine may have said how many tokens it had cached; `ended` tells the two apart.
+    """
+
+    backend: BackendId
+    departed_at: float  # seconds, monotonic
+    first_token_s: float  # from departure
+    computed_tokens: int  # prompt tokens it did not have
+    ahead_tokens: int  # pending_tokens when this one departed
+    ahead_decoding: int  # decoding when this one departed
+    ahead_load: int  # load when this one departed
+    ended: bool = False
+    answer_tokens: int = 0
+    duration_s: float = 0.0
 
 
 class Decision(NamedTuple):

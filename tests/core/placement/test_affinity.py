@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -15,14 +14,7 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement import NO_MATCH, Choice, Holder, Match
 from ranvier_py.core.placement.affinity import Affinity
 from ranvier_py.core.placement.rendezvous import Rendezvous
-
-
-@dataclass(slots=True)
-class Engine:
-    id: BackendId
-    name: str
-    weight: float = 1.0
-    load: int = 0
+from tests.core.placement.engines import Engine
 
 
 def engines(*loads: int) -> tuple[Engine, ...]:

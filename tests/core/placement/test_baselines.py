@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -12,14 +11,7 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement import NO_MATCH, Holder, Match
 from ranvier_py.core.placement.policies import POLICIES, PlacementOptions, make_policy
-
-
-@dataclass(slots=True)
-class Engine:
-    id: BackendId
-    name: str
-    weight: float = 1.0
-    load: int = 0
+from tests.core.placement.engines import Engine
 
 
 def engines(*loads: int) -> list[Engine]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import log
 from random import Random
@@ -12,17 +11,10 @@ import pytest
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement.rendezvous import TABLES_MAX, Rendezvous
+from tests.core.placement.engines import Engine
 
 RNG = Random(5)
 KEYS = [Fingerprint(RNG.getrandbits(64)) for _ in range(4000)]
-
-
-@dataclass(slots=True)
-class Engine:
-    id: BackendId
-    name: str
-    weight: float = 1.0
-    load: int = 0
 
 
 def engines(*weights: float) -> tuple[Engine, ...]:

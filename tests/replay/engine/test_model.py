@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.block_cache import BlockCache, BlockRemoved, BlocksStored, CacheCleared, Job, chain_keys
-from cluster.engine_model import (
+from ranvier_py.replay.engine.block_cache import BlockCache, BlockRemoved, BlocksStored, CacheCleared, Job, chain_keys
+from ranvier_py.replay.engine.model import (
     EngineEvent,
     EngineEventKind,
     EngineLimits,

@@ -2,7 +2,7 @@
 
 `EngineModel` follows vLLM's scheduler: continuous batching in steps under a token budget, chunked prefill that running
 requests share, FIFO admission, a limit on running requests. It answers when the first token of a request is out, when
-it is finished, and how many of its prompt tokens were cached. The cache itself is `cluster.block_cache`.
+it is finished, and how many of its prompt tokens were cached. The cache itself is `block_cache`.
 
 Rules: deterministic, no chance anywhere; time never goes back; nobody overtakes the head of the queue; a cancelled
 request holds nothing from that moment on.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from cluster.block_cache import BlockCache, Job, Lease
+from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
 
 
 @dataclass(frozen=True, slots=True)

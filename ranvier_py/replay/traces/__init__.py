@@ -1,0 +1,1 @@
+"""Traces: one loader for each format, all giving TraceRequest."""
