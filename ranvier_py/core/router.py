@@ -241,9 +241,6 @@ class Router:
         prompt = flight.prompt
         self.absorb(prompt, ancestor, segments)
         end = prompt.end
-        if answer.prompt_tokens is not None:
-            self.counters.answered_prompt_tokens += answer.prompt_tokens
-            self.counters.answered_cached_tokens += answer.cached_tokens or 0
         if answer.message is not None and prompt.kind == "chat":
             end = self.reader.extend(end, answer.message)
             last = segments[-1] if len(segments) > prompt.end.messages - ancestor.messages else None
@@ -251,6 +248,13 @@ class Router:
                 end.tokenized(last)
             self.reader.memory.keep(end)
             self.counters.answers_learned += 1
+        self.answered(flight, end, answer, now)
+
+    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
+        """What the engine counted, and how deep it holds the chat: `end` is the prompt's, or continues its chain."""
+        if answer.prompt_tokens is not None:
+            self.counters.answered_prompt_tokens += answer.prompt_tokens
+            self.counters.answered_cached_tokens += answer.cached_tokens or 0
         if flight.first_at is not None:
             self._learn(flight, end, now)
 
