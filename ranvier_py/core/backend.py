@@ -81,6 +81,7 @@ class Backend:
         "pending_tokens",
         "probes_failed",
         "probes_ok",
+        "progress_at",
         "removed",
         "started_at",
         "success_rate",
@@ -104,6 +105,7 @@ class Backend:
         self.load = 0  # always inflight + peer_load; an attribute because placement reads it 64 times per decision
         self.pending_tokens = 0  # of own requests: to be computed before their first token
         self.decoding = 0  # own requests whose first token has come
+        self.progress_at = 0.0
         self.success_rate = 1.0
         self.draining = False
         self.removed = False
@@ -126,6 +128,11 @@ class Backend:
     @property
     def circuit(self) -> Circuit:
         return self.vitals.circuit
+
+    @property
+    def waiting(self) -> int:
+        """Own requests in flight whose first token has not come."""
+        return self.inflight - self.decoding
 
     def rate(self, outcome: Outcome) -> None:
         """Count one more request into `success_rate`. What says nothing of the engine does not count."""

@@ -249,15 +249,21 @@ class Registry:
 
     # -- what happens to them ----------------------------------------------------------------------------------------
 
-    def dispatched(self, id: BackendId, now: float, tokens: int = 0) -> Backend:  # noqa: A002
+    def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Backend:  # noqa: A002
         """A request is on its way: one more in flight, and the trial is taken where the circuit is half open.
 
-        `tokens` of its prompt are to be computed before its first token. Returns the backend.
+        `tokens` of its prompt are to be computed before its first token. Where that can't be `seen`, since the answer
+        comes as a whole, it counts as decoding from the start. Returns the backend.
         """
         backend = self[id]
+        if not seen:
+            backend.decoding += 1
+        else:
+            if backend.inflight == backend.decoding:
+                backend.progress_at = now
+            backend.pending_tokens += tokens
         backend.inflight += 1
         backend.load += 1
-        backend.pending_tokens += tokens
         if backend.inflight == 1:
             self.busied()
         if backend.vitals.circuit is Circuit.HALF_OPEN:
@@ -265,11 +271,17 @@ class Registry:
             self.settle(backend, admitted=True)
         return backend
 
-    def prefilled(self, id: BackendId, tokens: int) -> None:  # noqa: A002
-        """The first token of a dispatched request came. `tokens` as when it was dispatched."""
+    def prefilled(self, id: BackendId, tokens: int, now: float) -> float:  # noqa: A002
+        """The first token of a dispatched request came. `tokens` as when it was dispatched.
+
+        Returns the seconds since the backend's last progress.
+        """
         backend = self[id]
+        gap_s = now - backend.progress_at
         backend.pending_tokens -= tokens
         backend.decoding += 1
+        backend.progress_at = now
+        return gap_s
 
     def finished(
         self,

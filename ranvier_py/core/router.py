@@ -25,7 +25,7 @@ from ranvier_py.core.backends import Backend, Outcome, Pool, Registry, Transitio
 from ranvier_py.core.fingerprint import Segment, TokenHasher
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.ids import UNKNOWN, BackendId
-from ranvier_py.core.placement import Choice, Decision, Holder, Match, Policy
+from ranvier_py.core.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
 from ranvier_py.core.routes import RouteTable, Trust
@@ -40,20 +40,46 @@ ENOUGH_SHARE = 0.5
 
 
 class Found(NamedTuple):
-    """What matching found: who may serve, and who holds what."""
+    """What matching found: who may serve, and who holds what.
+
+    `unheld` has the fingerprints (0 = none) of the prompt beyond its first `learned_tokens`, which is what the route
+    table has of it: found in the one walk that every prompt gets, and what its flight is about to make warm.
+    """
 
     pool: Pool
     holders: Sequence[Holder]
     source: str  # "text", "tokens" or "none"
+    learned_tokens: int
+    unheld: Sequence[int]
+    at: float = 0.0
 
 
 class Flight:
     """One request at one backend, from departure to landing."""
 
-    __slots__ = ("backend", "decision", "departed_at", "epoch", "first_at", "landed", "prompt", "speculation", "url")
+    __slots__ = (
+        "backend",
+        "computed_tokens",
+        "decision",
+        "departed_at",
+        "epoch",
+        "first_at",
+        "landed",
+        "prompt",
+        "queued",
+        "service",
+        "speculation",
+        "url",
+    )
 
     def __init__(
-        self, prompt: Prompt, decision: Decision, target: Backend, speculation: Handle | None, now: float
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        target: Backend,
+        computed_tokens: int,
+        speculation: Handle | None,
+        now: float,
     ) -> None:
         self.prompt = prompt
         self.decision = decision
@@ -61,6 +87,9 @@ class Flight:
         self.url = target.url
         self.epoch = target.epoch
         self.speculation = speculation
+        self.computed_tokens = computed_tokens  # as predicted
+        self.queued = target.waiting > 1  # others came before it
+        self.service: Service | None = None  # once it has its first token
         self.departed_at = now
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
         self.landed = False
@@ -119,6 +148,7 @@ class Router:
         self.counters = Counters()
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
+        self._watching = policy if isinstance(policy, Watches) else None
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -141,7 +171,7 @@ class Router:
         if not pool.ids:
             raise pool.error(prompt.model)
         holders = self._holders(prompt, pool, now, self.policy.depths_wanted, touch=touch)
-        return Found(pool, holders, source_of(prompt, holders))
+        return Found(pool, holders, source_of(prompt, holders), now)
 
     def too_little(self, prompt: Prompt, found: Found) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
@@ -172,41 +202,60 @@ class Router:
             [backend.load for backend in pool.backends],
         )
 
-    def _holders(self, prompt: Prompt, pool: Pool, now: float, wanted: int, *, touch: bool) -> Sequence[Holder]:
-        """Up to `wanted` eligible backends that hold some of the prompt, deepest first."""
+    def _holders(
+        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[int], *, touch: bool
+    ) -> tuple[int, Sequence[Holder]]:
+        """How much of the prompt is learned, and at least `wanted` eligible backends that hold some of it or soon will.
+
+        Deepest first. `unheld` gets the fingerprints of what is not learned.
+        """
         if wanted == 0 or prompt.kind == "opaque":
-            return ()
-        found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch)
-        if len(self.speculation) == 0:
-            return found
-        known = found[0].tokens if found else 0  # shallower than what is known, a guess says nothing
-        guessed = self.speculation.match(self.stops(prompt.end), pool.epochs, wanted, deeper_than=known)
-        return merged(found, guessed, wanted) if guessed else found
+            return 0, ()
+        found = self.routes.match(
+            self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch, unheld=unheld
+        )
+        learned = found[0].tokens if found else 0
+        if self.speculation.knows(unheld):  # shallower than what is learned, a guess says nothing
+            guessed = self.speculation.match(self.stops(prompt.end), pool.epochs, wanted, deeper_than=learned)
+            return learned, merged(found, guessed, wanted) if guessed else found
+        return learned, found
 
     def stops(self, end: Boundary) -> Iterable[Stop]:
         return end.stops() if self.texts_match else end.token_stops()
 
     # --- one flight -------------------------------------------------------------------------------------------------
 
-    def depart(self, prompt: Prompt, decision: Decision, now: float, request_id: bytes = b"") -> Flight:
-        """The request leaves for the decided backend. Must be followed by exactly one `land`."""
-        target = self.registry.dispatched(decision.backend, now)
+    def depart(
+        self, prompt: Prompt, decision: Decision, now: float, request_id: bytes = b"", found: Found | None = None
+    ) -> Flight:
+        """The request leaves for the decided backend. Must be followed by exactly one `land`.
+
+        `found` is what the decision was made from; without it the prompt is walked again.
+        """
+        computed_tokens = max(0, prompt.tokens - decision.matched_tokens)
+        target = self.registry.dispatched(decision.backend, now, computed_tokens, seen=prompt.stream)
         handle = None
         if self.policy.depths_wanted and prompt.kind != "opaque" and decision.matched_tokens < prompt.tokens:
-            handle = self.speculation.add(self._unmatched(prompt, decision), decision.backend)
+            handle = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
         increment(counters.matched_by, decision.source)
         counters.predicted_tokens += decision.matched_tokens
         counters.prompt_tokens += decision.prompt_tokens
-        return Flight(prompt, decision, target, handle, now)
+        return Flight(prompt, decision, target, computed_tokens, handle, now)
 
     def first_token(self, flight: Flight, now: float) -> None:
         """Output came, so the prefill is done: what the backend served, it holds."""
         if flight.first_at is not None:
             return
         flight.first_at = now
+        if flight.prompt.stream:
+            gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
+            if self._watching is not None:
+                first_token_s = now - flight.departed_at
+                flight.service = Service(flight.backend, flight.computed_tokens, gap_s, flight.queued, first_token_s)
+                self._watching.served(flight.service)
         self._settle(flight)
         self.counters.first_token_s.observe(now - flight.departed_at)
         self._learn(flight, flight.prompt.end, now)
@@ -218,7 +267,8 @@ class Router:
         self._settle(flight)
         increment(self.counters.outcomes, outcome.value)
         self.counters.duration_s.observe(now - flight.departed_at)
-        return self.registry.finished(flight.backend, outcome, now)
+        prefilled = flight.first_at is not None or not flight.prompt.stream
+        return self.registry.finished(flight.backend, outcome, now, flight.computed_tokens, prefilled=prefilled)
 
     # --- learning off the path --------------------------------------------------------------------------------------
 
@@ -255,6 +305,8 @@ class Router:
         if answer.prompt_tokens is not None:
             self.counters.answered_prompt_tokens += answer.prompt_tokens
             self.counters.answered_cached_tokens += answer.cached_tokens or 0
+            if flight.service is not None and self._watching is not None and answer.cached_tokens is not None:
+                self._watching.corrected(flight.service, answer.prompt_tokens - answer.cached_tokens)
         if flight.first_at is not None:
             self._learn(flight, end, now)
 
@@ -267,8 +319,12 @@ class Router:
         rng = Random()  # noqa: S311  # placement draws no secrets
         rng.setstate(self._rng.getstate())
         decision = self._decision(prompt, found, copy(self.policy).choose(match, found.pool.backends, rng))
-        everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), touch=False)
+        _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
+        views = [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends]
+        if isinstance(self.policy, Explains):
+            for view, terms in zip(views, self.policy.terms(match, found.pool.backends), strict=True):
+                view["terms"] = dict(terms)
         return {
             "policy": decision.policy,
             "chosen": decision.backend_name,
@@ -278,22 +334,21 @@ class Router:
             "prompt_tokens_exact": prompt.end.state is not None,
             "matched_tokens": decision.matched_tokens,
             "boundaries": prompt.end.messages,
-            "candidates": [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends],
+            "candidates": views,
         }
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _unmatched(self, prompt: Prompt, decision: Decision) -> list[int]:
+    def _unmatched(self, prompt: Prompt, decision: Decision, found: Found | None) -> Sequence[int]:
         """Fingerprints deeper than what was matched: what this flight is about to make warm."""
-        found: list[int] = []
-        for tokens, token, text in self.stops(prompt.end):
+        if found is not None and decision.matched_tokens == found.learned_tokens:
+            return found.unheld
+        unmatched: list[int] = []
+        for tokens, token, text in self.stops(prompt.end):  # it goes where less is held, or follows a guess
             if tokens <= decision.matched_tokens:
                 break
-            if token:
-                found.append(token)
-            if text:
-                found.append(text)
-        return found
+            unmatched += token, text
+        return unmatched
 
     def _settle(self, flight: Flight) -> None:
         if flight.speculation is not None:
@@ -313,9 +368,9 @@ class Router:
 
 def match_of(prompt: Prompt, found: Found) -> Match:
     if not prompt.end.messages:
-        return Match((), prompt.tokens, UNKNOWN)
+        return Match((), prompt.tokens, UNKNOWN, at=found.at)
     first = prompt.end.first
-    return Match(found.holders, prompt.tokens, first.text, first.tokens, prompt.end.text)
+    return Match(found.holders, prompt.tokens, first.text, first.tokens, prompt.end.text, found.at)
 
 
 def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:

@@ -535,7 +535,9 @@ def test_what_is_pending_and_what_decodes_is_counted_from_departure_to_landing()
     registry.dispatched(backend.id, 0.0, 500)
     registry.dispatched(backend.id, 0.0, 70)
     assert (backend.pending_tokens, backend.decoding) == (570, 0)
-    registry.prefilled(backend.id, 500)
+    assert backend.waiting == 2
+    assert registry.prefilled(backend.id, 500, 0.5) == 0.5
+    assert backend.waiting == 1
     assert (backend.pending_tokens, backend.decoding) == (70, 1)
     registry.finished(backend.id, Outcome.SUCCESS, 1.0, 500, prefilled=True)
     registry.finished(backend.id, Outcome.CANCELLED, 1.0, 70)

@@ -39,6 +39,17 @@ class Candidate(Protocol):
         ...
 
     @property
+    def waiting(self) -> int:
+        """Requests in flight whose first token has not come."""
+        ...
+
+    @property
+    def progress_at(self) -> float:
+        """Seconds, monotonic: when the first of the waiting ones became the first: at its departure, or at the latest
+        first token."""
+        ...
+
+    @property
     def success_rate(self) -> float:
         """Share of its latest requests that it did not fail: 0 to 1, and 1 while there were none."""
         ...
@@ -108,27 +119,23 @@ class Watches(Protocol):
     """A policy that learns from what became of its choices."""
 
     def served(self, service: Service) -> None:
-        """A request got its first token, or ended."""
+        """A first token came. `computed_tokens` is the prediction."""
+        ...
+
+    def corrected(self, service: Service, computed_tokens: int) -> None:
+        """The engine said, for a service told before, how many prompt tokens it had to compute."""
         ...
 
 
 class Service(NamedTuple):
-    """What one backend did for one request, as far as it is known when this is told.
-
-    Told at the first token, when `computed_tokens` is the prediction, and again at the end of the answer, when the
-    engine may have said how many tokens it had cached; `ended` tells the two apart.
-    """
+    """How long one backend took to the first token of one request. `computed_tokens` is what it did not have: as
+    predicted, or as the engine said."""
 
     backend: BackendId
-    departed_at: float  # seconds, monotonic
+    computed_tokens: int
+    gap_s: float  # since the backend's last progress: its latest first token, or the departure of a lone request
+    queued: bool  # others were waiting when this one departed
     first_token_s: float  # from departure
-    computed_tokens: int  # prompt tokens it did not have
-    ahead_tokens: int  # pending_tokens when this one departed
-    ahead_decoding: int  # decoding when this one departed
-    ahead_load: int  # load when this one departed
-    ended: bool = False
-    answer_tokens: int = 0
-    duration_s: float = 0.0
 
 
 class Decision(NamedTuple):

@@ -17,4 +17,6 @@ class Engine:
     load: int = 0
     pending_tokens: int = 0
     decoding: int = 0
+    waiting: int = 0
+    progress_at: float = 0.0
     success_rate: float = 1.0
