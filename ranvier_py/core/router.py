@@ -51,7 +51,7 @@ class Found(NamedTuple):
     source: str  # "text", "tokens" or "none"
     learned_tokens: int
     unheld: Sequence[int]
-    at: float = 0.0
+    at: float  # when it was asked
 
 
 class Flight:
@@ -170,8 +170,9 @@ class Router:
         pool = self.registry.pool(prompt.model, now, tried)
         if not pool.ids:
             raise pool.error(prompt.model)
-        holders = self._holders(prompt, pool, now, self.policy.depths_wanted, touch=touch)
-        return Found(pool, holders, source_of(prompt, holders), now)
+        unheld: list[int] = []
+        learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
+        return Found(pool, holders, source_of(prompt, holders), learned, unheld, now)
 
     def too_little(self, prompt: Prompt, found: Found) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
@@ -211,9 +212,7 @@ class Router:
         """
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
-        found = self.routes.match(
-            self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch, unheld=unheld
-        )
+        found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch, unheld=unheld)
         learned = found[0].tokens if found else 0
         if self.speculation.knows(unheld):  # shallower than what is learned, a guess says nothing
             guessed = self.speculation.match(self.stops(prompt.end), pool.epochs, wanted, deeper_than=learned)

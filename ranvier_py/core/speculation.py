@@ -105,6 +105,10 @@ class Speculation:
         """Backends to which a request with this prefix is on its way, the first departed first."""
         return tuple(self._flights.get(fp, ()))
 
+    def knows(self, fps: Iterable[int]) -> bool:
+        """Whether any of these fingerprints is claimed: for most prompts none is, and `match` need not read them."""
+        return bool(self._flights) and not self._flights.keys().isdisjoint(fps)
+
     def match(
         self, stops: Iterable[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
     ) -> list[Holder]:

@@ -94,7 +94,14 @@ class RouteTable:
         return f"<RouteTable {self._rows.count}/{self._capacity} rows, {sum(self._claims.counts)} claims>"
 
     def match(
-        self, stops: Iterable[Stop], epochs: Sequence[int], now: float, *, wanted: int = 1, touch: bool = True
+        self,
+        stops: Iterable[Stop],
+        epochs: Sequence[int],
+        now: float,
+        *,
+        wanted: int = 1,
+        touch: bool = True,
+        unheld: list[int] | None = None,
     ) -> list[Holder]:
         """At least `wanted` backends that hold a prefix of the prompt, if there are so many: each at its deepest depth.
 
@@ -105,21 +112,26 @@ class RouteTable:
             stops: the prompt, deepest first; read no further than needed.
             epochs: by backend id, its current boot epoch, or -1 while it is not eligible. Ids beyond the end are not.
             touch: whether this counts as a use of what it finds (False: a dry run).
+            unheld: gets both fingerprints (0 = not known) of each stop deeper than the first holder's, or of all, so
+                that nobody has to walk the prompt again for them.
         """
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
         get, backends, flags, known, horizon = rows.index.get, rows.backend, rows.flags, len(epochs), claims.horizon
         found: list[Holder] = []
+        passed = [] if unheld is None else unheld
         for _, token, text in stops:
             row = get(token) if token else None
             twin = get(text) if text else None
             if row is None:
                 row = twin
                 if row is None:
+                    passed += token, text
                     continue
             backend = backends[row]
             if flags[row] & SHARED or (twin is not None and twin != row):
                 if not self._add_holders((row,) if twin is None or twin == row else (row, twin), epochs, found):
+                    passed += token, text
                     continue
             elif (
                 0 <= backend < known
@@ -129,11 +141,13 @@ class RouteTable:
             ):
                 found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
             else:
+                passed += token, text
                 continue
             if touch and rows.used[row] < now:
                 rows.used[row] = int(now)
             if len(found) >= wanted:
                 break
+            passed = []  # what follows is shallower
         if touch:
             self._matched += bool(found)
             self._missed += not found
@@ -330,7 +344,8 @@ class RouteTable:
                 ]
         ranked.sort()
         if len(among) == 1 and not found:  # the usual row, in which nobody comes twice
-            found += [Holder(BackendId(number), tokens, -trust) for trust, _, number, tokens in ranked]
+            new = tuple.__new__  # `Holder(…)` takes twice as long, and a system prompt may have one for each backend
+            found += [new(Holder, (number, tokens, -trust, 0)) for trust, _, number, tokens in ranked]
             return bool(found)
         before = len(found)
         seen = {holder.backend for holder in found}
