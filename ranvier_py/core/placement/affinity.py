@@ -19,18 +19,29 @@ someone always is not too busy. Unlike Ranvier, what is learned is who served (c
 a second holder by being diverted.
 
 Source: Ranvier, «When your load balancer learns» (twice the median), and its code (upper median, + 2, load 0 stays).
-Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix. Cost: a hit on a holder with load <= floor
-reads nothing else; for 64 candidates a hit takes about 7 µs, a cold prefix 13 µs, a diversion 20 µs.
+Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
+
+Options: AffinityOptions. Left out of Ranvier's: bounded_load (a policy of its own, bounded_load.py); jump and modular
+hashing and p2c's two choices for cold prefixes (rendezvous moves no key but those of a lost backend); gpu_load_weight
+and capacity_headroom_weight (they mix an engine's gauges into counts by constants; no Candidate has the gauges); cost
+budgets and the fast lane (guesses from body sizes, off there too); priority groups (no such notion here); sync between
+shards (one thread, exact counts); learning the preferred backend (false whenever it did not serve); hysteresis in time
+(planned there, never built); cut lengths, TTL, trust and learning depth (the route table's business, not a policy's).
+
+Cost: a hit on a holder with load <= floor reads nothing else; for 64 candidates a hit takes about 7 µs, a cold prefix
+13 µs, a diversion 20 µs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
 from ranvier_py.core.placement import Candidate, Choice, Holder, Match
 from ranvier_py.core.placement.least_loaded import held_tokens, least_loaded, relative_loads
+from ranvier_py.core.placement.options import Options, option
 from ranvier_py.core.placement.rendezvous import Rendezvous
 
 COMMON_SHARE = 0.5
@@ -41,24 +52,67 @@ COMMON_SLACK_TOKENS = 32
 with."""
 
 
+@dataclass(frozen=True, slots=True)
+class AffinityOptions(Options):
+    """`divert_rule` least is what Ranvier's p2c strategy does to a hit: leave it for one with `divert_floor` fewer."""
+
+    load_aware: bool = option(True, "leave a holder, or a cold prefix's home, that is too busy; false: never")
+    divert_rule: str = option(
+        "median",
+        "too busy means more than divert_floor above: divert_factor x the median, or the least load",
+        one_of=("median", "least"),
+    )
+    divert_factor: float = option(2.0, "times the median that a holder may bear", least=1.0, most=1000.0)
+    divert_floor: int = option(2, "requests above that before it is left", most=1_000_000)
+    median: str = option(
+        "upper",
+        "of an even number of loads: the upper one, the lower one, or the middle of both",
+        one_of=("upper", "lower", "middle"),
+    )
+    common_share: float = option(
+        COMMON_SHARE,
+        "share of the prompt from which a match on the first message alone is followed; 0: always",
+        most=1.0,
+    )
+    common_slack_tokens: int = option(
+        COMMON_SLACK_TOKENS, "tokens beyond the first message that still are the first message alone", most=1_000_000
+    )
+
+
 class Affinity:
     """State: none but the rendezvous tables, which change no answer."""
 
-    __slots__ = ("factor", "floor", "rendezvous")
+    __slots__ = (
+        "by_median",
+        "common_share",
+        "common_slack_tokens",
+        "factor",
+        "floor",
+        "load_aware",
+        "median",
+        "rendezvous",
+    )
 
     name = "affinity"
     depths_wanted = 1  # all holders of the deepest depth; walking further up would cost each hit what few need
 
-    def __init__(self, factor: float = 2.0, floor: int = 2) -> None:
-        self.factor = factor
-        self.floor = floor
+    def __init__(self, options: AffinityOptions | None = None) -> None:
+        options = options or AffinityOptions()
+        self.load_aware = options.load_aware
+        self.by_median = options.divert_rule == "median"
+        self.factor = options.divert_factor
+        self.floor = options.divert_floor
+        self.median = options.median
+        self.common_share = options.common_share
+        self.common_slack_tokens = options.common_slack_tokens
         self.rendezvous = Rendezvous()
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held_tokens(match, candidates[0]))
         if match.holders:
-            return self.choose_common(match, candidates) if is_common(match) else self.choose_warm(match, candidates)
+            common = is_common(match, self.common_share, self.common_slack_tokens)
+            return self.choose_common(match, candidates) if common else self.choose_warm(match, candidates)
         if match.home == UNKNOWN:
             chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
             return Choice(chosen.id, "no_prefix", 0)
@@ -67,12 +121,12 @@ class Affinity:
     def choose_warm(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
         deepest = match.holders[0]
         position = self.preferred(match, candidates)
-        load = candidates[position].load
-        if load > self.floor:  # below it nothing can be too busy
+        holder = candidates[position]
+        if holder.load > self.floor and self.load_aware:  # at the floor nothing can be too busy
             loads = relative_loads(candidates)
-            if load > self.load_max(loads, candidates[position].weight):
+            if loads[position] > self.bearable(loads) + self.floor / holder.weight:
                 return self.divert(match, candidates, loads)
-        return Choice(candidates[position].id, "affinity", deepest.tokens)
+        return Choice(holder.id, "affinity", deepest.tokens)
 
     def preferred(self, match: Match, candidates: Sequence[Candidate]) -> int:
         """Position of the deepest holder; ties by load, then rendezvous."""
@@ -101,22 +155,35 @@ class Affinity:
         return Choice(candidates[position].id, "common", held_tokens(match, candidates[position]))
 
     def choose_cold(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
-        home = candidates[self.rendezvous.best(match.home, candidates)]
-        if home.load <= self.floor:
+        best = self.rendezvous.best(match.home, candidates)
+        home = candidates[best]
+        if home.load <= self.floor or not self.load_aware:
             return Choice(home.id, "cold", 0)
         loads = relative_loads(candidates)
-        if home.load <= self.load_max(loads, home.weight):
+        bearable = self.bearable(loads)
+        if loads[best] <= bearable + self.floor / home.weight:
             return Choice(home.id, "cold", 0)
         for position in self.rendezvous.order(match.home, candidates):
             candidate = candidates[position]
-            if candidate.load <= self.load_max(loads, candidate.weight):
+            if loads[position] <= bearable + self.floor / candidate.weight:
                 return Choice(candidate.id, "cold_diverted", 0)
         raise AssertionError("nobody at or below the median")
 
-    def load_max(self, loads: Sequence[float], weight: float) -> float:
-        """The highest load at which a backend of this weight is not yet too busy."""
-        rank = len(loads) // 2 if len(loads) > 2 else 0
-        return self.factor * sorted(loads)[rank] * weight + self.floor
+    def bearable(self, loads: Sequence[float]) -> float:
+        """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
+        if not self.by_median:
+            return min(loads)
+        ordered = sorted(loads)
+        half = len(ordered) // 2
+        if len(ordered) == 2:
+            middle = ordered[0]
+        elif self.median == "upper":
+            middle = ordered[half]
+        else:
+            middle = ordered[(len(ordered) - 1) // 2]
+            if self.median == "middle":
+                middle = (middle + ordered[half]) / 2
+        return self.factor * middle
 
     def first(self, match: Match, candidates: Sequence[Candidate], positions: list[int]) -> int:
         """The one of `positions` that comes first in rendezvous order."""
@@ -126,10 +193,10 @@ class Affinity:
         return max(positions, key=scores.__getitem__)
 
 
-def is_common(match: Match) -> bool:
+def is_common(match: Match, share: float = COMMON_SHARE, slack_tokens: int = COMMON_SLACK_TOKENS) -> bool:
     """Whether the deepest match is no more than what every chat of the application has."""
     deepest = match.holders[0].tokens
-    return deepest <= match.home_tokens + COMMON_SLACK_TOKENS and deepest < COMMON_SHARE * match.prompt_tokens
+    return deepest <= match.home_tokens + slack_tokens and deepest < share * match.prompt_tokens
 
 
 def position_of(backend: BackendId, candidates: Sequence[Candidate]) -> int:

@@ -1,51 +1,98 @@
-"""The policies by name. An option of a policy is a field of PlacementOptions, written once."""
+"""The policies by name, and their options by name.
+
+Options of all policies share one space of names, so that a configuration says `cache_threshold`, whatever the policy.
+Where two policies have an option of one name, it means the same and is set for both. What an option is, and what it
+may be, is written in its policy's own file (`options.option`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.placement import Policy
-from ranvier_py.core.placement.affinity import Affinity
+from ranvier_py.core.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.placement.least_loaded import LeastLoaded
+from ranvier_py.core.placement.options import Options, OptionValue, chosen, limits_of
 from ranvier_py.core.placement.power_of_two import PowerOfTwo
 from ranvier_py.core.placement.random import WeightedRandom
 from ranvier_py.core.placement.round_robin import RoundRobin
 
-
-@dataclass(frozen=True, slots=True)
-class PlacementOptions:
-    """`divert_*`: affinity leaves a holder whose load exceeds divert_factor x median + divert_floor (requests)."""
-
-    divert_factor: float = 2.0  # Ranvier's
-    divert_floor: int = 2  # Ranvier's: two requests at an idle cluster are no reason to leave a warm cache
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not 1.0 <= self.divert_factor <= 1000.0:
-            problems.append(f"divert_factor: must be 1 to 1000, not {self.divert_factor}")
-        if not 0 <= self.divert_floor <= 1_000_000:
-            problems.append(f"divert_floor: must be 0 to 1000000, not {self.divert_floor}")
-        if problems:
-            raise ConfigError(problems)
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
-POLICIES: Mapping[str, Callable[[PlacementOptions], Policy]] = MappingProxyType(
+class Kind(NamedTuple):
+    """How to make a policy, and what it may be told."""
+
+    make: Callable[[Any], Policy]  # given its own options
+    options: type[Options] = Options
+
+
+POLICIES: Mapping[str, Kind] = MappingProxyType(
     {
-        "affinity": lambda options: Affinity(options.divert_factor, options.divert_floor),
-        "round_robin": lambda _: RoundRobin(),
-        "random": lambda _: WeightedRandom(),
-        "least_loaded": lambda _: LeastLoaded(),
-        "power_of_two": lambda _: PowerOfTwo(),
+        "affinity": Kind(Affinity, AffinityOptions),
+        "round_robin": Kind(lambda _: RoundRobin()),
+        "random": Kind(lambda _: WeightedRandom()),
+        "least_loaded": Kind(lambda _: LeastLoaded()),
+        "power_of_two": Kind(lambda _: PowerOfTwo()),
     }
 )
 
 
+class OptionRow(NamedTuple):
+    """One line of the reference."""
+
+    policy: str
+    name: str
+    default: OptionValue
+    meaning: str
+
+
+def option_reference() -> list[OptionRow]:
+    """Every option of every policy, in the order in which they are written."""
+    return [
+        OptionRow(policy, name, limits.default, limits.meaning)
+        for policy, kind in POLICIES.items()
+        for name, limits in limits_of(kind.options).items()
+    ]
+
+
+class PlacementOptions:
+    """Options of policies by name, checked for every policy that knows them. What is not named has its default.
+
+    Raises ConfigError with all problems at once: names that no policy knows, values that make no sense.
+    """
+
+    __slots__ = ("named",)
+
+    def __init__(self, /, **named: OptionValue) -> None:
+        self.named: Mapping[str, OptionValue] = MappingProxyType(named)
+        known = dict.fromkeys(row.name for row in option_reference())
+        unknown = [name for name in named if name not in known]
+        problems = [f"{name}: no policy has this option; there are {', '.join(known)}" for name in unknown]
+        for kind in POLICIES.values():
+            try:
+                self.build(kind.options)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))  # a name that two policies share is wrong once
+
+    @classmethod
+    def of(cls, named: Mapping[str, OptionValue]) -> PlacementOptions:
+        """The same from a table. Numbers and booleans may come as text, as a command line has them."""
+        return cls(**named)
+
+    def build(self, kind: type[AnyOptions]) -> AnyOptions:
+        """The options of one policy."""
+        return kind(**chosen(kind, self.named))
+
+
 def make_policy(name: str, options: PlacementOptions | None = None) -> Policy:
     """A new policy with its own state. Raises ConfigError for a name that is none."""
-    factory = POLICIES.get(name)
-    if factory is None:
+    kind = POLICIES.get(name)
+    if kind is None:
         raise ConfigError([f"policy: must be one of {', '.join(POLICIES)}, not {name!r}"])
-    return factory(options or PlacementOptions())
+    return kind.make((options or PlacementOptions()).build(kind.options))

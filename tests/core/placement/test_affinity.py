@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement import NO_MATCH, Choice, Holder, Match
-from ranvier_py.core.placement.affinity import Affinity
+from ranvier_py.core.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.placement.rendezvous import Rendezvous
 from tests.core.placement.engines import Engine
 
@@ -142,6 +142,71 @@ def test_when_most_of_the_traffic_shares_one_prefix_it_spreads_and_each_spread_c
             running.pop(rng.randrange(len(running))).load -= 1
     assert max(served.values()) < 0.25 * 4000
     assert hits > 0.98 * 0.8 * 4000
+
+
+@pytest.mark.parametrize(
+    ("median", "load"),
+    [("upper", 14), ("lower", 6), ("middle", 10)],  # sorted 0 2 6 x: twice 6, 2 or 4, and 2
+)
+def test_the_median_of_an_even_number_may_be_the_upper_the_lower_or_their_middle(median: str, load: int) -> None:
+    policy = Affinity(AffinityOptions(median=median))
+    assert policy.choose(warm((0, 512)), engines(load, 0, 2, 6), Random(1)).reason == "affinity"
+    assert policy.choose(warm((0, 512)), engines(load + 1, 0, 2, 6), Random(1)).reason == "diverted"
+
+
+@pytest.mark.parametrize("median", ["upper", "lower", "middle"])
+def test_of_two_the_other_ones_load_counts_whatever_the_median(median: str) -> None:
+    policy = Affinity(AffinityOptions(median=median))
+    assert policy.choose(warm((0, 512)), engines(8, 3), Random(1)).reason == "affinity"
+    assert policy.choose(warm((0, 512)), engines(9, 3), Random(1)).reason == "diverted"
+
+
+def test_by_the_least_load_a_holder_is_left_for_one_with_more_than_the_floor_fewer() -> None:
+    """Ranvier's p2c: divert to the least loaded when least + 2 < selected."""
+    policy = Affinity(AffinityOptions(divert_rule="least"))
+    assert policy.choose(warm((0, 512)), engines(7, 5, 9, 9), Random(1)) == Choice(BackendId(0), "affinity", 512)
+    assert policy.choose(warm((0, 512)), engines(8, 5, 9, 9), Random(1)) == Choice(BackendId(1), "diverted", 0)
+
+
+def test_the_documents_rule_has_no_floor() -> None:
+    """«When in-flight exceeds twice the median»: a lone request at an idle cluster is left already."""
+    policy = Affinity(AffinityOptions(divert_floor=0))
+    assert policy.choose(warm((0, 512)), engines(8, 4, 4, 4), Random(1)).reason == "affinity"
+    assert policy.choose(warm((0, 512)), engines(9, 4, 4, 4), Random(1)).reason == "diverted"
+    assert policy.choose(warm((0, 512)), engines(1, 0, 0, 0), Random(1)).reason == "diverted"
+
+
+def test_without_regard_to_load_every_request_goes_to_its_holder_or_home() -> None:
+    policy = Affinity(AffinityOptions(load_aware=False))
+    assert policy.choose(warm((0, 512)), engines(900, 0, 0, 0), Random(1)) == Choice(BackendId(0), "affinity", 512)
+    candidates = engines(0, 0, 0, 0)
+    candidates[Rendezvous().best(Fingerprint(7), candidates)].load = 900
+    assert policy.choose(COLD, candidates, Random(1)).reason == "cold"
+
+
+def test_what_is_common_may_be_followed_all_the_same() -> None:
+    """Ranvier's own behaviour: it has no such rule."""
+    match = Match([Holder(BackendId(0), 64, 2)], 10_000, Fingerprint(5), 64, Fingerprint(9))
+    always = Affinity(AffinityOptions(common_share=0.0))
+    assert always.choose(match, engines(1, 2, 0), Random(1)) == Choice(BackendId(0), "affinity", 64)
+
+
+def test_how_much_of_a_prompt_is_worth_following_can_be_said() -> None:
+    match = Match([Holder(BackendId(1), 100, 2)], 1000, Fingerprint(5), 80, Fingerprint(9))
+    tenth = Affinity(AffinityOptions(common_share=0.1))
+    assert tenth.choose(match, engines(0, 0), Random(1)).reason == "affinity"
+    exact = Affinity(AffinityOptions(common_slack_tokens=19))
+    assert exact.choose(match, engines(0, 0), Random(1)).reason == "affinity"
+    assert Affinity().choose(match, engines(0, 0), Random(1)).reason == "common"
+
+
+@given(load=st.integers(3, 500), weight=st.sampled_from((49.0, 0.1, 3.0, 1.0)), home=st.integers(1, 99))
+def test_equally_loaded_engines_of_odd_weight_are_never_all_too_busy(load: int, weight: float, home: int) -> None:
+    """3 / 49 * 49 is less than 3: multiplied back, each would exceed the median of all."""
+    candidates = [Engine(BackendId(number), f"e{number}", weight, load) for number in range(4)]
+    policy = Affinity(AffinityOptions(divert_factor=1.0, divert_floor=0))
+    assert policy.choose(warm(home=home), candidates, Random(1)).reason == "cold"
+    assert policy.choose(warm((0, 512), home=home), candidates, Random(1)).reason == "affinity"
 
 
 LOADS = st.lists(st.integers(0, 60), min_size=2, max_size=12)
