@@ -38,7 +38,7 @@ from ranvier_py.core.placement import Decision
 from ranvier_py.core.placement.policies import make_policy
 from ranvier_py.core.prompt import Boundary, PromptMemory
 from ranvier_py.core.request import Prompt, PromptReader
-from ranvier_py.core.router import CHAT_PATH, Router
+from ranvier_py.core.router import CHAT_PATH, Found, Router
 from ranvier_py.core.routes import RouteTable, Stop, Trust
 from ranvier_py.core.speculation import Speculation
 
@@ -272,9 +272,9 @@ def decide(router: Router, prompt: Prompt, now: float) -> Decision:
     return router.place(prompt, router.find(prompt, now))
 
 
-def fly(router: Router, prompt: Prompt, decision: Decision, now: float) -> None:
+def fly(router: Router, prompt: Prompt, found: Found, decision: Decision, now: float) -> None:
     """All that is noted of a request that succeeds."""
-    flight = router.depart(prompt, decision, now)
+    flight = router.depart(prompt, decision, now, b"", found)
     router.first_token(flight, now)
     router.land(flight, Outcome.SUCCESS, now)
 
@@ -292,8 +292,8 @@ def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) 
     }
     for kind in ("the_next_turn", "a_new_chat_behind_a_shared_system_prompt", "a_cold_prompt"):
         several = prompts[kind]
-        decisions = [decide(router, prompt, now) for prompt in several]
-        times[f"flight_of_{kind}"] = measure(partial(prepare_flight, router, several, decisions, now), rounds)
+        found = [router.find(prompt, now) for prompt in several]
+        times[f"flight_of_{kind}"] = measure(partial(prepare_flight, router, several, found, now), rounds)
     for size in BODY_BYTES:
         times[f"read_the_next_turn_of_{size // 1000}_kB"] = measure(partial(prepare_read, router, size, 2), rounds)
         times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(prepare_read, router, size, 0), rounds)
@@ -320,9 +320,10 @@ def prompts_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float
 
 
 def prepare_flight(
-    router: Router, prompts: Sequence[Prompt], decisions: Sequence[Decision], now: float, number: int
+    router: Router, prompts: Sequence[Prompt], found: Sequence[Found], now: float, number: int
 ) -> Callable[[], object]:
-    return partial(fly, router, prompts[number], decisions[number], now + number / CHATS_PER_S)
+    prompt, holders = prompts[number], found[number]
+    return partial(fly, router, prompt, holders, router.place(prompt, holders), now + number / CHATS_PER_S)
 
 
 def prepare_read(router: Router, size: int, new: int, number: int) -> Callable[[], object]:

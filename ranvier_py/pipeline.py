@@ -30,7 +30,6 @@ from ranvier_py.core.errors import (
 )
 from ranvier_py.core.http import HttpRequest, HttpResponseHead, Phase
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.placement import Decision
 from ranvier_py.core.request import Prompt
 from ranvier_py.core.retries import Next, RetryBudget, RetryLimits
 from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Found, Router
@@ -218,21 +217,21 @@ class Pipeline:
         budget = RetryBudget(self._limits.retries)
         candidates: Found | None = found
         while candidates is not None:
-            decision = router.place(prompt, candidates)
-            candidates = await self._attempt(request, client, prompt, decision, budget, progress)
+            candidates = await self._attempt(request, client, prompt, candidates, budget, progress)
 
     async def _attempt(
         self,
         request: HttpRequest,
         client: Client,
         prompt: Prompt,
-        decision: Decision,
+        found: Found,
         budget: RetryBudget,
         progress: Progress,
     ) -> Found | None:
-        """Forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
+        """Place, forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
         router = self._router
-        flight = router.depart(prompt, decision, self._clock(), progress.request_id)
+        decision = router.place(prompt, found)
+        flight = router.depart(prompt, decision, self._clock(), progress.request_id, found)
         progress.flight = flight
         progress.tries += 1
         outcome, exchange = Outcome.CANCELLED, None

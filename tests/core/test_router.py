@@ -10,6 +10,7 @@ import pytest
 from ranvier_py.core.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.errors import NoBackend
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement.policies import make_policy
 from ranvier_py.core.prompt import PromptMemory
 from ranvier_py.core.request import PromptReader
@@ -104,6 +105,35 @@ def test_a_burst_of_one_new_prefix_follows_its_first_request_while_that_is_still
     second = depart(router, chat("another question"))
     assert second.backend == first.backend
     assert second.decision.matched_tokens > 0
+
+
+@pytest.mark.parametrize("known", [(), ("one",)], ids=["a cold prompt", "a known chat"])
+def test_a_flight_claims_the_same_whether_or_not_its_prompt_is_walked_again(known: tuple[str, ...]) -> None:
+    """What `find` noted on its way is what the next requests of the same burst are looking for."""
+    router = make_router()
+    if known:
+        serve(router, chat(*known))
+    prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
+    found = router.find(prompt, 0.0)
+    decision = router.place(prompt, found)
+    flights = [router.depart(prompt, decision, 0.0), router.depart(prompt, decision, 0.0, b"", found)]
+    claims = [set(flight.speculation.fingerprints) for flight in flights if flight.speculation]
+    assert len(claims) == 2
+    assert claims[0] == claims[1]
+    texts = {text for tokens, _, text in prompt.end.stops() if tokens > decision.matched_tokens}
+    assert claims[0] == texts
+
+
+def test_a_flight_to_where_less_is_held_claims_all_that_is_new_there() -> None:
+    """A diverted request makes the whole prompt warm at its backend, not only what nobody held."""
+    router = make_router(backends=2)
+    held = serve(router, chat("one"))
+    prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
+    found = router.find(prompt, 0.0)
+    diverted = router.place(prompt, found)._replace(backend=BackendId(1 - held.backend), matched_tokens=0)
+    flight = router.depart(prompt, diverted, 0.0, b"", found)
+    assert flight.speculation is not None
+    assert set(flight.speculation.fingerprints) == {text for _, _, text in prompt.end.stops()}
 
 
 def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before() -> None:
