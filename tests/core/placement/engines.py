@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ranvier_py.core.ids import BackendId
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.placement import Holder, Match
 
 
 @dataclass(slots=True)
@@ -20,3 +22,23 @@ class Engine:
     waiting: int = 0
     progress_at: float = 0.0
     success_rate: float = 1.0
+
+    def bear(self, computed_tokens: int) -> None:
+        """One more request came, and waits for its prefill."""
+        self.load += 1
+        self.pending_tokens += computed_tokens
+
+
+def engines(*loads: int) -> tuple[Engine, ...]:
+    """e0, e1, … with so many requests each."""
+    return tuple(Engine(BackendId(number), f"e{number}", load=load) for number, load in enumerate(loads))
+
+
+def match_of(
+    *held: tuple[int, int], prompt: int = 1000, home: int = 7, home_tokens: int = 0, opening: bytes = b""
+) -> Match:
+    """`held`: (backend, tokens) pairs, listed deepest first as the route table lists them."""
+    holders: Sequence[Holder] = sorted(
+        (Holder(BackendId(backend), tokens, 1) for backend, tokens in held), key=lambda one: -one.tokens
+    )
+    return Match(holders, prompt, Fingerprint(home), home_tokens, Fingerprint(home ^ 1), opening=opening)
