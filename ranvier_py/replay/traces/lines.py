@@ -1,0 +1,126 @@
+"""The lines of a trace file, and what is wrong with one.
+
+A file is read line by line, gzipped or not (told by its first bytes, not by its name). Whatever bytes it holds, all
+that comes of a bad one is a TraceError that says «FILE:LINE: found …, expected …».
+Cost: a line at a time in memory, at most `LINE_BYTES_MAX` of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ranvier_py.replay.trace import TraceError
+
+LINE_BYTES_MAX = 64 << 20  # as long as the largest body a node takes; more is no line of a trace
+FOUND_CHARACTERS_MAX = 60  # of a wrong value in a message
+INTEGER_MAX = 2**62 - 1  # of anything counted in a file: leaves room for our own numbers above
+GZIP_MAGIC = b"\x1f\x8b"
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a NUL in the name
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line that holds a JSON object."""
+
+    file: str
+    number: int
+    fields: Mapping[str, Any]
+
+    def wrong(self, found: str, expected: str) -> TraceError:
+        """What is wrong with this line."""
+        return TraceError(f"{self.file}:{self.number}: found {found}, expected {expected}")
+
+    def integer(self, name: str, low: int = 0, high: int = INTEGER_MAX) -> int:
+        """A whole number from `low` to `high`. Raises TraceError."""
+        value = self.fields.get(name)
+        if type(value) is not int or not low <= value <= high:
+            limits = f"from {low} on" if high == INTEGER_MAX else f"from {low} to {high}"
+            raise self.wrong(f"{name} {shown(value)}", f"a whole number {limits}")
+        return value
+
+    def text(self, *names: str) -> str:
+        """A text or a whole number under the first of `names` that is there; empty when none is. Raises TraceError."""
+        for name in names:
+            value = self.fields.get(name)
+            if value is None:
+                continue
+            if type(value) is int:
+                return str(value)
+            if type(value) is not str:
+                raise self.wrong(f"{name} {shown(value)}", "a text or a whole number")
+            return value
+        return ""
+
+
+def shown(value: object) -> str:
+    """A wrong value, short enough for a message."""
+    if value is None:
+        return "missing or null"
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "brackets in brackets"
+    return text if len(text) <= FOUND_CHARACTERS_MAX else text[: FOUND_CHARACTERS_MAX - 1] + "…"
+
+
+def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number, bytes) of each line that is not blank, from 1 on. Raises TraceError."""
+    number = 0
+    try:
+        with path.open("rb") as plain:
+            packed = plain.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            plain.seek(0)
+            file = gzip.GzipFile(fileobj=plain) if packed else plain
+            for number in count(1):
+                data = file.readline(LINE_BYTES_MAX + 1)
+                if not data:
+                    return
+                if len(data) > LINE_BYTES_MAX:
+                    raise TraceError(f"{path}:{number}: found a line of more than {LINE_BYTES_MAX} bytes")
+                if data.strip():
+                    yield number, data
+    except UNREADABLE as error:
+        where = f"{path}:{number}" if number else f"{path}"
+        raise TraceError(f"{where}: can't be read: {error}") from error
+
+
+def json_line(path: Path, number: int, data: bytes) -> Line:
+    """The object on one line. Raises TraceError."""
+    try:
+        fields = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise TraceError(f"{path}:{number}: found no JSON ({error}), expected one JSON object") from error
+    if not isinstance(fields, dict):
+        raise TraceError(f"{path}:{number}: found {shown(fields)}, expected one JSON object")
+    return Line(str(path), number, fields)
+
+
+def json_lines(path: Path) -> Iterator[Line]:
+    """The objects of a file with one on each line. Raises TraceError."""
+    for number, data in raw_lines(path):
+        yield json_line(path, number, data)
+
+
+def first_line(path: Path) -> tuple[int, bytes]:
+    """The first line that is not blank. Raises TraceError when there is none."""
+    for found in raw_lines(path):
+        return found
+    raise nothing_in(path)
+
+
+def nothing_in(path: Path) -> TraceError:
+    return TraceError(f"{path}: found no line, expected at least one request")
+
+
+def name_of(path: Path) -> str:
+    """What a trace is called: its file's name without what only says how it is stored."""
+    name = path.name.removesuffix(".gz")
+    return name.rpartition(".")[0] or name

@@ -1,0 +1,107 @@
+"""Mooncake's traces: prompts as lists of block hashes, JSON lines.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2366]}
+
+`timestamp` in milliseconds; one hash id for each `block_tokens` (512) of the prompt, the last one partial. Equal ids
+at the start of two lists are equal tokens. Other files of this shape are read by `block_tokens` and `stamp_unit_s`
+(Qwen's Bailian traces: 16 and 1). `chat_id` and `session_id`, where there are any, name the session.
+
+Rules: every whole block is a stop (512 is an anchor's depth for every node); message ends are inferred
+(`chains.partings`). What the answers said is hidden in the ids of the next turn, so answers are blocks of the request's
+own that nobody asks for again. Names are chained here, so ids that do not stand for whole prefixes do no harm.
+Cost: about 1 s for 12,000 requests of 24 blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ranvier_py.replay.trace import Depth, Trace, TraceRequest
+from ranvier_py.replay.traces.chains import OWN_BLOCKS_MAX, linked, named, own_names, partings
+from ranvier_py.replay.traces.lines import INTEGER_MAX, Line, json_lines, name_of, nothing_in, shown
+from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.traces.times import from_start, repeated, spread, stamp_s
+
+STAMP_UNIT_S = 0.001
+STAMP_STEP_S = 3.0  # of the stamps in Mooncake's published traces
+TOKENS_MAX = 1 << 24  # of one prompt or answer
+
+
+class Record(NamedTuple):
+    """A line, with the chained name of each block, the partial one too."""
+
+    stamp: float  # seconds
+    session: str
+    prompt_tokens: int
+    answer_tokens: int
+    path: Sequence[int]
+
+
+def load(path: Path, options: TraceOptions) -> Trace:
+    """The requests of a file. Raises TraceError."""
+    records = [read_record(line, options) for line in json_lines(path)]
+    if not records:
+        raise nothing_in(path)
+    stamps = from_start([record.stamp for record in records])
+    step_s = options.spread_s
+    if step_s is None:
+        step_s = STAMP_STEP_S if repeated(stamps) else 0.0
+    times = spread(stamps, step_s, options.seed)
+    order = sorted(range(len(records)), key=times.__getitem__)[: options.limit or None]
+    size = options.block_tokens
+    ends = partings(records[number].path for number in order)
+    ends.update(records[number].path[whole - 1] for number in order if (whole := records[number].prompt_tokens // size))
+    depths: dict[int, Depth] = {}  # a name has one depth: shared by all requests
+    requests = [request_of(number, times[number], records[number], size, ends, depths) for number in order]
+    return Trace(name_of(path), requests, size, timed=True)
+
+
+def read_record(line: Line, options: TraceOptions) -> Record:
+    """Raises TraceError."""
+    size = options.block_tokens
+    prompt_tokens = line.integer("input_length", 1, TOKENS_MAX)
+    answer_tokens = max(1, line.integer("output_length", 0, TOKENS_MAX))
+    ids = line.fields.get("hash_ids")
+    if not isinstance(ids, list):
+        raise line.wrong(f"hash_ids {shown(ids)}", "a list of whole numbers")
+    expected = -(-prompt_tokens // size)
+    if len(ids) != expected:
+        raise line.wrong(
+            f"{len(ids)} hash_ids for input_length {prompt_tokens}", f"{expected} of them ({size} tokens to a block)"
+        )
+    above, path = 0, []
+    for number in ids:
+        if type(number) is not int or not 0 <= number <= INTEGER_MAX:
+            raise line.wrong(f"{shown(number)} among hash_ids", f"whole numbers from 0 to {INTEGER_MAX}")
+        above = linked(above, number)
+        path.append(above)
+    stamp = stamp_s(line, "timestamp", options.stamp_unit_s or STAMP_UNIT_S)
+    return Record(stamp, line.text("session_id", "chat_id"), prompt_tokens, answer_tokens, path)
+
+
+def request_of(
+    number: int, at: float, record: Record, size: int, ends: set[int], depths: dict[int, Depth]
+) -> TraceRequest:
+    prompt = record.prompt_tokens // size
+    blocks = (record.prompt_tokens + record.answer_tokens) // size
+    names = (*record.path[:prompt], *own_names(number, min(blocks - prompt, OWN_BLOCKS_MAX)))
+    stops = [
+        depths.setdefault(name, Depth((index + 1) * size, named(name))) for index, name in enumerate(names[:prompt])
+    ]
+    stops += [Depth((index + 1) * size, named(names[index])) for index in range(prompt, blocks)]
+    at_ends = [index for index, name in enumerate(names[:prompt]) if name in ends]
+    if blocks > prompt:
+        at_ends.append(blocks - 1)
+    return TraceRequest(
+        at=at,
+        session=record.session,
+        model="",
+        prompt_tokens=record.prompt_tokens,
+        answer_tokens=record.answer_tokens,
+        stops=stops,
+        ends=at_ends,
+        blocks=names,
+        block_tokens=size,
+    )
