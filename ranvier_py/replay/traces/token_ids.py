@@ -1,0 +1,138 @@
+"""Traces of token ids: JSON lines with the tokens of prompt and answer.
+
+    {"prompt_token_ids": [5971, 2927, …], "output_token_ids": [791, …], "timestamp": 12.5, "session": "a", "model": "m"}
+    {"input_tok_ids": […], "output_tok_ids": […], "arrival_time_ns": 46926808, "input_toks": 2358, "output_toks": 531}
+
+The second line is LLMServingSim's spelling. Answer, time stamp, session and model may be missing; a trace in which no
+line has a time stamp has times of `turn_s` apart, in the order of the file. Such prompts have no messages: their ends
+are inferred (`chains.partings`), and an answer is taken for what a next turn continues.
+Cost: about 1 us for 16 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ranvier_py.core.boundaries import TokenIds
+from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
+from ranvier_py.replay.traces.chains import KEY, continued, own_names, partings, stops_of
+from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
+from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.traces.times import from_start, spread, stamp_s
+
+PROMPT_NAMES = ("prompt_token_ids", "input_tok_ids")
+ANSWER_NAMES = ("output_token_ids", "output_tok_ids")
+COUNTS = (("input_toks", PROMPT_NAMES), ("output_toks", ANSWER_NAMES))
+TOKEN_ID_MAX = 2**32 - 1
+NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
+
+
+class Record(NamedTuple):
+    """A line."""
+
+    stamp: float | None  # seconds
+    session: str
+    model: str
+    prompt: TokenIds
+    answer: TokenIds
+
+    @property
+    def tokens(self) -> TokenIds:
+        return np.concatenate((self.prompt, self.answer))
+
+
+def load(path: Path, options: TraceOptions) -> Trace:
+    """The requests of a file. Raises TraceError."""
+    records = [read_record(line, options) for line in json_lines(path)]
+    if not records:
+        raise nothing_in(path)
+    times, timed = times_of(path, records, options)
+    order = sorted(range(len(records)), key=times.__getitem__)[: options.limit or None]
+    size = options.engine_block_tokens
+    blocks = {number: continued((), records[number].tokens, size, records[number].model.encode()) for number in order}
+    ends = partings(blocks.values())
+    ends.update(blocks[number][whole - 1] for number in order if (whole := len(records[number].prompt) // size))
+    builder = Builder(size, ends, options.answer_tokens)
+    requests = [builder.request(number, times[number], records[number], blocks[number]) for number in order]
+    return Trace(name_of(path), requests, size, timed=timed)
+
+
+def times_of(path: Path, records: Sequence[Record], options: TraceOptions) -> tuple[list[float], bool]:
+    """Times in the order of the file, and whether they are the file's own. Raises TraceError."""
+    stamps = [record.stamp for record in records if record.stamp is not None]
+    if not stamps:
+        return [number * options.turn_s for number in range(len(records))], False
+    if len(stamps) < len(records):
+        raise TraceError(f"{path}: found {len(stamps)} time stamps on {len(records)} lines, expected all or none")
+    return spread(from_start(stamps), options.spread_s or 0.0, options.seed), True
+
+
+def read_record(line: Line, options: TraceOptions) -> Record:
+    """Raises TraceError."""
+    prompt, answer = tokens_of(line, PROMPT_NAMES), tokens_of(line, ANSWER_NAMES)
+    if not len(prompt):
+        raise line.wrong("no token of a prompt", f"a list of token ids under {' or '.join(PROMPT_NAMES)}")
+    for name, names in COUNTS:
+        found = len(prompt if names is PROMPT_NAMES else answer)
+        if name in line.fields and line.fields[name] != found:
+            raise line.wrong(f"{name} {shown(line.fields[name])}", f"{found}, as there are token ids")
+    stamp = None
+    if "arrival_time_ns" in line.fields:
+        stamp = stamp_s(line, "arrival_time_ns", 1e-9)
+    elif "timestamp" in line.fields:
+        stamp = stamp_s(line, "timestamp", options.stamp_unit_s)
+    return Record(stamp, line.text("session", "session_id"), line.text("model"), prompt, answer)
+
+
+def tokens_of(line: Line, names: Sequence[str]) -> TokenIds:
+    """The token ids under the first of `names` that is there. Raises TraceError."""
+    name = next((name for name in names if line.fields.get(name) is not None), None)
+    if name is None:
+        return NO_TOKENS
+    value = line.fields[name]
+    expected = f"a list of whole numbers from 0 to {TOKEN_ID_MAX}"
+    if not isinstance(value, list) or any(type(token) is not int for token in value):
+        raise line.wrong(f"{name} {shown(value)}", expected)
+    if value and not 0 <= min(value) <= max(value) <= TOKEN_ID_MAX:
+        raise line.wrong(f"{min(value)} … {max(value)} in {name}", expected)
+    return np.array(value, dtype=np.uint32)
+
+
+class Builder:
+    """Requests from records whose blocks and message ends are known."""
+
+    def __init__(self, block_tokens: int, ends: set[int], answer_tokens: int) -> None:
+        self._size = block_tokens
+        self._ends = ends
+        self._answer_tokens = answer_tokens
+        self._hasher = TokenHasher(KEY, block_tokens)
+        self._texts = TextHasher(KEY)
+
+    def request(self, number: int, at: float, record: Record, blocks: tuple[int, ...]) -> TraceRequest:
+        prompt_tokens, size = len(record.prompt), self._size
+        depths = [
+            (index + 1) * size for index, name in enumerate(blocks[: prompt_tokens // size]) if name in self._ends
+        ]
+        cuts = [*(depth for depth in depths if depth < prompt_tokens), prompt_tokens]
+        if len(record.answer):
+            cuts.append(prompt_tokens + len(record.answer))
+        start = self._hasher.start(self._texts.namespace({"model": record.model}))
+        stops, ends = stops_of(self._hasher.extend(start, record.tokens, cuts))
+        answer_tokens = len(record.answer) or self._answer_tokens
+        blocks += tuple(own_names(number, (prompt_tokens + answer_tokens) // size - len(blocks)))
+        return TraceRequest(
+            at=at,
+            session=record.session,
+            model=record.model,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            stops=stops,
+            ends=ends,
+            blocks=blocks,
+            block_tokens=size,
+        )
