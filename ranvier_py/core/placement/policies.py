@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.placement import Policy
 from ranvier_py.core.placement.affinity import Affinity, AffinityOptions
+from ranvier_py.core.placement.bounded_load import BoundedLoad, BoundedLoadOptions
 from ranvier_py.core.placement.cache_aware import CacheAware, CacheAwareOptions
 from ranvier_py.core.placement.cache_aware_smg import CacheAwareSmg, CacheAwareSmgOptions
 from ranvier_py.core.placement.least_loaded import LeastLoaded
@@ -37,6 +38,7 @@ POLICIES: Mapping[str, Kind] = MappingProxyType(
         "affinity": Kind(Affinity, AffinityOptions),
         "cache_aware": Kind(CacheAware, CacheAwareOptions),
         "cache_aware_smg": Kind(CacheAwareSmg, CacheAwareSmgOptions),
+        "bounded_load": Kind(BoundedLoad, BoundedLoadOptions),
         "round_robin": Kind(lambda _: RoundRobin()),
         "random": Kind(lambda _: WeightedRandom()),
         "least_loaded": Kind(lambda _: LeastLoaded()),
