@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ranvier_py.core.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.fingerprint import Segment, TokenHasher
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
-from ranvier_py.core.ids import UNKNOWN, BackendId
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
@@ -184,9 +184,27 @@ class Router:
 
     def place(self, prompt: Prompt, found: Found) -> Decision:
         """The policy's choice among what was found."""
-        match = match_of(prompt, found)
+        match = self._match(prompt, found)
         choice = self.policy.choose(match, found.pool.backends, self._rng)
         return self._decision(prompt, found, choice)
+
+    def _match(self, prompt: Prompt, found: Found) -> Match:
+        """What the policy is told."""
+        holders = found.holders
+        if not prompt.end.messages:
+            return Match((), prompt.tokens, UNKNOWN, at=found.at)
+        first, end = prompt.end.first, prompt.end
+        deepest = UNKNOWN
+        if holders and self.policy.depths_wanted > 1:
+            deepest = self._fingerprint_at(end, holders[0].tokens)
+        return Match(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest)
+
+    def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
+        """Of the stop at this depth."""
+        for depth, token, text in self.stops(end):
+            if depth <= tokens:
+                return Fingerprint(token or text)
+        return UNKNOWN
 
     def _decision(self, prompt: Prompt, found: Found, choice: Choice) -> Decision:
         pool = found.pool
@@ -314,7 +332,7 @@ class Router:
     def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
         """What would happen to this prompt, and why. Changes nothing."""
         found = self.find(prompt, now, touch=False)
-        match = match_of(prompt, found)
+        match = self._match(prompt, found)
         rng = Random()  # noqa: S311  # placement draws no secrets
         rng.setstate(self._rng.getstate())
         decision = self._decision(prompt, found, copy(self.policy).choose(match, found.pool.backends, rng))
@@ -363,13 +381,6 @@ class Router:
             return
         learned = self.routes.learn(self.stops(end), flight.backend, flight.epoch, Trust.LOCAL, now)
         self.counters.learned_rows += learned
-
-
-def match_of(prompt: Prompt, found: Found) -> Match:
-    if not prompt.end.messages:
-        return Match((), prompt.tokens, UNKNOWN, at=found.at)
-    first = prompt.end.first
-    return Match(found.holders, prompt.tokens, first.text, first.tokens, prompt.end.text, found.at)
 
 
 def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:

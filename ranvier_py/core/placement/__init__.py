@@ -73,6 +73,7 @@ class Match(NamedTuple):
     home_tokens: int = 0  # depth of the first boundary: what all chats of one application share
     own: Fingerprint = UNKNOWN  # of the whole prompt: tells it from others with the same home
     at: float = 0.0  # seconds, monotonic: when the request is placed
+    deepest: Fingerprint = UNKNOWN  # of the prefix that the deepest holder holds, for policies that read all holders
     opening: bytes = b""  # what names the conversation's opening (core.placement.chwbl), for policies that want it
 
 

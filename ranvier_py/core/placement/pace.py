@@ -80,13 +80,14 @@ NOMINAL = Line(NOMINAL_S_PER_TOKEN, 0.0, 0.0)
 class Pace:
     """One backend's, or with no `fleet` that of all backends together."""
 
-    __slots__ = ("_alone", "_fleet", "_line", "_queued")
+    __slots__ = ("_alone", "_fleet", "_line", "_queued", "error_s")
 
     def __init__(self, fleet: Pace | None = None) -> None:
         self._fleet = fleet
         self._alone = Moments()
         self._queued = Moments()
         self._line: Line | None = None
+        self.error_s = 0.0  # what predictions of a gap are wrong by, on average
 
     @property
     def count(self) -> float:
@@ -97,6 +98,9 @@ class Pace:
         """A first token came `gap_s` after the one before it (or after the request's departure)."""
         if not 0.0 <= gap_s <= GAP_MAX_S:
             return
+        line = self.line()
+        error_s = abs(gap_s - tokens * line.per_token - (line.queued if queued else line.alone))
+        self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
         self._alone.fade(1.0 - 1.0 / WINDOW)
         self._queued.fade(1.0 - 1.0 / WINDOW)
         (self._queued if queued else self._alone).add(tokens, gap_s)

@@ -1,0 +1,180 @@
+"""`ttft`, ours: the backend with the least predicted time to the first token, and the least harm to the others.
+
+Rule. For each candidate, in seconds:
+
+    own     what waits there, at the backend's own pace, + the tokens of this prompt that it does not hold
+    others  each request that decodes there waits while this prompt is computed
+
+The least sum wins. Where it is not the deepest holder, it must win by more than what predictions are usually wrong by
+(`error_s`, learned), or chats would move about for nothing. Ties: the deepest holder, the fewest requests in flight,
+the first in rendezvous order of the prompt itself.
+
+What everybody holds gives nobody an advantage here, since all terms are differences of work. A prefix gets a second
+holder as soon as the first one's queue costs more than computing it again; and earlier, on purpose, when it is asked
+for so often that sharing the queue would save more within the next minute than one prefill costs (`spread`). A holder
+that is no longer asked lapses with its claim.
+
+There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
+Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
+others and the deliberate copies are ours. Reasons: only, warm, moved, spread, cold, no_prefix.
+Cost: O(candidates), about 0.6 us for each.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from math import exp
+from random import Random
+from typing import NamedTuple
+
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
+from ranvier_py.core.placement.pace import Pace
+from ranvier_py.core.placement.rendezvous import Rendezvous
+
+OTHERS_SHARE = 0.03
+"""Of the harm to others that counts: it is one delay among the dozens of tokens of an answer. All of it would send
+prompts where few decode and not where little waits, which costs the Mooncake trace a tenth of its p90."""
+
+HEAT_S = 60.0
+"""The minute that a copy has to pay for itself in (the issue's rule: the saving of the next minute)."""
+
+HEAT_MIN = 2.0  # asked for at least twice in a minute: anything less is no demand
+HEATS_MAX = 4096  # prefixes whose demand is known; the one that was not asked for longest is forgotten
+
+
+class Cost(NamedTuple):
+    """Of one candidate, seconds."""
+
+    queue_s: float
+    prefill_s: float
+    others_s: float
+
+    @property
+    def own_s(self) -> float:
+        return self.queue_s + self.prefill_s
+
+    @property
+    def sum_s(self) -> float:
+        return self.queue_s + self.prefill_s + self.others_s
+
+
+class Ttft:
+    """State: the paces, and how often prefixes were asked for."""
+
+    __slots__ = ("fleet", "heat", "paces", "rendezvous")
+
+    name = "ttft"
+    depths_wanted = ALL_HOLDERS
+
+    def __init__(self) -> None:
+        self.fleet = Pace()
+        self.paces: dict[BackendId, Pace] = {}
+        self.heat = Heat()
+        self.rendezvous = Rendezvous()
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        held = {holder.backend: holder.tokens for holder in match.holders}
+        if len(candidates) == 1:
+            return Choice(candidates[0].id, "only", held.get(candidates[0].id, 0))
+        costs = [self.cost(candidate, match, held.get(candidate.id, 0)) for candidate in candidates]
+        sums = [cost.sum_s for cost in costs]
+        best = self.first(match, candidates, sums, min(sums), rng)
+        if not match.holders:
+            return Choice(candidates[best].id, "cold" if match.home != UNKNOWN else "no_prefix", 0)
+        heat = self.heat.touch(match.deepest, match.at)
+        deepest = match.holders[0].tokens
+        holds = [held.get(candidate.id) == deepest for candidate in candidates]
+        home = min((position for position, yes in enumerate(holds) if yes), key=sums.__getitem__)
+        if not holds[best]:
+            if sums[home] - sums[best] > self.fleet.error_s:
+                return Choice(candidates[best].id, "moved", held.get(candidates[best].id, 0))
+        elif heat >= HEAT_MIN and not all(holds):
+            copy = min((position for position, yes in enumerate(holds) if not yes), key=sums.__getitem__)
+            if self.pays(candidates[copy], costs[home].queue_s - costs[copy].queue_s, deepest, heat):
+                return Choice(candidates[copy].id, "spread", held.get(candidates[copy].id, 0))
+        return Choice(candidates[home].id, "warm", deepest)
+
+    def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
+        """Whether another holder of a prefix is worth its prefill: half of the next minute's requests would go there,
+        and each of them would wait that much less."""
+        copy_s = tokens * self.pace(candidate.id).line().per_token * (1 + candidate.decoding)
+        return heat / 2 * saved_s > copy_s
+
+    def cost(self, candidate: Candidate, match: Match, held_tokens: int) -> Cost:
+        line = self.pace(candidate.id).line()
+        prefill_s = line.per_token * max(0, match.prompt_tokens - held_tokens)
+        others_s = OTHERS_SHARE * candidate.decoding * prefill_s
+        waiting = candidate.waiting
+        if not waiting:
+            return Cost(line.alone, prefill_s, others_s)
+        ahead_s = candidate.pending_tokens * line.per_token + waiting * line.queued
+        done_s = min(max(0.0, match.at - candidate.progress_at), ahead_s / waiting)
+        return Cost(ahead_s - done_s + line.queued, prefill_s, others_s)
+
+    def first(
+        self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], least: float, rng: Random
+    ) -> int:
+        """Position of the least sum; ties by requests in flight for the weight, then by rendezvous of the prompt."""
+        tied = [position for position, value in enumerate(sums) if value == least]
+        if len(tied) == 1:
+            return tied[0]
+        loads = [candidates[position].load / candidates[position].weight for position in tied]
+        lightest = min(loads)
+        tied = [position for position, load in zip(tied, loads, strict=True) if load == lightest]
+        if match.own == UNKNOWN:
+            return rng.choice(tied)
+        scores = self.rendezvous.scores(match.own, candidates)
+        return max(tied, key=scores.__getitem__)
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def pace(self, backend: BackendId) -> Pace:
+        pace = self.paces.get(backend)
+        if pace is None:
+            pace = self.paces[backend] = Pace(self.fleet)
+        return pace
+
+    def served(self, service: Service) -> None:
+        for pace in (self.fleet, self.pace(service.backend)):
+            pace.observe(service.computed_tokens, service.gap_s, queued=service.queued)
+
+    def corrected(self, service: Service, computed_tokens: int) -> None:
+        if computed_tokens != service.computed_tokens:
+            for pace in (self.fleet, self.pace(service.backend)):
+                pace.amend(service.computed_tokens, computed_tokens, service.gap_s, queued=service.queued)
+
+    # --- seeing -------------------------------------------------------------------------------------------------------
+
+    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        """Seconds of each term, and the pace they were made with."""
+        held = {holder.backend: holder.tokens for holder in match.holders}
+        found = []
+        for candidate in candidates:
+            cost = self.cost(candidate, match, held.get(candidate.id, 0))
+            line = self.pace(candidate.id).line()
+            found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / line.per_token})
+        return found
+
+
+class Heat:
+    """How often each prefix was asked for within about a minute: a count that fades."""
+
+    __slots__ = ("forgotten", "known")
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[Fingerprint, tuple[float, float]] = OrderedDict()
+        self.forgotten = 0
+
+    def touch(self, prefix: Fingerprint, at: float) -> float:
+        """Count one more request for it; how many there were within the last minute, this one among them."""
+        count, last = self.known.pop(prefix, (0.0, at))
+        count = count * exp(-max(0.0, at - last) / HEAT_S) + 1.0
+        self.known[prefix] = (count, at)
+        if len(self.known) > HEATS_MAX:
+            self.known.popitem(last=False)
+            self.forgotten += 1
+        return count

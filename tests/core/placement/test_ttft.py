@@ -1,0 +1,161 @@
+"""`ttft`: the backend with the least predicted time to the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.placement import Choice, Explains, Holder, Match, Service, Watches
+from ranvier_py.core.placement.ttft import HEAT_S, HEATS_MAX, Heat, Ttft
+from tests.core.placement.engines import Engine
+
+PROMPT_TOKENS = 10_000
+
+
+def engines(*pending: int, decoding: Sequence[int] = ()) -> tuple[Engine, ...]:
+    """Backends with so many tokens waiting, each as one request."""
+    found = []
+    for number, tokens in enumerate(pending):
+        decodes = decoding[number] if decoding else 0
+        waiting = int(tokens > 0)
+        engine = Engine(BackendId(number), f"e{number}", 1.0, waiting + decodes, tokens, decodes, waiting)
+        found.append(engine)
+    return tuple(found)
+
+
+def warm(*held: tuple[int, int], at: float = 0.0) -> Match:
+    holders = sorted((Holder(BackendId(backend), tokens, 1) for backend, tokens in held), key=lambda one: -one.tokens)
+    return Match(holders, PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), at, Fingerprint(5))
+
+
+def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int] = range(4)) -> Ttft:
+    """A policy that has seen each backend serve at this pace, with so large an error now and then."""
+    policy, rng = Ttft(), Random(3)
+    for _ in range(30):
+        for backend in backends:
+            tokens = rng.randrange(100, 8000)
+            gap_s = tokens * per_token + rng.choice((0.0, 2 * error))
+            policy.served(Service(BackendId(backend), tokens, gap_s, False, gap_s))
+    return policy
+
+
+def choose(policy: Ttft, match: Match, candidates: Sequence[Engine]) -> Choice:
+    return policy.choose(match, candidates, Random(1))
+
+
+def test_it_explains_itself_and_watches_what_comes_of_it() -> None:
+    assert isinstance(Ttft(), Explains)
+    assert isinstance(Ttft(), Watches)
+
+
+def test_an_idle_holder_is_chosen() -> None:
+    assert choose(Ttft(), warm((2, 8000)), engines(0, 0, 0, 0)) == Choice(BackendId(2), "warm", 8000)
+
+
+def test_the_deepest_of_the_idle_holders_is_chosen() -> None:
+    assert choose(Ttft(), warm((2, 8000), (1, 9000)), engines(0, 0, 0)).backend == 1
+
+
+def test_a_queue_longer_than_the_prefill_it_saves_moves_the_prompt() -> None:
+    candidates = engines(0, 7000, 0, 0)
+    assert choose(trained(), warm((1, 8000)), candidates) == Choice(BackendId(1), "warm", 8000)
+    moved = choose(trained(), warm((1, 8000)), engines(0, 9000, 0, 0))
+    assert (moved.reason, moved.tokens) == ("moved", 0)
+    assert moved.backend != 1
+
+
+def test_it_moves_only_for_more_than_predictions_are_usually_wrong_by() -> None:
+    assert choose(trained(error=0.3), warm((1, 8000)), engines(0, 9000, 0, 0)).reason == "warm"
+    assert choose(trained(error=0.3), warm((1, 8000)), engines(0, 20_000, 0, 0)).reason == "moved"
+
+
+def test_half_of_a_prefix_at_an_idle_backend_beats_all_of_it_in_a_queue() -> None:
+    assert choose(trained(), warm((0, 8000), (1, 7000)), engines(5000, 0, 0)) == Choice(BackendId(1), "moved", 7000)
+
+
+def test_what_everybody_holds_gives_nobody_an_advantage() -> None:
+    everywhere = [(backend, 2000) for backend in range(4)]
+    assert choose(trained(), warm(*everywhere), engines(900, 300, 600, 800)).backend == 1
+
+
+def test_a_slow_backend_is_left_to_prompts_that_are_worth_it() -> None:
+    policy = trained(backends=range(1, 4))
+    for tokens in range(100, 5000, 50):
+        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, tokens * 1e-3))
+    assert choose(policy, warm((0, 5000)), engines(0, 0, 0, 0)).reason == "moved"
+    assert choose(policy, warm((0, 9900)), engines(0, 0, 0, 0)).reason == "warm"
+
+
+def test_a_cold_prompt_goes_where_least_waits() -> None:
+    assert choose(trained(), warm(), engines(900, 300, 600, 800)) == Choice(BackendId(1), "cold", 0)
+
+
+def test_equal_costs_are_told_apart_by_load_and_then_the_same_way_every_time() -> None:
+    loaded = engines(0, 0, 0, decoding=(1, 1, 0))
+    unknown = Match((), 0, Fingerprint(7), 100, Fingerprint(9))
+    assert choose(Ttft(), unknown, loaded).backend == 2
+    equal = {choose(Ttft(), warm(), engines(0, 0, 0, 0)).backend for _ in range(10)}
+    assert len(equal) == 1
+
+
+def test_progress_since_the_last_first_token_shortens_the_queue() -> None:
+    policy = trained()
+    candidates = engines(9000, 8900)
+    candidates[0].progress_at, candidates[1].progress_at = 99.5, 100.0
+    at = Match((), PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), 100.0)
+    assert policy.cost(candidates[0], at, 0).queue_s == pytest.approx(0.4, rel=0.05)
+    assert policy.cost(candidates[1], at, 0).queue_s == pytest.approx(0.89, rel=0.05)
+    assert policy.choose(at, candidates, Random(1)).backend == 0
+
+
+def test_a_queue_never_takes_less_than_no_time() -> None:
+    policy, candidates = trained(), engines(1000)
+    late = Match((), PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), 1e6)
+    assert policy.cost(candidates[0], late, 0).queue_s >= 0.0
+
+
+def asked(every_s: float) -> list[str]:
+    """Why a prefix of 9000 tokens, whose one holder has a short queue, was placed each time it was asked for."""
+    policy, candidates, reasons = trained(), engines(1000, 0, 0, 0), []
+    for number in range(60):
+        candidates[0].progress_at = number * every_s
+        reasons.append(choose(policy, warm((0, 9000), at=number * every_s), candidates).reason)
+    return reasons
+
+
+def test_a_prefix_in_demand_gets_a_second_holder_before_the_queue_is_as_long_as_its_prefill() -> None:
+    reasons = asked(every_s=0.1)
+    assert reasons[0] == "warm"
+    assert "spread" in reasons
+    assert reasons.index("spread") > 5
+
+
+def test_a_prefix_that_is_asked_for_once_a_minute_gets_none() -> None:
+    assert set(asked(every_s=60.0)) == {"warm"}
+
+
+def test_a_single_candidate_is_taken_as_it_is() -> None:
+    assert choose(Ttft(), warm((0, 50)), engines(10**6)) == Choice(BackendId(0), "only", 50)
+
+
+def test_its_terms_add_up_to_what_decides() -> None:
+    policy, candidates = trained(), engines(1000, 0, decoding=(2, 5))
+    terms = policy.terms(warm((0, 9000)), candidates)
+    for each in terms:
+        assert each["sum_s"] == pytest.approx(each["queue_s"] + each["prefill_s"] + each["others_s"])
+    assert terms[0]["prefill_s"] == pytest.approx(0.1, rel=0.05)
+    assert terms[1]["prefill_s"] == pytest.approx(1.0, rel=0.05)
+    assert terms[0]["tokens_per_s"] == pytest.approx(10_000, rel=0.05)
+
+
+def test_demand_fades_within_a_minute_and_is_bounded() -> None:
+    heat = Heat()
+    assert [round(heat.touch(Fingerprint(1), 0.0), 3) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert heat.touch(Fingerprint(1), 5 * HEAT_S) < 1.1
+    for number in range(HEATS_MAX + 5):
+        heat.touch(Fingerprint(10 + number), 400.0)
+    assert len(heat.known) == HEATS_MAX
+    assert heat.forgotten == 6
