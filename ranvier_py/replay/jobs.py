@@ -1,0 +1,214 @@
+"""The runs of one command: each in a process of its own, several at a time, their results in the order of the tasks.
+
+Processes are forked: a trace that was prepared once is there in all of them, and is never sent. What comes back is one
+small result, and the lines of single requests where they were asked for. With one job at a time nothing is forked.
+
+Rules: a run that dies takes the command with it, with its own words; no process outlives the command.
+Bound: `jobs` processes, each with its own engines, nodes and routes; the trace is shared until it is written to.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from multiprocessing import connection, sharedctypes
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext, ForkProcess
+from typing import NamedTuple
+
+import orjson
+
+from ranvier_py.replay.engine.model import EngineModel
+from ranvier_py.replay.nodes import Nodes, NodeSettings, Prepared, prepare
+from ranvier_py.replay.results import RunResult, TraceSummary
+from ranvier_py.replay.run import Placer, Plan, Run
+from ranvier_py.replay.trace import Trace
+
+POLL_S = 0.2
+"""How often progress is looked at: five times a second is smooth enough for an eye."""
+
+EXIT_GRACE_S = 5.0
+"""A process that was told to end has this long."""
+
+Clock = Callable[[], float]
+"""Seconds of wall time, from anywhere."""
+
+Watcher = Callable[[int, int], object]
+"""Hears how many requests have come in all runs together, and how many runs have ended."""
+
+
+class RunFailed(Exception):
+    """A run died. The message says where."""
+
+
+class Ready(NamedTuple):
+    """A trace that has been prepared once for all runs."""
+
+    summary: TraceSummary
+    items: Sequence[Prepared]
+
+
+class Task(NamedTuple):
+    """One run: which trace, and how."""
+
+    ready: Ready
+    plan: Plan
+
+
+class Done(NamedTuple):
+    """What came of a task. `lines`: JSON of each request, one a line, where the plan asks for it."""
+
+    result: RunResult
+    lines: bytes
+
+
+def make_ready(trace: Trace) -> Ready:
+    requests = trace.requests
+    summary = TraceSummary(
+        name=trace.name,
+        requests=len(requests),
+        prompt_tokens=sum(request.prompt_tokens for request in requests),
+        answer_tokens=sum(request.answer_tokens for request in requests),
+        block_tokens=trace.block_tokens,
+        span_s=round(requests[-1].at - requests[0].at, 3) if requests else 0.0,
+        timed=trace.timed,
+    )
+    return Ready(summary, prepare(trace))
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+def execute(task: Task, clock: Clock, told: Callable[[int], object] = lambda _: None) -> Done:
+    """Do one run in this process. `told` hears how many requests have come."""
+    (summary, items), plan = task
+    began = clock()
+    engines = [EngineModel(limits) for limits in plan.engines]
+    run = Run(plan, items, engines, make_placer(plan, summary.block_tokens))
+    run.go(told)
+    result = RunResult(
+        trace=summary.name,
+        policy=plan.policy,
+        nodes=plan.nodes,
+        engines=len(engines),
+        rate=plan.speed,
+        seed=plan.seed,
+        wall_s=round(clock() - began, 3),
+        **run.tally.measures(run.span_s),
+    )
+    named = {"trace": summary.name, "policy": plan.policy, "nodes": plan.nodes, "rate": plan.speed}
+    return Done(result, b"".join(orjson.dumps({**named, **row}) + b"\n" for row in run.rows))
+
+
+def make_placer(plan: Plan, block_tokens: int) -> Placer:
+    settings = NodeSettings(
+        policy=plan.policy,
+        nodes=plan.nodes,
+        engines=len(plan.engines),
+        block_tokens=block_tokens,
+        seed=plan.seed,
+        options=plan.options,
+        gossip_delay_s=plan.gossip_delay_s,
+        explain=plan.per_request,
+    )
+    return Nodes(settings, 0.0)
+
+
+# --- several --------------------------------------------------------------------------------------------------------
+
+
+def execute_all(tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher = lambda *_: None) -> list[Done]:
+    """All tasks, `jobs` at a time. Raises RunFailed."""
+    if jobs <= 1 or len(tasks) <= 1:
+        return one_by_one(tasks, clock, watch)
+    return Crew(tasks, jobs, clock, watch).work()
+
+
+def one_by_one(tasks: Sequence[Task], clock: Clock, watch: Watcher) -> list[Done]:
+    done: list[Done] = []
+    before = 0
+    for task in tasks:
+        done.append(execute(task, clock, lambda count: watch(before + count, len(done))))  # noqa: B023  # called at once
+        before += len(task.ready.items)
+        watch(before, len(done))
+    return done
+
+
+class Crew:
+    """Processes at work on tasks. `work` may be called once."""
+
+    def __init__(self, tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher) -> None:
+        self._context: ForkContext = multiprocessing.get_context("fork")
+        self._tasks = tasks
+        self._jobs = jobs
+        self._clock = clock
+        self._watch = watch
+        self._counts = sharedctypes.RawArray("q", len(tasks))  # each written by one process, read by us alone
+        self._running: dict[Connection, tuple[int, ForkProcess]] = {}
+        self._done: list[Done | None] = [None] * len(tasks)
+
+    def work(self) -> list[Done]:
+        waiting = deque(range(len(self._tasks)))
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < self._jobs:
+                    self._start(waiting.popleft())
+                for each in connection.wait(list(self._running), POLL_S):
+                    assert isinstance(each, Connection)
+                    self._collect(each)
+                self._watch(sum(self._counts), sum(done is not None for done in self._done))
+        finally:
+            self._end()
+        return [done for done in self._done if done is not None]
+
+    def _start(self, index: int) -> None:
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=self._serve, args=(index, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self._running[ours] = (index, process)
+
+    def _serve(self, index: int, to: Connection) -> None:
+        """In the new process."""
+
+        def told(count: int) -> None:
+            self._counts[index] = count
+
+        try:
+            to.send(execute(self._tasks[index], self._clock, told))
+        except Exception:  # whatever it was, the command shall say it
+            to.send(traceback.format_exc())
+        to.close()
+
+    def _collect(self, source: Connection) -> None:
+        index, process = self._running.pop(source)
+        try:
+            answer = source.recv()
+        except EOFError:
+            answer = "its process was killed"
+        source.close()
+        process.join()
+        if not isinstance(answer, Done):
+            plan = self._tasks[index].plan
+            raise RunFailed(f"the run of {plan.policy} on {plan.nodes} nodes at rate {plan.speed:g} died: {answer}")
+        self._done[index] = answer
+
+    def _end(self) -> None:
+        for _, process in self._running.values():
+            process.terminate()
+        for _, process in self._running.values():
+            process.join(EXIT_GRACE_S)
+
+
+def plain(plan: Plan) -> dict[str, object]:
+    """What is the same for all runs of a command, as JSON has it."""
+    return {
+        "engines": [asdict(limits) for limits in plan.engines],
+        "policy_options": dict(plan.options.named),
+        "gossip_delay_s": plan.gossip_delay_s,
+        "restarts": [list(restart) for restart in plan.restarts],
+        "seed": plan.seed,
+    }

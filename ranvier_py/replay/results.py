@@ -1,0 +1,223 @@
+"""What a run says: plain values that are JSON as they are. Seconds, tokens, and shares from 0 to 1.
+
+`Tally` keeps the books of a run while it goes on; `RunResult` is what comes of it; `ReplayResults` holds all runs of
+one command, for the table, the JSON file and the page.
+
+Rules: hit rates are the engines' own: of the prompt tokens of requests that left a queue, those not computed. A time to
+first token counts from arrival at the node, queue included. A failed request has no times. `load_over_time` has at
+most SAMPLES_MAX moments: beyond, every second one goes and the step doubles.
+Two runs of one plan are equal in everything but `wall_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+SAMPLES_MAX = 120
+"""Moments of load that are kept: more than a picture of a thousand pixels can tell apart is waste."""
+
+FIRST_STEP_S = 0.25
+"""The step of load samples at first: half a minute of trace is told in full."""
+
+DIGITS = 6
+"""Times are kept to the microsecond, shares to a millionth."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run: a trace through one policy, on so many nodes and engines, at one rate.
+
+    `nodes` is 0 where no router took part (the oracles). `rate` divides the gaps between arrivals. `ttft_s` and `e2e_s`
+    have p50, p90, p95, p99 and mean; `ttft_quantiles` the 101 values at 0, 1 … 100 %. `offered_per_s` and
+    `requests_per_s` are in virtual time: as they came, and as they were finished. `load_over_time` has [seconds since
+    the first arrival, requests in flight at each engine]. `load_cv` and `max_over_mean` are of `requests_by_engine`.
+    `regret_s` has sum, mean, p90 and share_of_ttft, against `oracle_ttft`; empty where it was not asked for.
+    """
+
+    trace: str
+    policy: str
+    nodes: int
+    engines: int
+    rate: float
+    seed: int
+    requests: int
+    failed: int
+    failures: Mapping[str, int]
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float
+    predicted_hit_rate: float
+    ttft_s: Mapping[str, float]
+    ttft_quantiles: Sequence[float]
+    e2e_s: Mapping[str, float]
+    offered_per_s: float
+    requests_per_s: float
+    load_over_time: Sequence[Sequence[float]]
+    requests_by_engine: Sequence[int]
+    computed_by_engine: Sequence[int]
+    load_cv: float
+    max_over_mean: float
+    regret_s: Mapping[str, float]
+    reasons: Mapping[str, int]
+    virtual_s: float
+    wall_s: float = field(compare=False, default=0.0)
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether it knew what no router can know."""
+        return self.nodes == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """A trace as it was replayed. `timed` is False when its times are ours; `span_s` at rate 1."""
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    answer_tokens: int
+    block_tokens: int
+    span_s: float
+    timed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResults:
+    """All of one command. `settings`: what was asked for, as JSON has it."""
+
+    settings: Mapping[str, Any]
+    traces: Sequence[TraceSummary]
+    runs: Sequence[RunResult]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "settings": dict(self.settings),
+            "traces": [asdict(each) for each in self.traces],
+            "runs": [asdict(each) for each in self.runs],
+        }
+
+
+class LoadSamples:
+    """Requests in flight at each engine over time, at most SAMPLES_MAX of them, evenly spaced."""
+
+    def __init__(self, started_at: float) -> None:
+        self._started_at = started_at
+        self._step_s = FIRST_STEP_S
+        self._rows: list[tuple[float, ...]] = []
+        self.due_at = started_at
+
+    def take(self, now: float, inflight: Sequence[int]) -> None:
+        """`inflight` has been so since before every moment that is due up to `now`."""
+        while self.due_at <= now:
+            self._rows.append((round(self.due_at - self._started_at, 3), *inflight))
+            if len(self._rows) == SAMPLES_MAX:
+                self._rows = self._rows[::2]
+                self._step_s *= 2
+                self.due_at = self._started_at + len(self._rows) * self._step_s
+            else:
+                self.due_at += self._step_s
+
+    def rows(self) -> list[list[float]]:
+        return [list(row) for row in self._rows]
+
+
+class Tally:
+    """The books of one run. Its owner writes the numbers; `prompt_tokens` and on are counted where a request starts."""
+
+    def __init__(self, engines: int, started_at: float) -> None:
+        self.requests = 0
+        self.failures: dict[str, int] = {}
+        self.reasons: dict[str, int] = {}
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.placed_tokens = 0  # of all prompts that were placed, and what was predicted of them
+        self.predicted_tokens = 0
+        self.ttft_s: list[float] = []
+        self.e2e_s: list[float] = []
+        self.regret_s: list[float] = []
+        self.inflight = [0] * engines
+        self.requests_by_engine = [0] * engines
+        self.computed_by_engine = [0] * engines
+        self.samples = LoadSamples(started_at)
+        self.started_at = started_at
+        self.ended_at = started_at
+
+    def failed(self, reason: str) -> None:
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def placed(self, engine: int, reason: str, prompt_tokens: int, predicted_tokens: int) -> None:
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.requests_by_engine[engine] += 1
+        self.inflight[engine] += 1
+        self.placed_tokens += prompt_tokens
+        self.predicted_tokens += predicted_tokens
+
+    def started(self, engine: int, prompt_tokens: int, cached_tokens: int) -> None:
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+        self.computed_by_engine[engine] += prompt_tokens - cached_tokens
+
+    def measures(self, span_s: float) -> dict[str, Any]:
+        """The fields of a RunResult that come of the books. `span_s`: from the first arrival to the last."""
+        quantiles, ttft = times_of(self.ttft_s)
+        cv, peak = spread(self.requests_by_engine)
+        virtual_s = self.ended_at - self.started_at
+        return {
+            "requests": self.requests,
+            "failed": sum(self.failures.values()),
+            "failures": dict(sorted(self.failures.items())),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "hit_rate": share(self.cached_tokens, self.prompt_tokens),
+            "predicted_hit_rate": share(self.predicted_tokens, self.placed_tokens),
+            "ttft_s": ttft,
+            "ttft_quantiles": quantiles,
+            "e2e_s": times_of(self.e2e_s)[1],
+            "offered_per_s": share(self.requests, span_s),
+            "requests_per_s": share(len(self.e2e_s), virtual_s),
+            "load_over_time": self.samples.rows(),
+            "requests_by_engine": list(self.requests_by_engine),
+            "computed_by_engine": list(self.computed_by_engine),
+            "load_cv": cv,
+            "max_over_mean": peak,
+            "regret_s": self._regret(),
+            "reasons": dict(sorted(self.reasons.items())),
+            "virtual_s": round(virtual_s, DIGITS),
+        }
+
+    def _regret(self) -> dict[str, float]:
+        if not self.regret_s:
+            return {}
+        total = sum(self.regret_s)
+        return {
+            "sum": round(total, DIGITS),
+            "mean": round(total / len(self.regret_s), DIGITS),
+            "p90": round(float(np.percentile(self.regret_s, 90)), DIGITS),
+            "share_of_ttft": share(total, sum(self.ttft_s)),
+        }
+
+
+def times_of(values: Sequence[float]) -> tuple[list[float], dict[str, float]]:
+    """The 101 quantiles and their summary; zeros for no values."""
+    if not values:
+        return [0.0] * 101, dict.fromkeys(("p50", "p90", "p95", "p99", "mean"), 0.0)
+    quantiles = [round(float(each), DIGITS) for each in np.percentile(values, range(101))]
+    found = {f"p{percent}": quantiles[percent] for percent in (50, 90, 95, 99)}
+    return quantiles, {**found, "mean": round(sum(values) / len(values), DIGITS)}
+
+
+def share(part: float, whole: float) -> float:
+    return round(part / whole, DIGITS) if whole > 0 else 0.0
+
+
+def spread(values: Sequence[int]) -> tuple[float, float]:
+    """Coefficient of variation, and the greatest over the mean: 0 and 1 when all are equal, or all nothing."""
+    mean = sum(values) / len(values)
+    if mean == 0:
+        return 0.0, 1.0
+    deviation = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
+    return round(deviation / mean, DIGITS), round(max(values) / mean, DIGITS)

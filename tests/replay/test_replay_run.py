@@ -1,0 +1,162 @@
+"""One run: real routers, modelled engines, restarts and refusals, on one clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute, execute_all, make_ready
+from ranvier_py.replay.results import SAMPLES_MAX
+from ranvier_py.replay.run import Plan, Restart
+from ranvier_py.replay.trace import Trace
+from tests.replay.synthetic import BLOCK, chats
+
+LIMITS = EngineLimits(cache_tokens=200_000, block_size=BLOCK)
+READY = make_ready(chats())
+
+
+def plan(policy: str = "affinity", nodes: int = 1, **given: object) -> Plan:
+    return replace(Plan(policy, nodes, (LIMITS,) * 4, regret=False), **given)  # type: ignore[arg-type]
+
+
+def done(wanted: Plan, ready: Ready = READY) -> Done:
+    return execute(Task(ready, wanted), lambda: 0.0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_serves_every_request(policy: str) -> None:
+    result = done(plan(policy)).result
+    assert result.requests == READY.summary.requests == 200
+    assert result.failed == 0
+    assert result.prompt_tokens == READY.summary.prompt_tokens
+    assert sum(result.requests_by_engine) == 200
+    assert sum(result.computed_by_engine) == result.prompt_tokens - result.cached_tokens
+    assert sum(result.reasons.values()) == 200
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_two_runs_of_one_plan_are_equal(nodes: int) -> None:
+    wanted = plan("affinity", nodes, per_request=True, restarts=(Restart(12.0, 1),))
+    assert done(wanted) == done(wanted)
+
+
+def test_another_seed_is_another_run() -> None:
+    assert (
+        done(plan("random", seed=1)).result.requests_by_engine != done(plan("random", seed=2)).result.requests_by_engine
+    )
+
+
+def test_following_the_prefix_finds_what_taking_turns_misses() -> None:
+    """The chats outlive their first turn at one engine; what is in no cache yet nobody can find."""
+    follows, turns = done(plan("affinity")).result, done(plan("round_robin")).result
+    assert follows.hit_rate > turns.hit_rate + 0.15
+    assert follows.ttft_s["p50"] < turns.ttft_s["p50"]
+    assert follows.predicted_hit_rate == pytest.approx(follows.hit_rate, abs=0.05)
+    assert turns.predicted_hit_rate == 0.0
+
+
+def test_answers_are_learned_with_their_depth() -> None:
+    """Later turns are matched through the answers before them: 20 blocks of a second turn, not only 16."""
+    first, second = [item for item in READY.items if item.request.session == "chat-0"][:2]
+    assert first.answered.tokens == 20 * BLOCK
+    assert second.prompt.end.tokens == 28 * BLOCK
+    assert second.prompt.tokens == 28 * BLOCK + 5
+    assert first.prompt.end.parent is second.prompt.end.parent.parent  # type: ignore[union-attr]  # the same objects
+
+
+def test_gossip_gives_several_nodes_the_hits_of_one() -> None:
+    one = done(plan("affinity", 1)).result.hit_rate
+    assert done(plan("affinity", 4)).result.hit_rate > one - 0.05
+    assert done(plan("affinity", 4, gossip_delay_s=0.1)).result.hit_rate > one - 0.05
+    assert done(plan("affinity", 4, gossip_delay_s=3600.0)).result.hit_rate < one - 0.05
+
+
+def test_twice_the_speed_is_half_the_time() -> None:
+    slow, fast = done(plan()).result, done(plan(speed=2.0)).result
+    assert fast.offered_per_s == pytest.approx(2 * slow.offered_per_s, rel=1e-3)
+    assert fast.virtual_s < 0.6 * slow.virtual_s
+
+
+def test_a_prompt_that_fits_no_cache_is_counted_as_failed() -> None:
+    """Beside an engine that takes it: each engine has its own limits."""
+    small = replace(LIMITS, cache_tokens=40 * BLOCK)
+    result = done(plan("round_robin", engines=(small, LIMITS))).result
+    assert result.failures.keys() == {"prompt_too_long"}
+    assert 0 < result.failed < 100
+    assert result.requests == 200
+    assert sum(result.requests_by_engine) == 200  # it was sent there: that is the router's choice
+
+
+def test_a_full_queue_is_counted_as_failed_and_the_rest_is_served() -> None:
+    narrow = replace(LIMITS, running_max=1, waiting_max=2)
+    result = done(plan("least_loaded", engines=(narrow,) * 2, speed=10.0)).result
+    assert result.failures.keys() == {"queue_full"}
+    assert len(READY.items) == 200 > result.failed > 0
+    assert result.load_over_time
+    assert max(max(row[1:]) for row in result.load_over_time) <= 3
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_restart_ends_what_the_engine_had_and_empties_its_cache(nodes: int) -> None:
+    calm = done(plan("affinity", nodes)).result
+    shaken = done(plan("affinity", nodes, restarts=tuple(Restart(10.0 + each, each) for each in range(4)))).result
+    assert shaken.failures.keys() == {"engine_restarted"}
+    assert shaken.requests == 200
+    assert shaken.hit_rate < calm.hit_rate
+
+
+def test_nodes_forget_what_a_restarted_engine_held() -> None:
+    """Within a probe interval predictions are right again; believed for ever, they would promise what is gone."""
+    late = make_ready(chats(count=60, within_s=60.0))
+    restarts = tuple(Restart(30.0, engine) for engine in range(4))
+    result = done(plan("affinity", restarts=restarts), late).result
+    assert result.predicted_hit_rate < result.hit_rate + 0.1
+
+
+def test_load_is_told_in_few_samples_that_end_with_nothing_in_flight() -> None:
+    result = done(plan()).result
+    assert 10 < len(result.load_over_time) <= SAMPLES_MAX
+    times = [row[0] for row in result.load_over_time]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert all(len(row) == 5 for row in result.load_over_time)
+    assert any(sum(row[1:]) > 0 for row in result.load_over_time)
+
+
+def test_each_request_is_told_alone_where_that_is_wanted() -> None:
+    lines = [orjson.loads(line) for line in done(plan(per_request=True)).lines.splitlines()]
+    assert len(lines) == 200
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    assert {"session", "engine", "reason", "matched", "cached", "prompt", "ttft_s", "terms", "policy"} <= lines[
+        0
+    ].keys()
+    assert done(plan()).lines == b""
+
+
+def test_processes_give_the_results_of_one_in_the_order_of_the_tasks() -> None:
+    tasks = [Task(READY, plan(policy)) for policy in ("round_robin", "affinity", "random")]
+    seen: list[tuple[int, int]] = []
+    side_by_side = execute_all(tasks, 2, lambda: 0.0, lambda requests, ended: seen.append((requests, ended)))
+    assert side_by_side == execute_all(tasks, 1, lambda: 0.0)
+    assert [each.result.policy for each in side_by_side] == ["round_robin", "affinity", "random"]
+    assert seen[-1] == (600, 3)
+
+
+def test_a_run_that_dies_says_where() -> None:
+    broken = Task(Ready(READY.summary, (None,)), plan())  # type: ignore[arg-type]
+    with pytest.raises(RunFailed, match=r"affinity on 1 nodes at rate 1 died: (?s:.*)Traceback"):
+        execute_all([broken, broken], 2, lambda: 0.0)
+
+
+def test_a_trace_of_prompts_without_a_whole_block_is_served() -> None:
+    short = [
+        replace(request, prompt_tokens=9, stops=(), ends=(), blocks=(), answer_tokens=2)
+        for request in chats(4).requests
+    ]
+    result = done(plan(), make_ready(Trace("short", short, BLOCK, timed=True))).result
+    assert result.hit_rate == 0.0
+    assert result.reasons == {"no_prefix": 20}

@@ -1,0 +1,131 @@
+"""What a replay shows: samples of load, quantiles, the table, the curves of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from ranvier_py.replay.results import SAMPLES_MAX, LoadSamples, ReplayResults, RunResult, Tally, TraceSummary
+from ranvier_py.replay.sweep import curve_json, curves, rates_of
+from ranvier_py.replay.table import BOLD, PLAIN, seconds, table
+
+TIMES = {"p50": 0.1, "p90": 0.5, "p95": 0.6, "p99": 1.0, "mean": 0.2}
+
+
+def result(
+    policy: str = "affinity", nodes: int = 1, rate: float = 1.0, p90_s: float = 0.5, hits: float = 0.5
+) -> RunResult:
+    tally = Tally(2, 0.0)
+    tally.ttft_s = [0.1]
+    measures = {**tally.measures(10.0), "hit_rate": hits, "ttft_s": {**TIMES, "p90": p90_s}}
+    return RunResult(trace="t", policy=policy, nodes=nodes, engines=2, rate=rate, seed=1, **measures)
+
+
+def results(*runs: RunResult) -> ReplayResults:
+    return ReplayResults({}, [TraceSummary("t", 1200, 34_567, 10, 16, 90.0, timed=False)], runs)
+
+
+# --- samples and quantiles ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length_s", [10.0, 1000.0, 100_000.0])
+def test_samples_of_load_stay_few_and_even_however_long_a_run_is(length_s: float) -> None:
+    samples = LoadSamples(5.0)
+    for event in range(1001):
+        samples.take(5.0 + event * length_s / 1000, [event])
+    rows = samples.rows()
+    assert len(rows) <= SAMPLES_MAX
+    assert len(rows) >= min(SAMPLES_MAX // 2, int(length_s / 0.25))
+    steps = {round(after[0] - before[0], 6) for before, after in pairwise(rows)}
+    assert len(steps) == 1
+
+
+def test_a_sample_shows_what_was_in_flight_before_the_next_event() -> None:
+    samples = LoadSamples(0.0)
+    samples.take(0.0, [1])
+    samples.take(0.6, [7])
+    assert samples.rows() == [[0.0, 1], [0.25, 7], [0.5, 7]]
+
+
+def test_quantiles_are_of_all_times_and_empty_runs_have_zeros() -> None:
+    tally = Tally(1, 0.0)
+    assert tally.measures(0.0)["ttft_s"]["p99"] == 0.0
+    tally.ttft_s = [float(each) for each in range(101)]
+    measures = tally.measures(0.0)
+    assert measures["ttft_quantiles"] == [float(each) for each in range(101)]
+    assert measures["ttft_s"] == {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "mean": 50.0}
+
+
+def test_regret_is_told_as_a_share_of_the_time_to_first_token() -> None:
+    tally = Tally(1, 0.0)
+    assert tally.measures(0.0)["regret_s"] == {}
+    tally.ttft_s, tally.regret_s = [1.0, 3.0], [0.0, 1.0]
+    assert tally.measures(0.0)["regret_s"] == {"sum": 1.0, "mean": 0.5, "p90": 0.9, "share_of_ttft": 0.25}
+
+
+def test_spread_tells_equal_shares_from_unequal_ones() -> None:
+    tally = Tally(2, 0.0)
+    assert (tally.measures(0.0)["load_cv"], tally.measures(0.0)["max_over_mean"]) == (0.0, 1.0)
+    tally.requests_by_engine = [1, 3]
+    assert (tally.measures(0.0)["load_cv"], tally.measures(0.0)["max_over_mean"]) == (0.5, 1.5)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_row_for_each_run_under_what_was_replayed() -> None:
+    lines = table(results(result("affinity"), result("ttft", nodes=4)), bold=False).splitlines()
+    assert lines[0] == "t: 1,200 requests in 90.0 s (the times are ours), 34,567 prompt tokens, 2 engines"
+    assert lines[1].split()[:3] == ["policy", "nodes", "rate"]
+    assert [line.split()[:2] for line in lines[2:]] == [["affinity", "1"], ["ttft", "4"]]
+    assert BOLD not in "".join(lines)
+
+
+def test_the_best_of_those_that_compete_is_bold_and_no_oracle_ever_is() -> None:
+    runs = (
+        result("affinity", p90_s=0.4),
+        result("round_robin", p90_s=0.6),
+        result("affinity", nodes=4, p90_s=0.9),
+        result("round_robin", nodes=4, p90_s=0.8),
+        result("oracle_ttft", nodes=0, p90_s=0.1),
+    )
+    lines = table(results(*runs), bold=True).splitlines()[2:]
+    assert [BOLD in line for line in lines] == [True, False, False, True, False]
+    assert f"{BOLD}400 ms{PLAIN}" in lines[0]
+    assert lines[4].split()[1] == "-"
+
+
+def test_where_all_are_equal_nobody_is_best() -> None:
+    assert BOLD not in table(results(result("affinity"), result("random")), bold=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "12 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (119.0, "119.0 s"), (600.0, "10 min")]
+)
+def test_times_are_written_with_their_unit(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+# --- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_read_in_order_and_each_rate_once() -> None:
+    assert rates_of("rate=2,0.5,1,2") == (0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("text", ["rate=", "rate=0", "rate=-1,2", "rate=inf", "rate=nan", "speed=1", "1,2", "rate=1,x"])
+def test_a_sweep_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"rate=0\.5,1,2"):
+        rates_of(text)
+
+
+def test_a_curve_is_one_policy_over_all_rates() -> None:
+    runs = [result(policy, rate=rate) for rate in (2.0, 1.0) for policy in ("affinity", "random")]
+    found = curves([*runs, result("ttft"), replace(result("affinity", nodes=4), rate=3.0)])
+    assert [(curve.policy, [point.rate for point in curve.points]) for curve in found] == [
+        ("affinity", [1.0, 2.0]),
+        ("random", [1.0, 2.0]),
+    ]
+    assert curve_json(found[0])["points"][0]["ttft_p90_s"] == 0.5
