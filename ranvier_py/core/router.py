@@ -339,9 +339,8 @@ class Router:
         _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
         depth = {holder.backend: holder for holder in everyone}
         views = [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends]
-        if isinstance(self.policy, Explains):
-            for view, terms in zip(views, self.policy.terms(match, found.pool.backends), strict=True):
-                view["terms"] = dict(terms)
+        for view, terms in zip(views, self.terms(prompt, found), strict=False):
+            view["terms"] = dict(terms)
         return {
             "policy": decision.policy,
             "chosen": decision.backend_name,
@@ -353,6 +352,12 @@ class Router:
             "boundaries": prompt.end.messages,
             "candidates": views,
         }
+
+    def terms(self, prompt: Prompt, found: Found) -> Sequence[Mapping[str, float]]:
+        """What the policy weighs for each candidate, in their order; nothing for one that weighs nothing."""
+        if not isinstance(self.policy, Explains):
+            return ()
+        return self.policy.terms(self._match(prompt, found), found.pool.backends)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -200,10 +200,11 @@ class Nodes:
         node = self._draw.randrange(len(self.routers))
         router, prompt = self.routers[node], item.prompt
         found = router.find(prompt, now)
+        terms = router.terms(prompt, found) if self._explains else ()
         decision = router.place(prompt, found)
         flight = router.depart(prompt, decision, now, found=found)
         self._touched(node, now)
-        return Placed(decision.backend, decision.reason, decision.matched_tokens, node, flight)
+        return Placed(decision.backend, decision.reason, decision.matched_tokens, node, flight, terms)
 
     def first_token(self, placed: Placed, now: float) -> None:
         assert placed.flight is not None
