@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,9 +13,14 @@ from typing import Any
 import orjson
 import pytest
 
+from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.replay.trace import Trace, TraceRequest
 
 DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
+
+
+load_once = cache(ChatTokenizer.load)
+"""Instead of `ChatTokenizer.load` where many traces are opened: it takes a second."""
 
 
 def written(path: Path, lines: Sequence[Any], packed: bool = False) -> Path:

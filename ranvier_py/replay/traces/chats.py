@@ -1,0 +1,223 @@
+"""Chats as text: JSON lines with OpenAI's messages, rendered by the model's template and tokenized by its tokenizer.
+
+    {"messages": […], "answer": "…", "session": "a", "timestamp": 12.5, "model": "m", "tools": […]}     one request
+    {"messages": [system, user, assistant, user, assistant, …], "session_id": "a"}                     a dialogue
+    {"doc_id": "val/1", "transcript": "…", "queries": [{"q": "…", "a": "…"}, …]}                          QMSum's file
+
+A *request* is what a client sent once, with its whole history; `answer` or `response` is a text, a message, or the
+engine's whole response. A *dialogue* is one request for each assistant message after the first message, which is its
+answer; what follows the last of them is ignored. A line with an answer is a request. Of the others, all are requests
+if a session has several lines, and dialogues if none has; `lines` settles it otherwise.
+
+Only `messages` must be there. Without a `timestamp`, conversations begin at random within `window_s` and take a turn
+every `turn_s`; one on a dialogue is that of its first turn. A request without answer gets `answer_tokens` that nobody
+asks for again.
+Cost: about 2 us for each token that no earlier line had (traces/prefixes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranvier_py.core.boundaries import Chat, Message
+from ranvier_py.core.errors import ConfigError, TemplateRefused
+from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
+from ranvier_py.replay.traces.chains import own_names
+from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
+from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.traces.prefixes import Prefixes
+from ranvier_py.replay.traces.times import drawn, from_start, spread, stamp_s
+
+QUESTION_SYSTEM = "Answer the question about the meeting transcript."  # as QMSum's figures were measured
+MESSAGES_MAX = 10_000  # a node routes longer chats by load
+REFUSED = (TemplateRefused, TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError)
+"""What messages may raise that no template was made for."""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """A line, or one question of a document: messages, and those of them that answer a request.
+
+    `turns` are the places of answers in `messages`; the last may be one beyond the end, an answer nobody wrote down.
+    """
+
+    line: Line
+    chat: Chat
+    turns: Sequence[int]
+    session: str
+    thread: str  # what takes its turns one after the other; empty: nothing but this line
+    model: str
+    stamp: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: whose, which turn, when."""
+
+    spoken: int
+    turn: int
+    at: float
+
+
+def load(path: Path, options: TraceOptions) -> Trace:
+    """The requests of a file. Raises TraceError."""
+    lines = list(json_lines(path))
+    as_requests = options.lines == "requests" or (options.lines == "auto" and sessions_repeat(lines))
+    spoken = [found for line in lines for found in read_line(line, as_requests, options)]
+    if not spoken:
+        raise nothing_in(path)
+    asked = asked_in_order(spoken, options)
+    try:
+        tokenizer = ChatTokenizer.load(options.tokenizer, chat_template=options.chat_template)
+    except ConfigError as error:
+        raise TraceError(f"{path}: {error}") from error
+    requests = requests_of(spoken, asked, Prefixes(tokenizer, options.engine_block_tokens), options)
+    return Trace(name_of(path), requests, options.engine_block_tokens, timed=spoken[0].stamp is not None)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def sessions_repeat(lines: Sequence[Line]) -> bool:
+    """Whether a session has several lines, so that each is a request of it."""
+    names = [name for line in lines if (name := line.text("session", "session_id"))]
+    return len(set(names)) < len(names)
+
+
+def read_line(line: Line, as_request: bool, options: TraceOptions) -> Iterator[Spoken]:
+    """What one line has to say. Raises TraceError."""
+    fields = line.fields
+    if "transcript" in fields and "queries" in fields:
+        yield from read_document(line)
+        return
+    messages = read_messages(line, fields.get("messages"))
+    tools = fields.get("tools") or None
+    if tools is not None and not isinstance(tools, list):
+        raise line.wrong(f"tools {shown(tools)}", "a list")
+    answer = next((fields[name] for name in ("answer", "response") if fields.get(name) is not None), None)
+    turns: Sequence[int] = (len(messages),)
+    if answer is not None:
+        messages = [*messages, read_answer(line, answer)]
+    elif not as_request:
+        turns = [at for at, message in enumerate(messages) if at > 0 and message["role"] == "assistant"] or turns
+        messages = messages[: turns[-1] + 1]
+    session = line.text("session", "session_id")
+    spoken = Spoken(line, Chat(messages, tools), turns, session, session, line.text("model"))
+    if len(turns) > 1 and not session:
+        spoken.session = f"line {line.number}"
+    if fields.get("timestamp") is not None:
+        spoken.stamp = stamp_s(line, "timestamp", options.stamp_unit_s)
+    yield spoken
+
+
+def read_messages(line: Line, messages: Any) -> list[Message]:
+    expected = f"a list of 1 to {MESSAGES_MAX} messages, each an object with a role"
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MESSAGES_MAX:
+        raise line.wrong(f"messages {shown(messages)}", expected)
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise line.wrong(f"a message {shown(message)}", expected)
+    return messages
+
+
+def read_answer(line: Line, answer: Any) -> Message:
+    """A text, a message or an engine's response, as the message that the next turn brings."""
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": answer}
+    if isinstance(answer, dict) and isinstance(answer.get("choices"), list) and answer["choices"]:
+        choice = answer["choices"][0]
+        answer = choice.get("message") if isinstance(choice, dict) else None
+    if isinstance(answer, dict) and {"content", "tool_calls"} & answer.keys():
+        return {**answer, "role": "assistant"}
+    raise line.wrong(f"the answer {shown(answer)}", "a text, a message, or a response with choices")
+
+
+def read_document(line: Line) -> Iterator[Spoken]:
+    """One request for each question about a document. Raises TraceError."""
+    transcript, queries, document = line.fields["transcript"], line.fields["queries"], line.text("doc_id")
+    if not isinstance(transcript, str) or not isinstance(queries, list):
+        raise line.wrong(f"transcript {shown(transcript)}, queries {shown(queries)}", "a text and a list of questions")
+    for number, query in enumerate(queries):
+        question, answer = (query.get("q"), query.get("a")) if isinstance(query, Mapping) else (None, None)
+        if not isinstance(question, str) or not isinstance(answer, str):
+            raise line.wrong(f"the question {shown(query)}", 'an object with two texts, "q" and "a"')
+        messages = [
+            {"role": "system", "content": QUESTION_SYSTEM},
+            {"role": "user", "content": f"{transcript}\n\nQuestion: {question}"},
+            {"role": "assistant", "content": answer},
+        ]
+        yield Spoken(line, Chat(messages), (2,), document, f"{line.number}/{number}", "")
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def asked_in_order(spoken: Sequence[Spoken], options: TraceOptions) -> list[Asked]:
+    """The requests in order of time, as many as are wanted. Raises TraceError."""
+    stamps = [item.stamp for item in spoken if item.stamp is not None]
+    if stamps and len(stamps) < len(spoken):
+        other = next(item for item in spoken if (item.stamp is None) == (spoken[0].stamp is not None))
+        raise other.line.wrong(
+            f"{'no' if other.stamp is None else 'a'} timestamp", "one on every line, or on none, as on the first"
+        )
+    starts = spread(from_start(stamps), options.spread_s or 0.0, options.seed) if stamps else begun(spoken, options)
+    asked = [
+        Asked(number, turn, start + index * options.turn_s)
+        for number, (item, start) in enumerate(zip(spoken, starts, strict=True))
+        for index, turn in enumerate(item.turns)
+    ]
+    return sorted(asked, key=lambda request: request.at)[: options.limit or None]
+
+
+def begun(spoken: Sequence[Spoken], options: TraceOptions) -> list[float]:
+    """Made-up times of the first turn of each: threads begin at random."""
+    rng = drawn(options.seed, "conversations")
+    free: dict[str, float] = {}  # by thread, when its next turn is due
+    found = []
+    for item in spoken:
+        start = free.get(item.thread) if item.thread else None
+        if start is None:
+            start = rng.uniform(0.0, options.window_s)
+        found.append(start)
+        if item.thread:
+            free[item.thread] = start + len(item.turns) * options.turn_s
+    return found
+
+
+def requests_of(
+    spoken: Sequence[Spoken], asked: Sequence[Asked], prefixes: Prefixes, options: TraceOptions
+) -> list[TraceRequest]:
+    """The requests in the order of `asked`, tokenized in the order of the file. Raises TraceError."""
+    wanted: dict[int, list[int]] = {}
+    for place, request in enumerate(asked):
+        wanted.setdefault(request.spoken, []).append(place)
+    found: dict[int, TraceRequest] = {}
+    for number in sorted(wanted):
+        item, places = spoken[number], wanted[number]
+        last = max(asked[place].turn for place in places)
+        try:
+            talk = prefixes.talk(item.model, Chat(item.chat.messages[: last + 1], item.chat.tools))
+            for place in places:
+                request = asked[place]
+                served = prefixes.served(talk, request.turn)
+                answer_tokens = served.answer_tokens or options.answer_tokens
+                total = (served.prompt_tokens + answer_tokens) // options.engine_block_tokens
+                found[place] = TraceRequest(
+                    at=request.at,
+                    session=item.session,
+                    model=item.model,
+                    prompt_tokens=served.prompt_tokens,
+                    answer_tokens=answer_tokens,
+                    stops=served.stops,
+                    ends=served.ends,
+                    blocks=served.blocks + tuple(own_names(place, total - len(served.blocks))),
+                    block_tokens=options.engine_block_tokens,
+                )
+        except REFUSED as error:
+            reason = shown(str(error)) if str(error) else type(error).__name__
+            raise item.line.wrong(f"what the chat template refuses ({reason})", "messages that it renders") from error
+    return [found[place] for place in range(len(asked))]
