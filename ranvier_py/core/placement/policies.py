@@ -17,11 +17,13 @@ from ranvier_py.core.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.placement.bounded_load import BoundedLoad, BoundedLoadOptions
 from ranvier_py.core.placement.cache_aware import CacheAware, CacheAwareOptions
 from ranvier_py.core.placement.cache_aware_smg import CacheAwareSmg, CacheAwareSmgOptions
+from ranvier_py.core.placement.chwbl import Chwbl, ChwblOptions
 from ranvier_py.core.placement.least_loaded import LeastLoaded
 from ranvier_py.core.placement.options import Options, OptionValue, chosen, limits_of
 from ranvier_py.core.placement.power_of_two import PowerOfTwo
 from ranvier_py.core.placement.random import WeightedRandom
 from ranvier_py.core.placement.round_robin import RoundRobin
+from ranvier_py.core.placement.ttft import Ttft
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 
@@ -36,9 +38,11 @@ class Kind(NamedTuple):
 POLICIES: Mapping[str, Kind] = MappingProxyType(
     {
         "affinity": Kind(Affinity, AffinityOptions),
+        "ttft": Kind(lambda _: Ttft()),
         "cache_aware": Kind(CacheAware, CacheAwareOptions),
         "cache_aware_smg": Kind(CacheAwareSmg, CacheAwareSmgOptions),
         "bounded_load": Kind(BoundedLoad, BoundedLoadOptions),
+        "chwbl": Kind(Chwbl, ChwblOptions),
         "round_robin": Kind(lambda _: RoundRobin()),
         "random": Kind(lambda _: WeightedRandom()),
         "least_loaded": Kind(lambda _: LeastLoaded()),

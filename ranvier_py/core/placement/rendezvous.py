@@ -51,12 +51,7 @@ class Rendezvous:
 
     def scores(self, key: Fingerprint, candidates: Sequence[Candidate]) -> Words | Floats:
         seeds, weights = self.table(candidates)
-        words = seeds ^ np.uint64(key)
-        words ^= words >> SHIFT_1
-        words *= MIX_1
-        words ^= words >> SHIFT_2
-        words *= MIX_2
-        words ^= words >> SHIFT_3
+        words = mix(seeds ^ np.uint64(key))
         if weights is None:
             return words
         uniform = ((words >> SHIFT_53) + 0.5) * 2.0**-53
@@ -76,6 +71,16 @@ class Rendezvous:
                 self.tables.clear()
             self.tables[id(candidates)] = (candidates, seeds, unequal)
         return seeds, unequal
+
+
+def mix(words: Words) -> Words:
+    """The finaliser of splitmix64, in place: each bit of a word comes to depend on all of them."""
+    words ^= words >> SHIFT_1
+    words *= MIX_1
+    words ^= words >> SHIFT_2
+    words *= MIX_2
+    words ^= words >> SHIFT_3
+    return words
 
 
 def seed_of(name: str) -> int:
