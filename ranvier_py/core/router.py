@@ -17,103 +17,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from ranvier_py.core.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.fingerprint import Segment, TokenHasher
-from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.flight import Counters, Flight, Found, Observer, increment
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
 from ranvier_py.core.routes import RouteTable, Trust
-from ranvier_py.core.speculation import Handle, Speculation
+from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.stream import Answer
+
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Counters", "Flight", "Found", "Observer", "Router"]
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
 
 ENOUGH_SHARE = 0.5
 """A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
-
-
-class Found(NamedTuple):
-    """What matching found: who may serve, and who holds what.
-
-    `unheld` has the fingerprints (0 = none) of the prompt beyond its first `learned_tokens`, which is what the route
-    table has of it: found in the one walk that every prompt gets, and what its flight is about to make warm.
-    """
-
-    pool: Pool
-    holders: Sequence[Holder]
-    source: str  # "text", "tokens" or "none"
-    learned_tokens: int
-    unheld: Sequence[int]
-    at: float  # when it was asked
-
-
-class Flight:
-    """One request at one backend, from departure to landing."""
-
-    __slots__ = (
-        "backend",
-        "computed_tokens",
-        "decision",
-        "departed_at",
-        "epoch",
-        "first_at",
-        "landed",
-        "prompt",
-        "queued",
-        "service",
-        "speculation",
-        "url",
-    )
-
-    def __init__(
-        self,
-        prompt: Prompt,
-        decision: Decision,
-        target: Backend,
-        computed_tokens: int,
-        speculation: Handle | None,
-        now: float,
-    ) -> None:
-        self.prompt = prompt
-        self.decision = decision
-        self.backend = decision.backend
-        self.url = target.url
-        self.epoch = target.epoch
-        self.speculation = speculation
-        self.computed_tokens = computed_tokens  # as predicted
-        self.queued = target.waiting > 1  # others came before it
-        self.service: Service | None = None  # once it has its first token
-        self.departed_at = now
-        self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
-        self.landed = False
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened since the start. Plain numbers, read at scrape time."""
-
-    decisions: dict[str, int] = field(default_factory=dict)  # by reason
-    outcomes: dict[str, int] = field(default_factory=dict)  # by outcome
-    predicted_tokens: int = 0  # matched at the chosen backend
-    prompt_tokens: int = 0  # of placed prompts, exact or estimated
-    answered_prompt_tokens: int = 0  # as the engines counted, where they said
-    answered_cached_tokens: int = 0
-    matched_by: dict[str, int] = field(default_factory=dict)  # text, tokens, none
-    learned_rows: int = 0
-    answers_learned: int = 0
-    first_token_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
-    duration_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
-
-
-def increment(counts: dict[str, int], key: str) -> None:
-    counts[key] = counts.get(key, 0) + 1
 
 
 class Router:
@@ -148,6 +72,7 @@ class Router:
         self.counters = Counters()
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
+        self.observers: tuple[Observer, ...] = ()
         self._watching = policy if isinstance(policy, Watches) else None
 
     # --- read -------------------------------------------------------------------------------------------------------
@@ -260,7 +185,10 @@ class Router:
         increment(counters.matched_by, decision.source)
         counters.predicted_tokens += decision.matched_tokens
         counters.prompt_tokens += decision.prompt_tokens
-        return Flight(prompt, decision, target, computed_tokens, handle, now)
+        flight = Flight(prompt, decision, target, computed_tokens, handle, now)
+        for observer in self.observers:
+            observer.departed(flight, now)
+        return flight
 
     def first_token(self, flight: Flight, now: float) -> None:
         """Output came, so the prefill is done: what the backend served, it holds."""
@@ -276,6 +204,8 @@ class Router:
         self._settle(flight)
         self.counters.first_token_s.observe(now - flight.departed_at)
         self._learn(flight, flight.prompt.end, now)
+        for observer in self.observers:
+            observer.started(flight, now)
 
     def land(self, flight: Flight, outcome: Outcome, now: float) -> Sequence[Transition]:
         """The flight is over, however it ended. Returns the transitions of the backend's health, for the log."""
@@ -284,6 +214,8 @@ class Router:
         self._settle(flight)
         increment(self.counters.outcomes, outcome.value)
         self.counters.duration_s.observe(now - flight.departed_at)
+        for observer in self.observers:
+            observer.landed(flight, outcome, now)
         prefilled = flight.first_at is not None or not flight.prompt.stream
         return self.registry.finished(flight.backend, outcome, now, flight.computed_tokens, prefilled=prefilled)
 
@@ -326,6 +258,8 @@ class Router:
                 self._watching.corrected(flight.service, answer.prompt_tokens - answer.cached_tokens)
         if flight.first_at is not None:
             self._learn(flight, end, now)
+        for observer in self.observers:
+            observer.answered(flight, end, answer, now)
 
     # --- seeing -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,111 @@
+"""One request at one backend, and who is told of it: the nouns that the Router hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ranvier_py.core.backends import Backend, Outcome, Pool
+from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.placement import Decision, Holder, Service
+from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.request import Prompt
+from ranvier_py.core.speculation import Handle
+from ranvier_py.core.stream import Answer
+
+
+class Found(NamedTuple):
+    """What matching found: who may serve, and who holds what.
+
+    `unheld` has the fingerprints (0 = none) of the prompt beyond its first `learned_tokens`, which is what the route
+    table has of it: found in the one walk that every prompt gets, and what its flight is about to make warm.
+    """
+
+    pool: Pool
+    holders: Sequence[Holder]
+    source: str  # "text", "tokens" or "none"
+    learned_tokens: int
+    unheld: Sequence[int]
+    at: float  # when it was asked
+
+
+class Observer(Protocol):
+    """Who is told of every flight, in the order of what happens to it: a recorder, policies in the shadow.
+
+    What the calls cost is paid on the path of every request. They raise nothing.
+    """
+
+    def departed(self, flight: Flight, now: float) -> None: ...
+    def started(self, flight: Flight, now: float) -> None:
+        """Its first token came."""
+        ...
+
+    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
+        """Its answer was read, before or after it landed. Not every flight has one. `end` is the prompt's or
+        continues it."""
+        ...
+
+    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None: ...
+
+
+class Flight:
+    """One request at one backend, from departure to landing."""
+
+    __slots__ = (
+        "backend",
+        "computed_tokens",
+        "decision",
+        "departed_at",
+        "epoch",
+        "first_at",
+        "landed",
+        "prompt",
+        "queued",
+        "service",
+        "speculation",
+        "url",
+    )
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        target: Backend,
+        computed_tokens: int,
+        speculation: Handle | None,
+        now: float,
+    ) -> None:
+        self.prompt = prompt
+        self.decision = decision
+        self.backend = decision.backend
+        self.url = target.url
+        self.epoch = target.epoch
+        self.speculation = speculation
+        self.computed_tokens = computed_tokens  # as predicted
+        self.queued = target.waiting > 1  # others came before it
+        self.service: Service | None = None  # once it has its first token
+        self.departed_at = now
+        self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
+        self.landed = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Plain numbers, read at scrape time."""
+
+    decisions: dict[str, int] = field(default_factory=dict)  # by reason
+    outcomes: dict[str, int] = field(default_factory=dict)  # by outcome
+    predicted_tokens: int = 0  # matched at the chosen backend
+    prompt_tokens: int = 0  # of placed prompts, exact or estimated
+    answered_prompt_tokens: int = 0  # as the engines counted, where they said
+    answered_cached_tokens: int = 0
+    matched_by: dict[str, int] = field(default_factory=dict)  # text, tokens, none
+    learned_rows: int = 0
+    answers_learned: int = 0
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+    duration_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+
+
+def increment(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1
