@@ -65,7 +65,7 @@ class LiveEngine:
     """Drives one EngineModel by trio's clock. `run` must be running."""
 
     def __init__(self, limits: EngineLimits) -> None:
-        self.model = EngineModel(limits)
+        self.model = EngineModel(limits, every_token=True)
         self.started_at = time.time()
         self._past = Lifetime()  # of the boots before this one
         self.first_token_s = Histogram(LATENCY_BUCKETS_S)

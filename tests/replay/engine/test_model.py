@@ -265,7 +265,7 @@ TestCacheUnderConcurrency.settings = settings(max_examples=60, stateful_step_cou
 
 
 def test_first_token_comes_after_the_prefill_and_the_others_one_step_apart() -> None:
-    model = EngineModel(LIMITS)
+    model = EngineModel(LIMITS, every_token=True)
     model.submit("a", job(numbers(30), answer=3), now=1.0)
     events = run(model)
     assert [(event.kind.value, event.tokens) for event in events] == [
@@ -275,7 +275,7 @@ def test_first_token_comes_after_the_prefill_and_the_others_one_step_apart() -> 
 
 
 def test_a_cached_prefix_shortens_the_prefill() -> None:
-    model = EngineModel(LIMITS)
+    model = EngineModel(LIMITS, every_token=True)
     model.submit("a", job(numbers(40)), now=0.0)
     run(model)
     model.submit("b", job([*numbers(40), 7, 8]), now=10.0)
@@ -287,7 +287,7 @@ def test_a_cached_prefix_shortens_the_prefill() -> None:
 
 
 def test_a_long_prefill_goes_in_chunks_beside_the_decoding_of_others() -> None:
-    model = EngineModel(LIMITS)
+    model = EngineModel(LIMITS, every_token=True)
     model.submit("a", job(numbers(10), answer=3), now=0.0)
     assert [event.kind.value for event in model.advance(0.1)] == ["started", "token"]
     model.submit("b", job(numbers(120, 500)), now=0.1)
@@ -308,7 +308,7 @@ def test_decode_steps_grow_with_the_batch_when_told_so() -> None:
 
 
 def test_requests_beyond_the_limit_wait_in_order() -> None:
-    model = EngineModel(LIMITS)
+    model = EngineModel(LIMITS, every_token=True)
     for name in "abcd":
         model.submit(name, job(numbers(10, ord(name) * 100), answer=2), now=0.0)
     assert model.statistics().running == 1  # the first step began before b came
@@ -343,7 +343,7 @@ def test_a_prompt_that_can_never_fit_and_a_full_queue_are_refused_without_a_trac
 
 
 def test_cancel_frees_blocks_and_the_place_at_once_and_keeps_what_was_computed() -> None:
-    model = EngineModel(LIMITS)
+    model = EngineModel(LIMITS, every_token=True)
     for name in "abc":
         model.submit(name, job(numbers(40, ord(name) * 100), answer=9), now=0.0)
     model.advance(1.0)
@@ -383,7 +383,7 @@ def test_an_engine_without_delays_answers_at_once() -> None:
 
 
 def test_clearing_the_cache_lets_requests_in_work_go_on() -> None:
-    model = EngineModel(LIMITS)
+    model = EngineModel(LIMITS, every_token=True)
     model.submit("a", job(numbers(40), answer=3), now=0.0)
     model.advance(0.5)
     model.clear_cache(now=0.5)
