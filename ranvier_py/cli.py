@@ -1,4 +1,4 @@
-"""The command line: `ranvier serve | config | explain | status | version`.
+"""The command line: `ranvier serve | config | explain | status | replay | version`.
 
 Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain` and
 `status` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
@@ -27,6 +27,7 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.edge.logs import set_up_logs
 from ranvier_py.edge.workers import Supervisor
 from ranvier_py.reference import is_list, key_help, reference, toml_value
+from ranvier_py.replay.flags import add_flags as add_replay_flags
 from ranvier_py.status import NodeStatus, divergence, status_page
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
@@ -110,6 +111,9 @@ def make_parser() -> argparse.ArgumentParser:
     status.add_argument("--against", metavar="URL", help="control port of another node, to compare the route tables")
     add_control_flags(status)
     status.set_defaults(run=status_command)
+    replay = commands.add_parser("replay", help="what would each policy have done with this traffic")
+    add_replay_flags(replay)
+    replay.set_defaults(run=replay_command)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=version_command)
     return parser
@@ -239,6 +243,12 @@ def config_command(options: argparse.Namespace) -> int:
         print(f"{name} = {toml_value(values[name])}  # from {origin}")
     print(f"good: {len(origins)} keys are set, {len(values) - len(origins)} have their defaults")
     return EXIT_OK
+
+
+def replay_command(options: argparse.Namespace) -> int:
+    from ranvier_py.replay import command  # noqa: PLC0415  # as in run_node: nobody else needs arrays and tokenizers
+
+    return command.replay(options)
 
 
 def version_command(_: argparse.Namespace) -> int:

@@ -1,0 +1,155 @@
+"""`ranvier replay`: read the traces, do the runs, show a table, write the files.
+
+The table goes to stdout and nothing else does; progress goes to stderr, as a bar where that is a terminal and as a line
+for each run that ended elsewhere. With `--out` the same results are left as `results.json` and `report.html`.
+This is the one file of the replay, beside the loaders of traces, that touches files and reads a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import orjson
+
+from ranvier_py import __version__
+from ranvier_py.replay.asked import Asked, AskedError, asked
+from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute_all, make_ready, plain
+from ranvier_py.replay.results import ReplayResults
+from ranvier_py.replay.sweep import curve_json, curves
+from ranvier_py.replay.table import table
+from ranvier_py.replay.trace import TraceError
+from ranvier_py.replay.traces.opening import open_trace
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
+RESULTS, PAGE = "results.json", "report.html"
+
+BAR_CELLS = 30
+DRAW_EVERY_S = 0.1
+
+
+def replay(given: argparse.Namespace) -> int:
+    """The command, its flags parsed. Returns the exit code."""
+    try:
+        wanted = asked(given, cores())
+        make_folders(wanted)
+        ready = [read_trace(path, wanted) for path in wanted.traces]
+        done = run(ready, wanted)
+        results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
+        print(table(results, bold=sys.stdout.isatty()), flush=True)
+        write(results, done, wanted)
+    except (AskedError, TraceError) as error:
+        print(f"ranvier: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (RunFailed, OSError) as error:
+        print(f"ranvier: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_folders(wanted: Asked) -> None:
+    """Before any work: whoever waited for an hour of runs shall not hear then that there is no room for them."""
+    folders = [wanted.out, wanted.per_request.parent if wanted.per_request else None]
+    for folder in folders:
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AskedError(f"{folder}: {error.strerror or error}") from error
+
+
+def read_trace(path: Path, wanted: Asked) -> Ready:
+    try:
+        trace = open_trace(path, wanted.options)
+    except OSError as error:
+        raise AskedError(f"{path}: {error.strerror or error}") from error
+    if not trace.requests:
+        raise AskedError(f"{path}: there is no request in it")
+    return make_ready(trace)
+
+
+def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:
+    """All runs of all traces, in the order of the table."""
+    tasks = [Task(each, plan) for each in ready for plan in wanted.plans(each.summary.block_tokens)]
+    requests = sum(len(task.ready.items) for task in tasks)
+    gc.collect()
+    gc.freeze()  # the traces stay: neither a collection nor a child's pass over them shall touch their pages
+    progress = Progress(sys.stderr, requests, len(tasks))
+    done = execute_all(tasks, wanted.jobs, time.perf_counter, progress.show)
+    progress.end()
+    return done
+
+
+def settings(wanted: Asked) -> dict[str, object]:
+    """What was asked for, as JSON has it."""
+    return {
+        "version": __version__,
+        "policies": list(wanted.policies),
+        "nodes": list(wanted.nodes),
+        "rates": list(wanted.rates),
+        **plain(wanted.plan),
+    }
+
+
+def write(results: ReplayResults, done: Sequence[Done], wanted: Asked) -> None:
+    """The files that were asked for, each whole or not at all."""
+    if wanted.per_request is not None:
+        replace_file(wanted.per_request, b"".join(each.lines for each in done))
+    if wanted.out is None:
+        return
+    found = {**results.to_json(), "curves": [curve_json(curve) for curve in curves(results.runs)]}
+    replace_file(wanted.out / RESULTS, orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    print(f"wrote {wanted.out / RESULTS}", file=sys.stderr)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+class Progress:
+    """How far it is, for a person or for a log. `show` may be called often."""
+
+    def __init__(self, stream: TextIO, requests: int, runs: int) -> None:
+        self._stream = stream
+        self._bar = stream.isatty()
+        self._requests = requests
+        self._runs = runs
+        self._ended = 0
+        self._began_at = time.perf_counter()
+        self._drawn_at = 0.0
+
+    def show(self, requests: int, ended: int) -> None:
+        now = time.perf_counter()
+        if self._bar and now - self._drawn_at >= DRAW_EVERY_S:
+            self._drawn_at = now
+            self._stream.write(f"\r{self._line(requests, ended, now)}\x1b[K")
+            self._stream.flush()
+        elif not self._bar and ended > self._ended:
+            self._stream.write(f"{self._line(requests, ended, now)}\n")
+            self._stream.flush()
+        self._ended = ended
+
+    def end(self) -> None:
+        if self._bar:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _line(self, requests: int, ended: int, now: float) -> str:
+        share = requests / max(1, self._requests)
+        took_s = max(now - self._began_at, 1e-9)
+        left = f", {took_s * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+        bar = f"{'#' * int(share * BAR_CELLS):.<{BAR_CELLS}} " if self._bar else ""
+        return f"{bar}{share:4.0%}  {ended} of {self._runs} runs, {requests / took_s:,.0f} requests/s{left}"

@@ -1,0 +1,112 @@
+"""`ranvier replay` as it is typed: what it prints, what it writes, and one line for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ranvier_py.cli import main
+from ranvier_py.replay.asked import size_of
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Sixty requests of five documents, in Mooncake's format."""
+    path = tmp_path / "small.jsonl"
+    lines = [
+        {
+            "timestamp": 400 * number,
+            "input_length": 512 * 4 + 100,
+            "output_length": 20,
+            "hash_ids": [number % 5, 100 + number % 5, 200 + number % 5, 300 + number % 10, 1000 + number],
+        }
+        for number in range(60)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def replay(*words: object) -> int:
+    return main(["replay", *map(str, words)])
+
+
+def test_the_table_goes_to_stdout_and_progress_to_stderr(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(trace, "--policy", "affinity,round_robin", "--engines", 2, "--jobs", 1) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert lines[0].startswith("small: 60 requests in")
+    assert [line.split()[0] for line in lines[1:4]] == ["policy", "affinity", "round_robin"]
+    assert "2 of 2 runs" in told.err
+    assert "\x1b" not in told.out + told.err
+
+
+def test_results_are_left_as_json_with_the_curves_of_a_sweep(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    words = ("--policy", "affinity", "--nodes", "1,2", "--sweep", "rate=2,1", "--cache-tokens", "1M", "--out", out)
+    assert replay(trace, *words, "--gossip-delay", "0.1", "--jobs", 2, "--limit", 40, "--restart", "1@5") == 0
+    found = json.loads((out / "results.json").read_text())
+    assert [(run["rate"], run["nodes"]) for run in found["runs"]] == [(1.0, 1), (1.0, 2), (2.0, 1), (2.0, 2)]
+    assert {run["requests"] for run in found["runs"]} == {40}
+    assert found["settings"]["engines"][0]["cache_tokens"] == 1_000_000
+    assert found["settings"]["restarts"] == [[5.0, 1]]
+    assert found["traces"][0]["block_tokens"] == 512
+    assert [len(curve["points"]) for curve in found["curves"]] == [2, 2]
+    assert len(found["runs"][0]["ttft_quantiles"]) == 101
+
+
+def test_requests_are_told_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    assert replay(trace, "--policy", "random,ttft", "--per-request", path, "--jobs", 2, "--engines", 3) == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["policy"] for line in lines] == ["random"] * 60 + ["ttft"] * 60
+    assert lines[0]["terms"] == []
+    assert len(lines[60]["terms"]) == 3  # one for each engine
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--policy", "best"], "--policy: there is no 'best', there are affinity"),
+        (["--cache-tokens", "many"], "--cache-tokens: expected a whole number from 1"),
+        (["--cache-tokens", "1.5"], "--cache-tokens: expected a whole number from 1"),
+        (["--engines", "0"], "--engines: expected a whole number from 1 to"),
+        (["--nodes", "1,,4"], "--nodes: expected a whole number from 1 to"),
+        (["--speed", "-1"], "--speed: expected a number above 0"),
+        (["--speed", "nan"], "--speed: expected a number above 0"),
+        (["--sweep", "1,2"], "--sweep: a sweep is rate="),
+        (["--sweep", "rate=1", "--speed", "2"], "--sweep: names its speeds itself"),
+        (["--policy-option", "load"], "--policy-option: expected NAME=VALUE"),
+        (["--policy-option", "nothing=1"], "--policy-option: nothing: no policy has this option"),
+        (["--restart", "9"], "--restart: expected ENGINE@SECONDS"),
+        (["--restart", "8@1"], "--restart: expected a whole number from 0 to 7"),
+        (["--format", "xml"], "--format: there is no 'xml', there are mooncake"),
+        (["--arrivals", "nowhere.csv"], "--arrivals: there is no file nowhere.csv"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    trace: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(trace, *words) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"ranvier: {line}")
+    assert told.err.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_or_no_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(tmp_path / "missing.jsonl") == 2
+    assert capsys.readouterr().err == f"ranvier: TRACE: there is no file {tmp_path / 'missing.jsonl'}\n"
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"hash_ids": 5}\n')
+    assert replay(other) == 2
+    assert capsys.readouterr().err.startswith(f"ranvier: {other}:1: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("200k", 200_000), ("1M", 1_000_000), ("1.5M", 1_500_000), ("1_000", 1000), ("2 K", 2000), ("1e3", None)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, value: int | None) -> None:
+    assert size_of(text) == value
