@@ -240,7 +240,8 @@ class Pipeline:
             client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
             address = self._address_of(flight.url)
             exchange = await self._upstream.open(address, request, self._extra_fields(request, progress))
-            answered = outcome_of(exchange.head.status)
+            flight.status = exchange.head.status
+            answered = outcome_of(flight.status)
             if self._limits.retries.retries(exchange.head.status):
                 elsewhere = self._elsewhere(prompt, flight, budget, answered)
                 if elsewhere is not None:
@@ -314,7 +315,7 @@ class Pipeline:
                     self._router.first_token(flight, self._clock())
                 if size <= CAPTURE_BYTES_MAX:
                     captured.append(data)
-            progress.sent_bytes = size = size + len(data)
+            progress.sent_bytes = flight.sent_bytes = size = size + len(data)
             if exchange.complete:
                 break
             client.arm(Phase.STALL, self._limits.stall_s)

@@ -62,8 +62,10 @@ class Flight:
         "landed",
         "prompt",
         "queued",
+        "sent_bytes",
         "service",
         "speculation",
+        "status",
         "url",
     )
 
@@ -87,6 +89,8 @@ class Flight:
         self.service: Service | None = None  # once it has its first token
         self.departed_at = now
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
+        self.status = 0  # of the backend's answer; 0 = none came
+        self.sent_bytes = 0  # of it, to the client
         self.landed = False
 
 
