@@ -24,6 +24,7 @@ from typing import Any
 
 from ranvier_py.core.boundaries import Chat, Message
 from ranvier_py.core.errors import ConfigError, TemplateRefused
+from ranvier_py.core.placement.chwbl import opening_key
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
 from ranvier_py.replay.traces.chains import own_names
@@ -198,6 +199,7 @@ def requests_of(
     found: dict[int, TraceRequest] = {}
     for number in sorted(wanted):
         item, places = spoken[number], wanted[number]
+        opening = opening_key(item.model, item.chat.messages[: item.turns[0]])
         last = max(asked[place].turn for place in places)
         try:
             talk = prefixes.talk(item.model, Chat(item.chat.messages[: last + 1], item.chat.tools))
@@ -216,6 +218,7 @@ def requests_of(
                     ends=served.ends,
                     blocks=served.blocks + tuple(own_names(place, total - len(served.blocks))),
                     block_tokens=options.engine_block_tokens,
+                    opening=opening,
                 )
         except REFUSED as error:
             reason = shown(str(error)) if str(error) else type(error).__name__

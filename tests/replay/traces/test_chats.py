@@ -193,6 +193,16 @@ def test_a_template_that_moves_text_shares_what_its_tokens_share(tmp_path: Path)
     assert not {stop for stop in first.stops if stop.tokens > 32} & set(second.stops)
 
 
+def test_a_dialogue_keeps_its_opening(tmp_path: Path) -> None:
+    """It is what Continuum's ring hashes: another system text, or another model, is another key."""
+    other = [{"role": "system", "content": "Be slow."}, *DIALOGUE[1:]]
+    lines = [{"messages": DIALOGUE}, {"messages": other}, {"messages": DIALOGUE, "model": "m"}]
+    keys = [request.opening for request in loaded(tmp_path, *lines).requests]
+    assert len(keys) == 9
+    assert all(keys)
+    assert len(set(keys)) == 3
+
+
 def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [{"messages": [*DIALOGUE[:5], said(str(number)), DIALOGUE[6]]} for number in range(4)]
     expected = [request.blocks for request in loaded(tmp_path, *lines).requests]
