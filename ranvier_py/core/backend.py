@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.health import Circuit, Health, Outcome, Vitals
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.work import Work
 
 NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
 START_TOLERANCE_S = (
@@ -61,27 +62,23 @@ def same_process(started_at: float, other: float) -> bool:
     return abs(started_at - other) <= START_TOLERANCE_S
 
 
-class Backend:
+class Backend(Work):
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 
     __slots__ = (
         "cards",
-        "decoding",
         "doubted",
         "draining",
         "epoch",
         "id",
-        "inflight",
         "last_probe",
         "load",
         "models",
         "name",
         "outcomes",
         "peer_load",
-        "pending_tokens",
         "probes_failed",
         "probes_ok",
-        "progress_at",
         "removed",
         "started_at",
         "success_rate",
@@ -92,6 +89,7 @@ class Backend:
     )
 
     def __init__(self, id: BackendId, url: str, name: str, weight: float, epoch: int, vitals: Vitals) -> None:  # noqa: A002
+        super().__init__()
         self.id = id
         self.url = url  # normalised: scheme://host:port
         self.name = name
@@ -100,12 +98,8 @@ class Backend:
         self.vitals = vitals
         self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
         self.cards: tuple[Mapping[str, Any], ...] = ()
-        self.inflight = 0
         self.peer_load = 0
         self.load = 0  # always inflight + peer_load; an attribute because placement reads it 64 times per decision
-        self.pending_tokens = 0  # of own requests: to be computed before their first token
-        self.decoding = 0  # own requests whose first token has come
-        self.progress_at = 0.0
         self.success_rate = 1.0
         self.draining = False
         self.removed = False
@@ -128,11 +122,6 @@ class Backend:
     @property
     def circuit(self) -> Circuit:
         return self.vitals.circuit
-
-    @property
-    def waiting(self) -> int:
-        """Own requests in flight whose first token has not come."""
-        return self.inflight - self.decoding
 
     def rate(self, outcome: Outcome) -> None:
         """Count one more request into `success_rate`. What says nothing of the engine does not count."""

@@ -252,17 +252,10 @@ class Registry:
     def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Backend:  # noqa: A002
         """A request is on its way: one more in flight, and the trial is taken where the circuit is half open.
 
-        `tokens` of its prompt are to be computed before its first token. Where that can't be `seen`, since the answer
-        comes as a whole, it counts as decoding from the start. Returns the backend.
+        `tokens` and `seen` as for `Work.begin`. Returns the backend.
         """
         backend = self[id]
-        if not seen:
-            backend.decoding += 1
-        else:
-            if backend.inflight == backend.decoding:
-                backend.progress_at = now
-            backend.pending_tokens += tokens
-        backend.inflight += 1
+        backend.begin(tokens, now, seen=seen)
         backend.load += 1
         if backend.inflight == 1:
             self.busied()
@@ -272,16 +265,8 @@ class Registry:
         return backend
 
     def prefilled(self, id: BackendId, tokens: int, now: float) -> float:  # noqa: A002
-        """The first token of a dispatched request came. `tokens` as when it was dispatched.
-
-        Returns the seconds since the backend's last progress.
-        """
-        backend = self[id]
-        gap_s = now - backend.progress_at
-        backend.pending_tokens -= tokens
-        backend.decoding += 1
-        backend.progress_at = now
-        return gap_s
+        """The first token of a dispatched request came. Returns the seconds since the backend's last progress."""
+        return self[id].prefilled(tokens, now)
 
     def finished(
         self,
@@ -294,16 +279,11 @@ class Registry:
     ) -> Sequence[Transition]:
         """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it.
 
-        `tokens` as when it was dispatched; `prefilled`: its first token had come.
+        `tokens` as when it was dispatched; `prefilled`: its first token came, or could not be seen.
         """
         backend = self[id]
-        assert backend.inflight > 0, f"finished without dispatched: {backend!r}"
-        backend.inflight -= 1
+        backend.end(tokens, decoding=prefilled)
         backend.load -= 1
-        if prefilled:
-            backend.decoding -= 1
-        else:
-            backend.pending_tokens -= tokens
         backend.outcomes[outcome] += 1
         if outcome is not Outcome.SUCCESS or backend.success_rate < 1.0:
             backend.rate(outcome)
