@@ -415,7 +415,7 @@ def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
 
 def test_a_request_that_ends_twice_is_our_own_bug() -> None:
     registry = cluster(1)
-    with pytest.raises(AssertionError, match="without dispatched"):
+    with pytest.raises(AssertionError, match="without beginning"):
         registry.finished(BackendId(0), Outcome.SUCCESS, 0)
 
 

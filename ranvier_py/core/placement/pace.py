@@ -16,6 +16,9 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.placement import Service
+
 NOMINAL_S_PER_TOKEN = 1e-4
 """10,000 tokens/s, until something is known: only the order of predictions matters then, and that needs no rate."""
 
@@ -74,6 +77,13 @@ class Line(NamedTuple):
     queued: float  # fixed part for each request in a queue
 
 
+class Prediction(NamedTuple):
+    """Seconds to the first token."""
+
+    queue_s: float  # until its turn comes
+    prefill_s: float  # its own
+
+
 NOMINAL = Line(NOMINAL_S_PER_TOKEN, 0.0, 0.0)
 
 
@@ -120,6 +130,19 @@ class Pace:
             self._line = self._fit()
         return self._line
 
+    def predict(self, tokens: int, ahead_tokens: int, waiting: int, since_progress_s: float) -> Prediction:
+        """Of a request with so many tokens to compute, behind `waiting` others that have `ahead_tokens` of them left.
+
+        What the first of the others has got done since it became the first is taken off, up to its average share.
+        """
+        line = self.line()
+        prefill_s = line.per_token * tokens
+        if not waiting:
+            return Prediction(line.alone, prefill_s)
+        ahead_s = ahead_tokens * line.per_token + waiting * line.queued
+        done_s = min(max(0.0, since_progress_s), ahead_s / waiting)
+        return Prediction(ahead_s - done_s + line.queued, prefill_s)
+
     def _fit(self) -> Line:
         alone, queued, fleet = self._alone, self._queued, self._fleet
         if fleet is not None and fleet.count:
@@ -146,3 +169,30 @@ def fitted(alone: Moments, queued: Moments) -> Line:
 
 def fixed_part(group: Moments, slope: float) -> float:
     return max(0.0, (group.seconds - slope * group.tokens) / group.count) if group.count > 0.0 else 0.0
+
+
+class Paces:
+    """The paces of all backends, and what they have in common. Bounded by the backends there can be."""
+
+    __slots__ = ("by_backend", "fleet")
+
+    def __init__(self) -> None:
+        self.fleet = Pace()
+        self.by_backend: dict[BackendId, Pace] = {}
+
+    def __getitem__(self, backend: BackendId) -> Pace:
+        pace = self.by_backend.get(backend)
+        if pace is None:
+            pace = self.by_backend[backend] = Pace(self.fleet)
+        return pace
+
+    def served(self, service: Service) -> None:
+        """See `placement.Watches`."""
+        for pace in (self.fleet, self[service.backend]):
+            pace.observe(service.computed_tokens, service.gap_s, queued=service.queued)
+
+    def corrected(self, service: Service, computed_tokens: int) -> None:
+        """See `placement.Watches`."""
+        if computed_tokens != service.computed_tokens:
+            for pace in (self.fleet, self[service.backend]):
+                pace.amend(service.computed_tokens, computed_tokens, service.gap_s, queued=service.queued)

@@ -28,9 +28,9 @@ from math import exp
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
-from ranvier_py.core.placement.pace import Pace
+from ranvier_py.core.placement.pace import Paces
 from ranvier_py.core.placement.rendezvous import Rendezvous
 
 OTHERS_SHARE = 0.03
@@ -63,14 +63,13 @@ class Cost(NamedTuple):
 class Ttft:
     """State: the paces, and how often prefixes were asked for."""
 
-    __slots__ = ("fleet", "heat", "paces", "rendezvous")
+    __slots__ = ("heat", "paces", "rendezvous")
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
 
     def __init__(self) -> None:
-        self.fleet = Pace()
-        self.paces: dict[BackendId, Pace] = {}
+        self.paces = Paces()
         self.heat = Heat()
         self.rendezvous = Rendezvous()
 
@@ -90,7 +89,7 @@ class Ttft:
         holds = [held.get(candidate.id) == deepest for candidate in candidates]
         home = min((position for position, yes in enumerate(holds) if yes), key=sums.__getitem__)
         if not holds[best]:
-            if sums[home] - sums[best] > self.fleet.error_s:
+            if sums[home] - sums[best] > self.paces.fleet.error_s:
                 return Choice(candidates[best].id, "moved", held.get(candidates[best].id, 0))
         elif heat >= HEAT_MIN and not all(holds):
             copy = min((position for position, yes in enumerate(holds) if not yes), key=sums.__getitem__)
@@ -101,19 +100,15 @@ class Ttft:
     def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
         """Whether another holder of a prefix is worth its prefill: half of the next minute's requests would go there,
         and each of them would wait that much less."""
-        copy_s = tokens * self.pace(candidate.id).line().per_token * (1 + candidate.decoding)
+        copy_s = tokens * self.paces[candidate.id].line().per_token * (1 + candidate.decoding)
         return heat / 2 * saved_s > copy_s
 
     def cost(self, candidate: Candidate, match: Match, held_tokens: int) -> Cost:
-        line = self.pace(candidate.id).line()
-        prefill_s = line.per_token * max(0, match.prompt_tokens - held_tokens)
-        others_s = OTHERS_SHARE * candidate.decoding * prefill_s
-        waiting = candidate.waiting
-        if not waiting:
-            return Cost(line.alone, prefill_s, others_s)
-        ahead_s = candidate.pending_tokens * line.per_token + waiting * line.queued
-        done_s = min(max(0.0, match.at - candidate.progress_at), ahead_s / waiting)
-        return Cost(ahead_s - done_s + line.queued, prefill_s, others_s)
+        computed_tokens = max(0, match.prompt_tokens - held_tokens)
+        queue_s, prefill_s = self.paces[candidate.id].predict(
+            computed_tokens, candidate.pending_tokens, candidate.waiting, match.at - candidate.progress_at
+        )
+        return Cost(queue_s, prefill_s, OTHERS_SHARE * candidate.decoding * prefill_s)
 
     def first(
         self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], least: float, rng: Random
@@ -132,20 +127,11 @@ class Ttft:
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
-    def pace(self, backend: BackendId) -> Pace:
-        pace = self.paces.get(backend)
-        if pace is None:
-            pace = self.paces[backend] = Pace(self.fleet)
-        return pace
-
     def served(self, service: Service) -> None:
-        for pace in (self.fleet, self.pace(service.backend)):
-            pace.observe(service.computed_tokens, service.gap_s, queued=service.queued)
+        self.paces.served(service)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
-        if computed_tokens != service.computed_tokens:
-            for pace in (self.fleet, self.pace(service.backend)):
-                pace.amend(service.computed_tokens, computed_tokens, service.gap_s, queued=service.queued)
+        self.paces.corrected(service, computed_tokens)
 
     # --- seeing -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +141,7 @@ class Ttft:
         found = []
         for candidate in candidates:
             cost = self.cost(candidate, match, held.get(candidate.id, 0))
-            line = self.pace(candidate.id).line()
+            line = self.paces[candidate.id].line()
             found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / line.per_token})
         return found
 
