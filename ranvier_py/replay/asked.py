@@ -16,13 +16,14 @@ from typing import TypeVar, get_args
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.placement.policies import POLICIES, PlacementOptions
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.values import EngineLimits
+from ranvier_py.replay.oracle_placer import ORACLES
 from ranvier_py.replay.run import Plan, Restart
 from ranvier_py.replay.sweep import rates_of
 from ranvier_py.replay.traces.options import Format, TraceOptions
 
-EVERYDAY = ("affinity", "ttft", "least_loaded", "round_robin")
-"""What is replayed when nobody names a policy, as far as there are such, with both oracles."""
+EVERYDAY = ("ttft", "affinity", "least_loaded", "round_robin", "oracle_greedy", "oracle_ttft")
+"""What is replayed when nobody names a policy: ours, what most people have, and the bounds."""
 
 ENGINES_MAX = 4096  # as many as a node's registry takes
 NODES_MAX = 64
@@ -57,8 +58,8 @@ class Asked:
     def plans(self, block_tokens: int) -> list[Plan]:
         """The runs of one trace. An oracle is asked once, whatever the number of nodes."""
         engines = tuple(replace(limits, block_size=block_tokens) for limits in self.plan.engines)
-        routed = [policy for policy in self.policies if policy in POLICIES]
-        oracles = [policy for policy in self.policies if policy not in POLICIES]
+        routed = [policy for policy in self.policies if policy not in ORACLES]
+        oracles = [policy for policy in self.policies if policy in ORACLES]
         return [
             replace(self.plan, policy=policy, nodes=nodes, engines=engines, speed=rate)
             for rate in self.rates
@@ -104,9 +105,9 @@ def asked(given: argparse.Namespace, cores: int) -> Asked:
 
 
 def policies_of(text: str | None) -> tuple[str, ...]:
-    known = tuple(POLICIES)
+    known = (*POLICIES, *ORACLES)
     if text is None:
-        return tuple(name for name in EVERYDAY if name in known)
+        return EVERYDAY
     if text == "all":
         return known
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))

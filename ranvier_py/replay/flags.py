@@ -32,7 +32,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--policy", metavar="A,B", help="policies and oracles, or all (those of every day, and oracles)")
+    group.add_argument(
+        "--policy", metavar="A,B", help="policies and oracles by name, or all (ours, the usual ones, oracles)"
+    )
     group.add_argument("--policy-option", action="append", default=[], metavar="NAME=VALUE", help="for all policies")
     group.add_argument("--nodes", default="1", metavar="1,4", help="nodes that requests enter at random (1)")
     group.add_argument("--speed", default="1", metavar="X", help="divides the gaps between arrivals (1)")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any, NamedTuple, Protocol
 
 from ranvier_py.core.backends import Outcome
@@ -27,6 +27,7 @@ from ranvier_py.replay.engine.model import (
     PromptTooLongError,
 )
 from ranvier_py.replay.nodes import Placed, Prepared
+from ranvier_py.replay.regret import regret
 from ranvier_py.replay.results import DIGITS, Tally
 
 START_S = 10.0
@@ -85,10 +86,6 @@ class Open:
         self.row: dict[str, Any] = {}
 
 
-Regret = Callable[[Prepared, int, float], float]
-"""Seconds lost by choosing this engine now."""
-
-
 class Run:
     """One run. `go` may be called once."""
 
@@ -98,14 +95,13 @@ class Run:
         items: Sequence[Prepared],
         engines: Sequence[EngineModel],
         placer: Placer,
-        regret: Regret | None = None,
     ) -> None:
         first = items[0].request.at if items else 0.0
         self._items = items
         self._arrivals = [START_S + (item.request.at - first) / plan.speed for item in items]
         self._engines = engines
         self._placer = placer
-        self._regret = regret
+        self._regret = plan.regret
         self._restarts = sorted(Restart(START_S + at, engine) for at, engine in plan.restarts)
         self._per_request = plan.per_request
         self._due = [inf] * len(engines)
@@ -162,10 +158,8 @@ class Run:
         if self._per_request:
             request.row = row_of(item, placed, now)
             self.rows.append(request.row)
-        if self._regret is not None:
-            lost_s = self._regret(item, engine, now)
-            tally.regret_s.append(lost_s)
-            request.row["regret_s"] = round(lost_s, DIGITS)
+        if self._regret:
+            self._note_regret(request, now)
         try:
             self._engines[engine].submit(request_id, job, now)
         except EngineError as refused:
@@ -173,6 +167,13 @@ class Run:
             outcome = Outcome.SUCCESS if too_long else Outcome.OVERLOADED  # 400: the engine did its work
             self._fail(request_id, TOO_LONG if too_long else QUEUE_FULL, outcome, now)
         self._note_due(engine)
+
+    def _note_regret(self, request: Open, now: float) -> None:
+        """Before it is submitted. What the chosen engine will refuse has no time that could be lost."""
+        lost_s = regret(request.item.job, self._engines, range(len(self._engines)), request.placed.engine, now)
+        if isfinite(lost_s):
+            self.tally.regret_s.append(lost_s)
+            request.row["regret_s"] = round(lost_s, DIGITS)
 
     def _step(self, engine: int, now: float) -> None:
         for event in self._engines[engine].advance(now):

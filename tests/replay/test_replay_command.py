@@ -65,6 +65,13 @@ def test_requests_are_told_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_
     assert len(lines[60]["terms"]) == 3  # one for each engine
 
 
+def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "oracle_ttft,random", "--nodes", "1,2", "--gossip-delay", "1", "--engines", "2", "--jobs", "1")
+    assert replay(trace, *words) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["random", "1"], ["random", "2"], ["oracle_ttft", "-"]]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -160,3 +160,37 @@ def test_a_trace_of_prompts_without_a_whole_block_is_served() -> None:
     result = done(plan(), make_ready(Trace("short", short, BLOCK, timed=True))).result
     assert result.hit_rate == 0.0
     assert result.reasons == {"no_prefix": 20}
+
+
+# --- oracles and regret ---------------------------------------------------------------------------------------------
+
+
+def test_oracles_need_no_nodes_and_bound_what_policies_reach() -> None:
+    greedy, soonest = (done(plan(name, 0, regret=True)).result for name in ("oracle_greedy", "oracle_ttft"))
+    routed = [done(plan(name, 1, regret=True)).result for name in ("affinity", "round_robin")]
+    assert greedy.is_oracle
+    assert greedy.reasons == {"oracle_greedy": 200}
+    assert greedy.hit_rate > max(each.hit_rate for each in routed) - 0.02  # it does not see what is on its way
+    assert soonest.ttft_s["mean"] <= min(each.ttft_s["mean"] for each in routed)
+    assert soonest.regret_s["sum"] == 0.0
+
+
+def test_regret_is_greater_where_prefixes_are_ignored() -> None:
+    follows, turns = (done(plan(name, regret=True)).result.regret_s for name in ("affinity", "round_robin"))
+    assert 0.0 <= follows["sum"] < turns["sum"]
+    assert 0.0 < turns["share_of_ttft"] < 1.0
+    assert turns["mean"] == pytest.approx(turns["sum"] / 200, abs=1e-5)
+
+
+def test_asking_for_regret_changes_nothing_else() -> None:
+    with_regret, without = done(plan("ttft", 2, regret=True)).result, done(plan("ttft", 2)).result
+    assert replace(with_regret, regret_s={}) == without
+
+
+def test_a_choice_that_is_refused_has_no_regret_in_seconds() -> None:
+    """An engine without room answers never; infinity is no number that JSON has."""
+    small = replace(LIMITS, cache_tokens=40 * BLOCK)
+    found = done(plan("round_robin", engines=(small, LIMITS), regret=True, per_request=True))
+    assert found.result.regret_s["sum"] < 1e6
+    told = [orjson.loads(line) for line in found.lines.splitlines()]
+    assert all(("failed" in line) != ("regret_s" in line) for line in told)
