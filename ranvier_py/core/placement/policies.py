@@ -18,6 +18,7 @@ from ranvier_py.core.placement.bounded_load import BoundedLoad, BoundedLoadOptio
 from ranvier_py.core.placement.cache_aware import CacheAware, CacheAwareOptions
 from ranvier_py.core.placement.cache_aware_smg import CacheAwareSmg, CacheAwareSmgOptions
 from ranvier_py.core.placement.chwbl import Chwbl, ChwblOptions
+from ranvier_py.core.placement.kv_score import KvScore, KvScoreOptions
 from ranvier_py.core.placement.least_loaded import LeastLoaded
 from ranvier_py.core.placement.options import Options, OptionValue, chosen, limits_of
 from ranvier_py.core.placement.power_of_two import PowerOfTwo
@@ -43,6 +44,7 @@ POLICIES: Mapping[str, Kind] = MappingProxyType(
         "cache_aware_smg": Kind(CacheAwareSmg, CacheAwareSmgOptions),
         "bounded_load": Kind(BoundedLoad, BoundedLoadOptions),
         "chwbl": Kind(Chwbl, ChwblOptions),
+        "kv_score": Kind(KvScore, KvScoreOptions),
         "round_robin": Kind(lambda _: RoundRobin()),
         "random": Kind(lambda _: WeightedRandom()),
         "least_loaded": Kind(lambda _: LeastLoaded()),
