@@ -173,17 +173,7 @@ class Affinity:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""
         if not self.by_median:
             return min(loads)
-        ordered = sorted(loads)
-        half = len(ordered) // 2
-        if len(ordered) == 2:
-            middle = ordered[0]
-        elif self.median == "upper":
-            middle = ordered[half]
-        else:
-            middle = ordered[(len(ordered) - 1) // 2]
-            if self.median == "middle":
-                middle = (middle + ordered[half]) / 2
-        return self.factor * middle
+        return self.factor * median_of(loads, self.median)
 
     def first(self, match: Match, candidates: Sequence[Candidate], positions: list[int]) -> int:
         """The one of `positions` that comes first in rendezvous order."""
@@ -191,6 +181,18 @@ class Affinity:
             return positions[0]
         scores = self.rendezvous.scores(match.home, candidates)
         return max(positions, key=scores.__getitem__)
+
+
+def median_of(loads: Sequence[float], kind: str = "upper") -> float:
+    """Of an even number the upper, the lower, or the middle of both; of two always the lower, see above."""
+    ordered = sorted(loads)
+    half = len(ordered) // 2
+    if len(ordered) == 2:
+        return ordered[0]
+    if kind == "upper":
+        return ordered[half]
+    lower = ordered[(len(ordered) - 1) // 2]
+    return lower if kind == "lower" else (lower + ordered[half]) / 2
 
 
 def is_common(match: Match, share: float = COMMON_SHARE, slack_tokens: int = COMMON_SLACK_TOKENS) -> bool:

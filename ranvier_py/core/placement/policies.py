@@ -24,6 +24,7 @@ from ranvier_py.core.placement.options import Options, OptionValue, chosen, limi
 from ranvier_py.core.placement.power_of_two import PowerOfTwo
 from ranvier_py.core.placement.random import WeightedRandom
 from ranvier_py.core.placement.round_robin import RoundRobin
+from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.core.placement.ttft import Ttft
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -45,6 +46,7 @@ POLICIES: Mapping[str, Kind] = MappingProxyType(
         "bounded_load": Kind(BoundedLoad, BoundedLoadOptions),
         "chwbl": Kind(Chwbl, ChwblOptions),
         "kv_score": Kind(KvScore, KvScoreOptions),
+        "sticky_least_loaded": Kind(StickyLeastLoaded, StickyLeastLoadedOptions),
         "round_robin": Kind(lambda _: RoundRobin()),
         "random": Kind(lambda _: WeightedRandom()),
         "least_loaded": Kind(lambda _: LeastLoaded()),

@@ -23,6 +23,8 @@ SWITCHED = [
     {"median": "middle"},
     {"divert_factor": 1.0, "divert_floor": 0},
     {"cache_threshold": 0.0},
+    {"overlap_norm": "relative", "min_overlap_threshold": 0.0},
+    {"sticky_limit_factor": 1.0, "sticky_limit_floor": 0},
     {"cache_threshold": 1.0, "spill_margin_min": 0, "spill_margin_max": 0, "spill_factor": 1.0},
 ]
 """Options under which the laws hold too."""
@@ -74,7 +76,7 @@ def reasons_of(policy: Policy) -> list[str]:
 
 
 @EACH
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(situation=situations(), named=st.sampled_from(SWITCHED), seed=st.integers(0, 2**32))
 def test_every_policy_names_a_candidate_and_a_reason_of_its_list_and_repeats_itself(
     name: str, situation: tuple[Match, tuple[Candidate, ...]], named: dict[str, bool], seed: int
