@@ -197,9 +197,9 @@ class Router:
         flight.first_at = now
         if flight.prompt.stream:
             gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
+            first_token_s = now - flight.departed_at
+            flight.service = Service(flight.backend, flight.computed_tokens, gap_s, flight.queued, first_token_s)
             if self._watching is not None:
-                first_token_s = now - flight.departed_at
-                flight.service = Service(flight.backend, flight.computed_tokens, gap_s, flight.queued, first_token_s)
                 self._watching.served(flight.service)
         self._settle(flight)
         self.counters.first_token_s.observe(now - flight.departed_at)

@@ -1,0 +1,107 @@
+"""Policies in the shadow: other choices on the same traffic, without effect on it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ranvier_py.core.backends import Outcome
+from ranvier_py.core.flight import Flight
+from ranvier_py.core.placement.policies import make_policy
+from ranvier_py.core.router import Router
+from ranvier_py.core.routes import RouteTable
+from ranvier_py.core.shadow import LANDED_MAX, Shadow, Shadows, make_shadow
+from ranvier_py.core.stream import NOTHING, Answer
+from tests.core.test_router import chat, depart, make_router, serve
+
+
+def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
+    router = make_router(policy=real)
+    shadows = [make_shadow(router, make_policy(policy), RouteTable(), Random(1)) for policy in policies]
+    router.observers = (Shadows(shadows, router.registry),)
+    return router, shadows
+
+
+def turns(count: int) -> list[bytes]:
+    """A chat, turn by turn."""
+    said = [f"words of message {number}" for number in range(2 * count)]
+    return [chat(*said[: 2 * number + 1]) for number in range(count)]
+
+
+def stream(body: bytes) -> bytes:
+    return body[:-1] + b', "stream": true}'
+
+
+def test_the_shadow_of_the_same_policy_chooses_the_same() -> None:
+    router, (shadow,) = shadowed("affinity")
+    for body in turns(5):
+        serve(router, body)
+    assert (shadow.placed, shadow.elsewhere, shadow.saved_tokens) == (5, 0, 0)
+    assert shadow.saved_s == pytest.approx(0.0)
+
+
+def test_a_policy_that_knows_nothing_of_prefixes_would_have_lost_them() -> None:
+    router, (shadow,) = shadowed("round_robin")
+    for body in turns(8):
+        serve(router, body)
+    assert shadow.elsewhere >= 5
+    assert shadow.saved_tokens < 0
+    assert shadow.saved_s < 0
+    assert shadow.statistics().policy == "round_robin"
+
+
+def test_a_shadow_lives_in_the_world_of_its_own_choices() -> None:
+    """Measured in the real one, affinity beside round robin would find nothing where it never was."""
+    router, (shadow,) = shadowed("affinity", real="round_robin")
+    for body in turns(8):
+        serve(router, body)
+    assert shadow.saved_tokens > 0
+    assert shadow.statistics().predicted_tokens > router.counters.predicted_tokens == 0
+
+
+def test_shadows_change_nothing_of_what_really_happens() -> None:
+    alone, (watched, _) = make_router(), shadowed("least_loaded", "ttft", "random")
+    for body in turns(8):
+        one, other = serve(alone, body), serve(watched, body)
+        assert one.decision == other.decision
+    assert watched.routes.statistics() == alone.routes.statistics()
+    assert [backend.load for backend in watched.registry] == [0, 0, 0, 0]
+
+
+def test_answers_are_learned_in_the_shadow_too() -> None:
+    router, (shadow,) = shadowed("affinity")
+    flight = serve(router, chat("one"))
+    router.taught(flight, flight.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
+    second = depart(router, chat("one", "answer", "two"))
+    assert shadow.flights[second].decision.matched_tokens == second.decision.matched_tokens > flight.prompt.tokens
+
+
+def test_what_waits_counts_for_each_world_by_itself() -> None:
+    router, (shadow,) = shadowed("least_loaded", real="affinity")
+    body = stream(chat("one"))
+    flights = [depart(router, body) for _ in range(3)]
+    assert len({flight.backend for flight in flights}) == 1, "a burst of one prefix follows its first request"
+    assert len({shadow.flights[flight].backend for flight in flights}) == 3
+    assert shadow.saved_tokens == -2 * flights[0].prompt.tokens
+    mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
+    assert sorted(each.inflight for each in mirrored) == [0, 1, 1, 1]
+    for flight in flights:
+        router.first_token(flight, 1.0)
+        router.land(flight, Outcome.SUCCESS, 2.0)
+    assert [each.inflight + each.pending_tokens + each.decoding for each in mirrored] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.SERVER_ERROR])
+def test_a_flight_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> None:
+    router, (shadow,) = shadowed("affinity")
+    router.land(depart(router, chat("one")), outcome, 0.0)
+    assert shadow.router.registry[depart(router, chat("one")).backend].inflight == 1
+    assert shadow.router.routes.statistics().rows == 0
+
+
+def test_flights_whose_answers_nobody_reads_are_forgotten() -> None:
+    router, (shadow,) = shadowed("affinity")
+    flights: list[Flight] = [serve(router, chat("one")) for _ in range(LANDED_MAX + 10)]
+    assert len(shadow.flights) == LANDED_MAX
+    router.answered(flights[0], flights[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
