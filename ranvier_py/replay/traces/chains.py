@@ -21,7 +21,7 @@ from ranvier_py.replay.trace import Depth
 
 KEY = b"fingerprints of a replay"
 OWN = 1 << 63  # set in what is mixed into the names of blocks that nobody else can have
-OWN_BLOCKS_MAX = 1 << 20  # blocks of one request: 16 million tokens
+OWN_BLOCKS_MAX = 1 << 24  # blocks of one request, at most
 
 
 def linked(above: int, number: int) -> int:

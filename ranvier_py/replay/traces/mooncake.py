@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ranvier_py.replay.trace import Depth, Trace, TraceRequest
-from ranvier_py.replay.traces.chains import OWN_BLOCKS_MAX, linked, named, own_names, partings
+from ranvier_py.replay.traces.chains import linked, named, own_names, partings
 from ranvier_py.replay.traces.lines import INTEGER_MAX, Line, json_lines, name_of, nothing_in, shown
 from ranvier_py.replay.traces.options import TraceOptions
 from ranvier_py.replay.traces.times import from_start, repeated, spread, stamp_s
 
 STAMP_UNIT_S = 0.001
 STAMP_STEP_S = 3.0  # of the stamps in Mooncake's published traces
-TOKENS_MAX = 1 << 24  # of one prompt or answer
+TOKENS_MAX = 1 << 23  # of one prompt or answer
 
 
 class Record(NamedTuple):
@@ -86,7 +86,7 @@ def request_of(
 ) -> TraceRequest:
     prompt = record.prompt_tokens // size
     blocks = (record.prompt_tokens + record.answer_tokens) // size
-    names = (*record.path[:prompt], *own_names(number, min(blocks - prompt, OWN_BLOCKS_MAX)))
+    names = (*record.path[:prompt], *own_names(number, blocks - prompt))
     stops = [
         depths.setdefault(name, Depth((index + 1) * size, named(name))) for index, name in enumerate(names[:prompt])
     ]

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from ranvier_py.core.recording import MARK
 from ranvier_py.replay.trace import Trace, TraceError
-from ranvier_py.replay.traces import chats, mooncake, token_ids
+from ranvier_py.replay.traces import chats, mooncake, recording, token_ids
 from ranvier_py.replay.traces.arrivals import HEADER, lend, read_arrivals
 from ranvier_py.replay.traces.lines import first_line, json_line
 from ranvier_py.replay.traces.options import Format, TraceOptions
@@ -26,6 +27,7 @@ LOADERS: dict[str, Callable[[Path, TraceOptions], Trace]] = {
     "mooncake": mooncake.load,
     "chats": chats.load,
     "token_ids": token_ids.load,
+    "recording": recording.load,
 }
 MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("mooncake", ("hash_ids",)),
@@ -33,6 +35,7 @@ MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("chats", ("transcript", "queries")),
     ("token_ids", ("prompt_token_ids",)),
     ("token_ids", ("input_tok_ids",)),
+    ("recording", (MARK,)),
 )
 """Members that an object of a format has all of."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import pytest
@@ -15,14 +15,15 @@ from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.replay.trace import TraceError
 from ranvier_py.replay.traces.arrivals import lend, read_arrivals
 from ranvier_py.replay.traces.mooncake import load as load_mooncake
-from ranvier_py.replay.traces.opening import LOADERS, open_trace
-from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.traces.opening import LOADERS, MARKS, open_trace
+from ranvier_py.replay.traces.options import Format, TraceOptions
 from tests.replay.traces.given import is_sound, load_once, shared, written
 
 MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}
 TOKENS = {"prompt_token_ids": [1, 2, 3]}
 CHAT = {"messages": [{"role": "user", "content": "Hello."}], "answer": "Hello!"}
 DOCUMENT = {"doc_id": "d", "transcript": "A: yes.", "queries": [{"q": "What?", "a": "Yes."}]}
+RECORDED = {"ranvier_recording": 1, "started": 5, "block_tokens": 16, "scheme": "a"}
 HEADER = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
@@ -94,7 +95,7 @@ def as_bytes(value: Any) -> bytes:
         return b"null"
 
 
-GOOD = st.sampled_from([MOONCAKE, TOKENS, CHAT, DOCUMENT])
+GOOD = st.sampled_from([MOONCAKE, TOKENS, CHAT, DOCUMENT, RECORDED])
 CHANGED = st.builds(lambda good, more: as_bytes({**good, **more}), GOOD, st.dictionaries(NAMES, VALUES, max_size=3))
 MESSAGES = st.lists(
     st.fixed_dictionaries(
@@ -120,7 +121,7 @@ def problem(path: Path, options: TraceOptions) -> str:
 
 
 @settings(max_examples=120, deadline=None)
-@given(form=st.sampled_from(["mooncake", "token_ids"]), lines=LINES)
+@given(form=st.sampled_from(["mooncake", "token_ids", "recording"]), lines=LINES)
 def test_no_bytes_are_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, form: Any, lines: Any) -> None:
     path = written(tmp_path_factory.getbasetemp() / "any", lines)
     found = problem(path, TraceOptions(format=form))
@@ -208,4 +209,4 @@ def test_the_published_arrivals_are_read() -> None:
 
 
 def test_every_format_has_its_loader() -> None:
-    assert {"mooncake", "chats", "token_ids"} <= LOADERS.keys()
+    assert {name for name in get_args(Format) if name} == LOADERS.keys() == {name for name, _ in MARKS}

@@ -1,0 +1,154 @@
+"""Recordings of a node, read back as traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.recording import Header, Record
+from ranvier_py.replay.trace import TraceError, TraceRequest
+from ranvier_py.replay.traces.opening import open_trace
+from ranvier_py.replay.traces.options import TraceOptions
+from tests.replay.traces.given import is_sound, leading, written
+
+HEADER = Header(1_000.0, 16, "a")
+RECORD = Record(
+    at=1.5,
+    model="m",
+    kind="chat",
+    stops=((16, 11), (32, 12), (64, 13), (96, 14)),
+    ends=(1, 3),
+    prompt_tokens=100,
+    answer_tokens=30,
+    backend="a",
+    policy="affinity",
+    reason="warm",
+    source="text",
+    matched_tokens=32,
+    holders=2,
+    outcome="success",
+    status=200,
+    first_token_s=0.25,
+    total_s=1.0,
+    cached_tokens=None,
+    request_bytes=800,
+    sent_bytes=90,
+)
+
+
+def loaded(path: Path, *lines: Header | Record | bytes, **options: Any) -> list[TraceRequest]:
+    data = [line if isinstance(line, bytes) else line.line().strip() for line in lines]
+    trace = open_trace(written(path / "node.jsonl", data), TraceOptions(**options))
+    for request in trace.requests:
+        is_sound(request, trace.block_tokens)
+    return list(trace.requests)
+
+
+def test_requests_come_in_order_of_time_with_their_stops(tmp_path: Path) -> None:
+    one, two = loaded(tmp_path, HEADER, replace(RECORD, at=4.0, model="n"), RECORD)
+    assert (one.at, two.at) == (0.0, 2.5)
+    assert (one.model, two.model) == ("m", "n")
+    assert [tuple(stop) for stop in one.stops] == list(RECORD.stops)
+    assert tuple(one.ends) == RECORD.ends
+    assert (one.prompt_tokens, one.answer_tokens, one.session) == (100, 30, "")
+
+
+def test_blocks_are_shared_up_to_the_last_stop_in_common(tmp_path: Path) -> None:
+    other = replace(RECORD, at=2.0, stops=(*RECORD.stops[:3], (112, 99)), ends=(1,), prompt_tokens=120)
+    one, two = loaded(tmp_path, HEADER, RECORD, other)
+    assert leading(set(one.blocks), two.blocks) == 4
+    assert not set(one.blocks[4:]) & set(two.blocks[4:])
+
+
+def test_a_turn_extends_the_one_before(tmp_path: Path) -> None:
+    first = replace(RECORD, stops=(*RECORD.stops, (128, 15)))
+    second = replace(RECORD, at=2.0, stops=(*first.stops, (192, 16)), ends=(1, 3, 5), prompt_tokens=200)
+    one, two = loaded(tmp_path, HEADER, first, second)
+    assert two.blocks[: len(one.blocks)] == one.blocks
+    assert two.stops[: len(one.stops)] == one.stops
+
+
+def test_what_lies_beyond_the_deepest_stop_is_the_requests_own(tmp_path: Path) -> None:
+    one, two = loaded(tmp_path, HEADER, RECORD, replace(RECORD, at=2.0))
+    assert leading(set(one.blocks), two.blocks) == 6
+    assert len(one.blocks) == 130 // 16 == 8
+
+
+def test_stops_beyond_what_the_engine_counted_are_left_out(tmp_path: Path) -> None:
+    [request] = loaded(tmp_path, HEADER, replace(RECORD, prompt_tokens=60, answer_tokens=5))
+    assert [stop.tokens for stop in request.stops] == [16, 32, 64]
+    assert list(request.ends) == [1]
+
+
+def test_a_prompt_of_unknown_length_is_taken_from_its_bytes(tmp_path: Path) -> None:
+    unknown = replace(RECORD, kind="opaque", stops=(), ends=(), prompt_tokens=0, answer_tokens=0)
+    [request] = loaded(tmp_path, HEADER, unknown, answer_tokens=50)
+    assert (request.prompt_tokens, request.answer_tokens) == (200, 50)
+
+
+def test_failed_tries_are_left_out(tmp_path: Path) -> None:
+    failed = replace(RECORD, at=1.0, outcome="connect_error", status=0, first_token_s=None)
+    assert len(loaded(tmp_path, HEADER, failed, RECORD)) == 1
+    with pytest.raises(TraceError, match="found no request that was served"):
+        loaded(tmp_path, HEADER, failed)
+
+
+def test_files_may_be_put_one_after_the_other(tmp_path: Path) -> None:
+    """Rotated ones, in any order, and those of a node that was started again."""
+    later = replace(HEADER, started=HEADER.started + 100)
+    one, two, three = loaded(tmp_path, later, RECORD, HEADER, RECORD, replace(RECORD, at=3.0), limit=3)
+    assert [one.at, two.at, three.at] == [0.0, 1.5, 100.0]
+
+
+def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"node.jsonl:3: found a recording under another secret"):
+        loaded(tmp_path, HEADER, RECORD, replace(HEADER, scheme="b"), RECORD)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([HEADER, b"{}"], "node.jsonl:2: found no list of stops"),
+        ([HEADER, RECORD, b'{"at":'], "node.jsonl:3: found no JSON"),
+        ([replace(HEADER, block_tokens=10), RECORD], "node.jsonl:2: found a stop inside a block"),
+        ([b'{"ranvier_recording":9}'], "node.jsonl:1: found version 9 of a recording, expected 1"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, lines: list[Any], says: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        loaded(tmp_path, *lines)
+    assert says in str(caught.value)
+
+
+def test_a_record_without_a_header_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="expected the header before it"):
+        loaded(tmp_path, RECORD, format="recording")
+
+
+CHANGES = st.dictionaries(
+    st.sampled_from(Record.__slots__), st.none() | st.integers() | st.text(max_size=3), max_size=2
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(CHANGES)
+def test_no_record_is_more_than_a_trace_error(tmp_path_factory: pytest.TempPathFactory, changes: Any) -> None:
+    fields = {**orjson.loads(RECORD.line()), **changes}
+    try:
+        line = orjson.dumps(fields)
+    except TypeError:  # numbers beyond 64 bits
+        return
+    folder = tmp_path_factory.getbasetemp()
+    try:
+        loaded(folder, HEADER, line)
+    except TraceError as error:
+        said = str(error)
+    else:
+        said = str(folder)
+    assert said.startswith(str(folder))
