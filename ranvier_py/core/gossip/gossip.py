@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 from random import Random
 from struct import Struct
 
 from ranvier_py.core.gossip.backends.facts import BackendFacts
 from ranvier_py.core.gossip.backends.orders import Orders
+from ranvier_py.core.gossip.company import Company
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
 from ranvier_py.core.gossip.membership.counts import MembersStatistics, MemberView
 from ranvier_py.core.gossip.membership.members import Members
@@ -46,8 +46,9 @@ STATE_MAGIC = b"RGS1"
 MYSELF_S = 60.0
 """An address that turned out to be our own is left alone so long; then it may be somebody else's."""
 
-PEERS_DELAY_S = 0.02
-"""So soon the planes above membership hear who came or went. At once would cost a node that joins N peers N² steps."""
+STRANGERS_MAX = 16
+"""Of the addresses that are named at one time so many are greeted, where no live member is known: one that answers is
+enough, and DNS names them all, again and again."""
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 
@@ -158,8 +159,7 @@ class Gossip:
         self._myself: dict[Address, float] = {(me.host, me.port): float("inf")}
         self._tried: dict[Address, bool] = {}
         self._changes: list[MemberChange] = []
-        self._peers_at = inf  # when the planes above are told who is there
-        self._route_peers: dict[int, None] = {}
+        self._company = Company(self.members, self.routes, facts, orders)
         self.members.remember(remembered, now)
         self._settle(now)
 
@@ -169,7 +169,7 @@ class Gossip:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
-        return min(self._peers_at, machines)
+        return min(self._company.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
@@ -184,8 +184,11 @@ class Gossip:
         self._settle(now)
 
     def contact(self, addresses: Sequence[Address], now: float) -> None:
-        """These may be peers, says the operator or DNS. Say it as often as you like."""
-        for address in addresses:
+        """These may be peers, says the operator or DNS. Say it as often as you like, in any order."""
+        if not self.members.circle.is_mesh:
+            known = {member.address for member in self.members.alive()}
+            addresses = [address for address in addresses if address not in known]
+        for address in addresses[:STRANGERS_MAX]:
             self._greet(address, now)
         self._settle(now)
 
@@ -199,8 +202,8 @@ class Gossip:
         self.members.tick(now)
         for address in self.members.needs_greeting(now):
             self._greet(address, now)
-        if now >= self._peers_at:
-            self._update_peers(now)
+        if now >= self._company.wake_at:
+            self._company.update(now)
         self.routes.tick(now)
         self.facts.tick(now)
         self.orders.tick(now)
@@ -271,7 +274,7 @@ class Gossip:
         if proved is not None:
             self._tried.pop(peer.address, None)
             self.members.proved(proved, now)
-            self._peers_at = min(self._peers_at, now + PEERS_DELAY_S)
+            self._company.proved(proved.session, now)
         if message is None:
             self.members.heard(peer.session, now)
         else:
@@ -281,9 +284,7 @@ class Gossip:
         """To the machine whose message it is. All but membership hear from live members only."""
         if isinstance(message, ROUTE_MESSAGES):
             self.members.heard(peer.session, now)
-            if peer.session not in self._route_peers and self._peers_at < inf:
-                self._update_peers(now)
-            if peer.session in self._route_peers:
+            if self._company.admits(peer.session, now):
                 self.routes.receive(peer, message, now)
         elif isinstance(message, Loads | Facts):
             self.members.heard(peer.session, now)
@@ -313,19 +314,6 @@ class Gossip:
         member = self.members.member(session) if session else None
         return member is not None and member.live and member.proved
 
-    def _update_peers(self, now: float) -> None:
-        """Tell the planes above membership who is there now. O(members), hence not at each change."""
-        self._peers_at = inf
-        alive = self.members.alive()
-        proved = [member for member in alive if member.proved]
-        peers = [Peer(member.session, member.address) for member in proved]
-        schema = self.me.schema
-        sharing = [Peer(member.session, member.address) for member in proved if member.record.schema == schema]
-        self._route_peers = {peer.session: None for peer in sharing}
-        self.routes.peers(sharing, now)
-        self.facts.peers(peers)
-        self.orders.peers(peers)
-
     def _settle(self, now: float) -> None:
         """After whatever happened: follow membership, seal what waits."""
         members = self.members
@@ -338,7 +326,7 @@ class Gossip:
         if members.changes:
             self._changes += members.changes
             members.changes.clear()
-            self._peers_at = min(self._peers_at, now + PEERS_DELAY_S)
+            self._company.changed(now)
         self.sessions.me = members.me
         if self._outbox:
             self._seal(now)

@@ -72,9 +72,9 @@ def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypat
     told: list[int] = []
     peers = RouteGossip.peers
 
-    def counted(self: RouteGossip, live: Sequence[Peer], now: float) -> None:
+    def counted(self: RouteGossip, live: Sequence[Peer], now: float, members: Sequence[int]) -> None:
         told.append(len(live))
-        peers(self, live, now)
+        peers(self, live, now, members)
 
     monkeypatch.setattr(RouteGossip, "peers", counted)
     scenario = Scenario(

@@ -1,8 +1,8 @@
 """Whom to greet: members that are known by hearsay only, and addresses where a member lived before it fell silent.
 
-A member that others speak of has not proved its session to this node; a greeting (Hello) makes both prove it. It is
-greeted after a short random time, spread over the size of the cluster, and again, each time later, until it proves
-itself or is dead.
+A member that others speak of has not proved its session to this node; a greeting (Hello) makes both prove it. One that
+this node is to know (`circle`) is greeted after a short random time, spread over the size of the cluster, and again,
+each time later, until it proves itself, is dead, or others have come between.
 
 The dead stay contacts for a day. One of them is greeted now and then, for ever: after a long cut nobody else would
 (weaviate#10698; foca keeps them 24 h, too). The pace is that of the whole cluster: of n live nodes each greets every
@@ -19,12 +19,13 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
+from ranvier_py.core.gossip.membership.circle import Circle
 from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.membership.roster import Roster
 from ranvier_py.core.gossip.values import Address
 
 GREETING_S = 0.005
-"""Between two greetings of members: 200 a second, so a thousand members are met in five seconds."""
+"""Between two greetings of members: 200 a second, so the largest cluster that is a mesh is met in a third of one."""
 
 GREETINGS_MAX = 16
 """At once, after a pause."""
@@ -76,7 +77,7 @@ class Greetings:
         """It proved itself, or there is no point any more. Its entry in the heap is skipped when it is due."""
         self._waits.pop(session, None)
 
-    def due(self, roster: Roster, now: float) -> list[Address]:
+    def due(self, roster: Roster, circle: Circle, now: float) -> list[Address]:
         """Addresses to greet now."""
         addresses = list(self._urgent)
         self._urgent.clear()
@@ -87,7 +88,7 @@ class Greetings:
             if planned_at != at:
                 continue
             member = roster.get(session)
-            if member is None or not member.live or member.proved:
+            if member is None or not member.live or member.proved or not circle.wants(session):
                 del self._waits[session]
                 continue
             addresses.append(member.address)

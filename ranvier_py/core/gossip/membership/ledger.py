@@ -19,6 +19,7 @@ from __future__ import annotations
 from random import Random
 
 from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
+from ranvier_py.core.gossip.membership.circle import Circle
 from ranvier_py.core.gossip.membership.contacts import Contacts, Greetings
 from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
@@ -50,8 +51,9 @@ SECOND_OPINIONS = 3
 class Ledger:
     """All tables. Others read them; only the steps here change a member's state."""
 
-    def __init__(self, me: int, broadcasts: Broadcasts, health: LocalHealth, counts: Counts, rng: Random) -> None:
+    def __init__(self, me: Record, broadcasts: Broadcasts, health: LocalHealth, counts: Counts, rng: Random) -> None:
         self.roster = Roster()
+        self.circle = Circle(me.session, me.schema)
         self.suspicions = Suspicions()
         self.greetings = Greetings(rng)
         self.contacts = Contacts(rng, counts)
@@ -62,7 +64,7 @@ class Ledger:
         self.returned = False  # somebody held for dead lives: a cut has healed, and lists should be compared
         self.dead: dict[int, float] = {}  # session -> when it died, in that order
         self._lingering: dict[int, float] = {}  # those of them that the planes above still know
-        self._me = me
+        self._me = me.session
         self._health = health
         self._counts = counts
         self._rng = rng
@@ -86,7 +88,8 @@ class Ledger:
         if self.roster.live >= MEMBERS_MAX:
             self._counts.members_refused += 1
             return None
-        member = self.roster.add(record._replace(state=State.ALIVE), now)
+        alive = record if record.state is State.ALIVE else record._replace(state=State.ALIVE)
+        member = self.roster.add(alive, now)
         self._settle(member, now)
         self.note("joined", member.record, why)
         return member
@@ -165,6 +168,7 @@ class Ledger:
     def proved(self, member: Member) -> None:
         """Its session is live, by proof."""
         member.proved = True
+        self.circle.met(member)
         self.greetings.done(member.session)
         self.contacts.remove(member.address)
 
@@ -174,14 +178,17 @@ class Ledger:
         """It is live from now on."""
         self.broadcasts.members = self.members
         self.turns.insert(member.session)
-        if not member.proved:
+        self.circle.join(member)
+        if not member.proved and self.circle.wants(member.session):
             self.greetings.want(member.session, self.members, now)
 
     def _move(self, member: Member, record: Record, now: float) -> None:
         """A live member's record changes, perhaps its address."""
         if member.address != (record.host, record.port):
             member.proved = False
-            self.greetings.want(member.session, self.members, now)
+            self.circle.lost(member.session)
+            if self.circle.wants(member.session):
+                self.greetings.want(member.session, self.members, now)
         self.roster.change(member, record, now)
 
     def _revive(self, member: Member, record: Record, now: float) -> None:
@@ -196,6 +203,7 @@ class Ledger:
     def _end(self, member: Member) -> None:
         """It is not live any more."""
         self.suspicions.end(member.session)
+        self.circle.part(member.session)
         self.greetings.done(member.session)
         self.broadcasts.members = self.members
 

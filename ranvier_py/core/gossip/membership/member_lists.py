@@ -96,10 +96,9 @@ class MemberLists:
         if self.joining:
             pace_s = self._join_s = min(2 * self._join_s, pace_s)
         self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
-        alive = self._ledger.roster.alive()
-        drawn = self._rng.sample(alive, min(len(alive), 4))
-        partner = next((member for member in drawn if member.proved), None)
-        if partner is not None:
+        met = self._ledger.circle.acquainted()
+        if met:
+            partner = self._rng.choice(met)
             self._ask(partner.address, partner.session)
 
     def met(self, address: Address, session: int, was_dead: bool, now: float) -> None:

@@ -11,6 +11,7 @@ before it gets here. The rules are in the parts:
     local_health    slower when this node or the network is unwell; `profile` has the numbers
     broadcasts      updates that spread; `post` writes the letters they ride on
     member_lists    push-pull of whole lists
+    circle          whom to know directly: everybody, or in a large cluster the neighbours on some rings
     contacts        whom to greet: members known by hearsay, and the dead, for a day
 
 A call that comes more than a probe interval after the time of the next tick means that this node was not awake: nobody
@@ -83,7 +84,7 @@ class Members:
         self._health = LocalHealth(profile)
         self._broadcasts = Broadcasts(profile.retransmit_mult, profile.gossip_interval_s, size_of, room, counts)
         self._post = Post(outbox, self._broadcasts, size_of=size_of, room_bytes=room, datagrams=datagrams)
-        self._ledger = Ledger(me.session, self._broadcasts, self._health, counts, rng)
+        self._ledger = Ledger(me, self._broadcasts, self._health, counts, rng)
         self._prober = Prober(self._ledger, self._post, self._health, counts, rng)
         self._relays = Relays(self._ledger.roster, self._post, counts)
         self._hearsay = Hearsay(self._identity, self._ledger, self._post, self._health, counts)
@@ -97,8 +98,8 @@ class Members:
             size_of=size_of,
             datagram_bytes=room if datagrams else 0,
         )
-        self.left_at = inf
-        """After `leave`: when the news has spread and this node may stop."""
+        self.circle = self._ledger.circle
+        self.left_at = inf  # after `leave`: when the news has spread and this node may stop
         self._awake_at = now  # lateness before this is settled
         self._ticked_at = now
         self._prober.start(now)
@@ -146,6 +147,8 @@ class Members:
         if self._identity.leaving:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
         ledger = self._ledger
+        if ledger.circle.widened:
+            return 0.0
         return min(self._timers_at, ledger.greetings.wake_at, ledger.contacts.wake_at)
 
     @property
@@ -177,7 +180,10 @@ class Members:
             return []
         ledger = self._ledger
         mine = (self.me.host, self.me.port)
-        wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, now))
+        if ledger.circle.widened:
+            for session in ledger.circle.unmet():
+                ledger.greetings.want(session, ledger.members, now)
+        wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, ledger.circle, now))
         for address in ledger.contacts.due(ledger.members, now):
             if not ledger.roster.at(address):
                 wanted[address] = None
@@ -260,8 +266,8 @@ class Members:
             return
         self._identity.leave()
         self._broadcasts.push(Update(self.me), now)
-        alive = self.alive()
-        for member in self._rng.sample(alive, min(len(alive), FAREWELLS_MAX)):
+        met = self.circle.acquainted()
+        for member in self._rng.sample(met, min(len(met), FAREWELLS_MAX)):
             self._post.tell(member.address, member.session, [Update(self.me)], self._post.best_plane(member))
         self.left_at = now + self._farewell_s
 
@@ -387,11 +393,8 @@ class Members:
 
     def _gossip(self, now: float) -> None:
         """Send what waits to a few members at random."""
-        alive = self.alive()
-        fanout = self._health.profile.gossip_fanout
-        drawn = self._rng.sample(alive, min(len(alive), 2 * fanout))
-        proved = [member for member in drawn if member.proved]
-        for member in proved[:fanout]:
+        met = self.circle.acquainted()
+        for member in self._rng.sample(met, min(len(met), self._health.profile.gossip_fanout)):
             if not self._post.gossip(member):
                 break
         self._broadcasts.ticked(now)

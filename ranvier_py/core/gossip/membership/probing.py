@@ -29,7 +29,7 @@ from ranvier_py.core.gossip.messages import State, Update
 from ranvier_py.core.gossip.values import Address, Peer, Plane
 
 SPARE_RELAYS = 4
-"""Drawn beyond those asked, so that suspects and unproved ones among them can be passed over."""
+"""Drawn beyond those asked, so that suspects among them can be passed over."""
 
 RTT_WEIGHT = 0.2
 """Of the newest measurement in the mean."""
@@ -182,10 +182,10 @@ class Prober:
 
     def _draw_relays(self, target: Member) -> list[Member]:
         """k others at random, the fit ones first. Drawing without repetition finds the only candidate, too."""
-        alive = self._ledger.roster.alive()
+        met = self._ledger.circle.acquainted()
         wanted = self._health.profile.relays
-        drawn = self._rng.sample(alive, min(len(alive), wanted + SPARE_RELAYS))
-        fit = [member for member in drawn if member is not target and member.proved]
+        drawn = self._rng.sample(met, min(len(met), wanted + SPARE_RELAYS))
+        fit = [member for member in drawn if member is not target]
         fit.sort(key=lambda member: member.state is State.SUSPECT)
         return fit[:wanted]
 

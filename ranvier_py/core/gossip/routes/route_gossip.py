@@ -138,6 +138,7 @@ class RouteGossip:
         self._donor = Donor(self._post, memory, sums)
         self._pull = Pull(self._logs, self._post, memory, sums, self._repair.missed, rng, now)
         self._pull.audit_every(settings.audit_interval_s, now)
+        self._members: Sequence[int] = ()
         self._intake: dict[int, Window] = {}
         self._origin_asked_at: dict[int, float] = {}
         self._prune_at = now + PRUNE_INTERVAL_S
@@ -154,12 +155,16 @@ class RouteGossip:
         self._logs.append(lesson, at)
         self._eager.learned()
 
-    def peers(self, live: Sequence[Peer], now: float) -> None:
-        """These are the live peers of our schema now. All that is kept for others goes."""
+    def peers(self, live: Sequence[Peer], now: float, members: Sequence[int] = ()) -> None:
+        """These are the live peers of our schema now. All that is kept for others goes.
+
+        `members`: sessions of further live members, of whose lessons we hear through the peers.
+        """
         others = [peer for peer in live if peer.session != self._logs.session]
         self._post.meet(others)
         sessions = list(self._post.peers)
-        self._logs.present(sessions, now)
+        self._members = members
+        self._logs.present([*sessions, *members], now)
         self._eager.meet()
         self._repair.meet()
         self._donor.meet()
@@ -173,7 +178,8 @@ class RouteGossip:
     def forget(self, session: int, now: float) -> None:
         """A member is gone for good. What it taught stays until it expires."""
         if session in self._post.peers:
-            self.peers([peer for peer in self._post.order if peer.session != session], now)
+            others = [member for member in self._members if member != session]
+            self.peers([peer for peer in self._post.order if peer.session != session], now, others)
 
     # --- time -------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranvier_py.core.fingerprint import GOLDEN, MASK, mix
+from ranvier_py.core.fingerprint import MASK
 from ranvier_py.core.gossip.messages import Message, Rows
+from ranvier_py.core.gossip.rings import RINGS_MAX, places_of
 from ranvier_py.core.gossip.routes.budget import Window, wire_bytes
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
@@ -77,29 +78,19 @@ class RoutePost:
 
 
 class Rings:
-    """All live sessions in several pseudo-random orders. A change costs about 0.5 us for each session."""
+    """The live peers in several pseudo-random orders (`rings`). A change costs about 0.5 us for each of them."""
 
     def __init__(self, session: int, rings: int) -> None:
-        self._rings = rings
-        self._session = session
-        self._places: dict[int, tuple[int, ...]] = {}  # by session, one for each ring
+        self._rings = min(rings, RINGS_MAX)
+        self._mine = places_of(session)
 
     def successors(self, live: Sequence[Peer]) -> Sequence[Peer]:
         """Who follows us on each ring; if that is somebody chosen before, who follows him."""
-        known = self._places
-        places = self._places = {
-            session: known.get(session) or self._places_of(session)
-            for session in (self._session, *(peer.session for peer in live))
-        }
-        mine = places[self._session]
         chosen: dict[int, Peer] = {}
         for ring in range(self._rings):
-            start = mine[ring]
+            start = self._mine[ring]
             others = [peer for peer in live if peer.session not in chosen]
             if others:
-                following = min(others, key=lambda peer: (places[peer.session][ring] - start) & MASK)
+                following = min(others, key=lambda peer: (places_of(peer.session)[ring] - start) & MASK)
                 chosen[following.session] = following
         return tuple(chosen.values())
-
-    def _places_of(self, session: int) -> tuple[int, ...]:
-        return tuple(mix((session + ring * GOLDEN) & MASK) for ring in range(self._rings))

@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import inf
 from random import Random
 
+from ranvier_py.core.gossip.membership.circle import Circle
 from ranvier_py.core.gossip.membership.contacts import (
     CONTACT_S,
     CONTACTS_MAX,
@@ -18,6 +19,9 @@ from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.membership.roster import Roster
 from ranvier_py.core.gossip.values import Address
 from tests.core.gossip.membership.small_cluster import PORT, record_of
+
+MESH = Circle(9999, 0)
+"""Nobody is in it yet: whoever is met is to be greeted."""
 
 
 def place(number: int) -> Address:
@@ -35,7 +39,7 @@ def greeted(greetings: Greetings, roster: Roster, until: float) -> list[tuple[fl
     """Everything that is greeted when the owner wakes as it is told."""
     found = []
     while (now := greetings.wake_at) <= until:
-        found += [(now, address) for address in greetings.due(roster, now)]
+        found += [(now, address) for address in greetings.due(roster, MESH, now)]
     return found
 
 
@@ -92,7 +96,7 @@ def test_a_probe_gets_its_greeting_at_once() -> None:
     roster, greetings = roster_of(1), Greetings(Random(1))
     greetings.urge(place(1), 5.0)
     assert greetings.wake_at == 5.0
-    assert greetings.due(roster, 5.0) == [place(1)]
+    assert greetings.due(roster, MESH, 5.0) == [place(1)]
     assert greetings.wake_at == inf
 
 

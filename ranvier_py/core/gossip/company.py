@@ -1,0 +1,85 @@
+"""Who the planes above membership deal with: routes, backends and orders hear of proved live members only.
+
+In a small cluster that is everybody. In a large one it is the neighbours (membership/circle), and the *guests*: members
+that take us for their neighbour because they see other members than we do, and speak to us of routes. What the others
+know comes through these. Loads alone go to acquaintances drawn from all.
+
+Bounds: GUESTS_MAX guests, the oldest goes. Cost: O(members) for an update, so it is not made at each change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from ranvier_py.core.gossip.backends.facts import BackendFacts
+from ranvier_py.core.gossip.backends.orders import Orders
+from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.gossip.routes.route_gossip import RouteGossip
+from ranvier_py.core.gossip.values import Peer
+
+DELAY_S, DELAY_MANY_S = 0.02, 0.5
+"""So soon the planes hear who came or went: in a small cluster, and in a large one, where a change among a few of many
+can wait. At once would cost a node that joins N peers N² steps."""
+
+GUESTS_MAX = 32
+
+
+class Company:
+    """Tells routes, facts and orders who is there. `wake_at`: when `update` is wanted."""
+
+    def __init__(self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: Orders) -> None:
+        self.wake_at = inf
+        self._members = members
+        self._routes = routes
+        self._facts = facts
+        self._orders = orders
+        self._sharing: dict[int, None] = {}  # whom routes know as a peer
+        self._guests: dict[int, None] = {}
+
+    def changed(self, now: float) -> None:
+        """Somebody came or went."""
+        delay_s = DELAY_S if self._members.circle.is_mesh else DELAY_MANY_S
+        self.wake_at = min(self.wake_at, now + delay_s)
+
+    def proved(self, session: int, now: float) -> None:
+        """This live member has proved itself."""
+        if self._members.circle.wants(session):
+            self.changed(now)
+
+    def admits(self, session: int, now: float) -> bool:
+        """Whether routes hear what this session says. May make it a guest."""
+        if session in self._sharing:
+            return True
+        member = self._members.member(session)
+        if member is None or not (member.live and member.proved and member.record.schema == self._members.me.schema):
+            return False
+        if not self._members.circle.wants(session):
+            self._guests[session] = None
+            if len(self._guests) > GUESTS_MAX:
+                del self._guests[next(iter(self._guests))]
+        self.update(now)
+        return session in self._sharing
+
+    def update(self, now: float) -> None:
+        """Tell all of them."""
+        self.wake_at = inf
+        members, schema = self._members, self._members.me.schema
+        met = self._met()
+        peers = [Peer(member.session, member.address) for member in met]
+        sharing = [Peer(member.session, member.address) for member in met if member.record.schema == schema]
+        self._sharing = {peer.session: None for peer in sharing}
+        self._routes.peers(sharing, now, [member.session for member in members.alive()])
+        self._facts.peers(peers)
+        self._orders.peers(peers)
+
+    def _met(self) -> Sequence[Member]:
+        circle = self._members.circle
+        met = circle.acquainted()
+        if circle.is_mesh:
+            self._guests.clear()
+            return met
+        near = circle.near()
+        self._guests = {member.session: None for member in met if member.session in self._guests}
+        return [member for member in met if member.session in near or member.session in self._guests]
