@@ -15,8 +15,8 @@ anthropic_cache_control_injection, which changes bodies and places nothing.
 
 The key is `Match.opening` where the node has computed it (`opening_key`, as the document has it), else the fingerprint
 of the first boundary, which is the same message under our own hash.
-Reasons: prefix_hash, overflow, fallback. Cost: a search for an idle owner; else O(candidates), and half a
-millisecond where all but one of 64 are at their caps.
+Reasons: prefix_hash, overflow, fallback. Cost: a search for an idle owner; else O(candidates). No more
+than 1 / (1 + epsilon) of all can be at the cap, so the walk takes about (1 + epsilon) / epsilon steps.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Source: Continuum Router, «KV cache optimization», tier 4. What the document l
 Left out: scores kept for 100 ms (a match costs less than keeping it fresh), and all of the index but the scoring: the
 route table has its place, with an expiry and a boot epoch for each claim.
 
-Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates), the dearest of all; the match lists every holder.
+Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates); the match lists every holder.
 """
 
 from __future__ import annotations
