@@ -28,8 +28,7 @@ from benchmarks.hit_rate_replay import Replay
 from benchmarks.hit_rate_router import RouterPlacement
 from benchmarks.hit_rate_traces import Prepared
 from benchmarks.nodes_blocks import BLOCK_TOKENS, Block, BlockTokenizer, prepared
-from benchmarks.nodes_net import NodesPlacement
-from benchmarks.nodes_peers import make_net
+from benchmarks.nodes_net import NodesPlacement, make_net
 from ranvier_py.replay.engine.model import EngineLimits
 
 ENGINES = 8

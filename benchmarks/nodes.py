@@ -29,11 +29,11 @@ from benchmarks.hit_rate_replay import Outcome, Replay
 from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement, TraceTokenizer
 from benchmarks.hit_rate_traces import TRACES, Prepared, data_folder, prepare
 from benchmarks.nodes_blocks import BLOCK_TOKENS, BlockTokenizer, load_mooncake
-from benchmarks.nodes_net import NodesPlacement, PeerNet
-from benchmarks.nodes_peers import make_net
+from benchmarks.nodes_net import NodesPlacement, make_net
 from cluster.engine_text import ModelTokenizer
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.net import PeerNet
 
 ENGINES = 8
 START_S = 10.0

@@ -2,7 +2,8 @@
 
 `PeerNet` carries what peers send: bytes go from hand to hand after DELAY_S, nothing is lost, and nobody's clock
 differs. A peer's wake-up may move only when something happens to it, so it is asked then and not at every token of
-every engine. `make_peers` makes routers peers, with everything about them drawn from a seed.
+every engine. `make_peers` makes routers peers, with everything about them drawn from a seed. `StillNet` and `StillPeer`
+are the same for whoever says of each event at which node it was: then nobody has to look at his router in between.
 
 `DelayedNet` is the simple alternative: what one node learned and has in flight, all others know `delay_s` later, whole
 and in order. It says what the gossip itself costs, and what slower or faster gossip would be worth.
@@ -15,9 +16,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.packets.keyring import KEY_BYTES, KeyRing
@@ -26,6 +27,7 @@ from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import Address, Plane, Send
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer import PeerSettings, RouterPeer
+from ranvier_py.core.peer.peer import IDLE_INTERVAL_S
 from ranvier_py.core.router import Router
 from ranvier_py.core.routes import News
 from ranvier_py.core.routes.orphans import Orphans
@@ -94,7 +96,7 @@ class PeerNet:
         self._next_at = inf
         for index, peer in enumerate(peers):
             peer.contact([address_of(other) for other in range(len(peers)) if other != index], now)
-            self.touched(index, now)
+            self._post(index, now)
 
     def next_at(self) -> float:
         return self._next_at
@@ -104,13 +106,16 @@ class PeerNet:
         while self._under_way and self._under_way[0].at <= now:
             packet = heapq.heappop(self._under_way)
             self._peers[packet.to].receive(packet.data, packet.source, packet.plane, now)
-            self.touched(packet.to, now)
+            self._post(packet.to, now)
         for index, wake_at in enumerate(self._wakes):
             if wake_at <= now:
                 self._peers[index].tick(now)
-                self.touched(index, now)
+                self._post(index, now)
 
     def touched(self, index: int, now: float) -> None:
+        self._post(index, now)
+
+    def _post(self, index: int, now: float) -> None:
         """Something happened to a peer: send what it has to send, and note when it wants to be woken."""
         peer = self._peers[index]
         for to, plane, data in peer.take():
@@ -123,7 +128,44 @@ class PeerNet:
         self._next_at = min(*self._wakes, self._under_way[0].at if self._under_way else inf)
 
 
-def make_peers(routers: Sequence[Router], key: bytes, schema: int, seed: int | str, now: float) -> list[RouterPeer]:
+class StillPeer(RouterPeer):
+    """A peer that looks at its router after something happened to it, on the beat on which it would have looked anyway.
+
+    A node looks every `flush_interval_s` while a request is in flight, and mostly finds nothing. In between nothing can
+    have changed here, unless `stir` was called.
+    """
+
+    def flush(self, now: float) -> None:
+        super().flush(now)
+        if self.synced:  # before, news wait
+            self._flush_at = now + IDLE_INTERVAL_S
+
+    def stir(self, now: float) -> None:
+        """Something happened to the router."""
+        self._hurry()
+        late_s = now - self._flush_at
+        if late_s > 0.0:
+            self._flush_at += ceil(late_s / self._flush_interval_s) * self._flush_interval_s
+
+
+class StillNet(PeerNet):
+    """A PeerNet of such peers: everything that happens to a router is told by `touched`."""
+
+    def __init__(self, peers: Sequence[StillPeer], now: float) -> None:
+        super().__init__(peers, now)
+        self._still = peers
+
+    def touched(self, index: int, now: float) -> None:
+        self._still[index].stir(now)
+        self._post(index, now)
+
+
+AnyPeer = TypeVar("AnyPeer", bound=RouterPeer)
+
+
+def make_peers(
+    kind: type[AnyPeer], routers: Sequence[Router], *, key: bytes, schema: int, seed: int | str, now: float
+) -> list[AnyPeer]:
     """One peer for each router; they do not know each other yet. `key`, `schema`: of their fingerprints."""
     rng = Random(f"{seed}/peers")  # noqa: S311  # virtual nodes have no secrets
     ring = KeyRing({1: rng.randbytes(KEY_BYTES)}, 1)
@@ -134,7 +176,7 @@ def make_peers(routers: Sequence[Router], key: bytes, schema: int, seed: int | s
         routes = RouteGossipSettings(schema=schema)
         gossip = GossipSettings(f"node-{index}", host, port, session=rng.getrandbits(64) or 1, routes=routes)
         own = Random(f"{seed}/{index}")  # noqa: S311  # as above
-        peers.append(RouterPeer(router, PeerSettings(gossip, fingerprint_key=key), ring, own, now, subkeys=subkeys))
+        peers.append(kind(router, PeerSettings(gossip, fingerprint_key=key), ring, own, now, subkeys=subkeys))
     return peers
 
 

@@ -32,7 +32,7 @@ from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.stream import Answer
 from ranvier_py.replay.engine.block_cache import Job
-from ranvier_py.replay.net import DelayedNet, Net, PeerNet, make_peers
+from ranvier_py.replay.net import DelayedNet, Net, StillNet, StillPeer, make_peers
 from ranvier_py.replay.trace import Depth, Trace, TraceRequest
 
 KEY = b"a replay has no secret to keep.."
@@ -237,7 +237,7 @@ def make_net(routers: Sequence[Router], settings: NodeSettings, now: float) -> N
         return None
     if settings.gossip_delay_s is not None:
         return DelayedNet(routers, settings.gossip_delay_s)
-    return PeerNet(make_peers(routers, KEY, SCHEMA, settings.seed, now), now)
+    return StillNet(make_peers(StillPeer, routers, key=KEY, schema=SCHEMA, seed=settings.seed, now=now), now)
 
 
 def make_router(settings: NodeSettings, seed: str) -> Router:

@@ -6,7 +6,6 @@ import argparse
 import gzip
 import json
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,13 +29,11 @@ from benchmarks.nodes_blocks import (
     token_ids,
 )
 from benchmarks.nodes_fleet import Kind, make_places, router_commands
-from benchmarks.nodes_net import DELAY_S, TICK_MIN_S, NodesPlacement, PeerNet, address_of
-from benchmarks.nodes_peers import make_net
+from benchmarks.nodes_net import NodesPlacement, make_net
 from benchmarks.nodes_processes import compare as compare_processes
 from benchmarks.nodes_processes import conversations, kinds
 from ranvier_py.config import load
 from ranvier_py.core.boundaries import Chat
-from ranvier_py.core.gossip.values import Address, Plane, Send
 from ranvier_py.replay.engine.model import EngineLimits
 
 ENGINES = 4
@@ -108,79 +105,30 @@ def test_the_real_trace_gives_the_published_ideal_share_to_one_endless_cache() -
     assert hits * BLOCK_TOKENS / sum(item.job.prompt_tokens for item in items) == pytest.approx(0.374, abs=0.002)
 
 
-# --- network --------------------------------------------------------------------------------------------------------
+# --- replay -----------------------------------------------------------------------------------------------------------
 
 
-class Fake:
-    """A peer that ticks at set times and says hello to whom it is told of."""
+class Ticking:
+    """A Background that has something to do at set times."""
 
-    def __init__(self, ticks: Sequence[float] = ()) -> None:
+    def __init__(self, ticks: Sequence[float]) -> None:
         self.ticks = list(ticks)
-        self.happened: list[tuple[str, float]] = []
-        self.out: list[Send] = []
+        self.ticked = 0
 
-    @property
-    def wake_at(self) -> float:
-        return self.ticks[0] if self.ticks else inf
+    def next_at(self) -> float:
+        return self.ticks[self.ticked]
 
-    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
-        self.happened.append((data.decode(), now))
-        if data == b"hello":
-            self.out.append(Send(source, plane, b"echo"))
-
-    def contact(self, addresses: Sequence[Address], now: float) -> None:
-        self.out += [Send(address, Plane.DATAGRAM, b"hello") for address in addresses]
-
-    def tick(self, now: float) -> None:
-        self.happened.append(("tick", now))
-        self.ticks = self.ticks[1:]
-
-    def take(self) -> Sequence[Send]:
-        out, self.out = self.out, []
-        return out
-
-
-def run_net(net: PeerNet, until: float) -> None:
-    while net.next_at() <= until:
-        net.advance(net.next_at())
-
-
-def test_packets_take_their_time_and_peers_are_woken_when_they_want() -> None:
-    peers = [Fake([1.0]), Fake()]
-    net = PeerNet(peers, 0.0)
-    run_net(net, 5.0)
-    assert peers[0].happened == [("hello", DELAY_S), ("echo", 2 * DELAY_S), ("tick", 1.0)]
-    assert peers[1].happened == [("hello", DELAY_S), ("echo", 2 * DELAY_S)]
-    assert net.packets == 4
-    assert net.bytes_by_plane[Plane.DATAGRAM] == 18
-    assert net.next_at() == inf
-
-
-def test_a_peer_that_always_wants_more_does_not_stop_the_clock() -> None:
-    peer = Fake([0.0] * 10)
-    net = PeerNet([peer], 0.0)
-    run_net(net, 1.0)
-    assert [now for _, now in peer.happened] == pytest.approx([TICK_MIN_S * (number + 1) for number in range(10)])
-
-
-def test_a_packet_to_nobody_is_lost() -> None:
-    peer = Fake()
-    net = PeerNet([peer], 0.0)
-    peer.out.append(Send(address_of(300), Plane.BULK, b"x"))
-    net.touched(0, 1.0)
-    assert net.packets == 1
-    assert net.next_at() == inf
+    def advance(self, now: float) -> None:
+        self.ticked += 1
 
 
 def test_what_happens_beside_the_requests_does_not_keep_a_replay_going() -> None:
-    ticks = [0.5 * number for number in range(1, 1000)]
-    peer = Fake(ticks)
-    net = PeerNet([peer], 0.0)
+    beside = Ticking([0.5 * number for number in range(1, 1000)])
     nodes = [RouterPlacement("affinity", BlockTokenizer(), 1, 1)]
     items = [prepared(2.0, "s", [[Block(1)]], 0, 5)]
-    outcome = Replay(items, NodesPlacement(nodes, lambda _: 0, net), 1, LIMITS, net).run()
+    outcome = Replay(items, NodesPlacement(nodes, lambda _: 0), 1, LIMITS, beside).run()
     assert outcome.requests == 1
-    assert len(peer.happened) == 4  # those before the request; it is over before the next
+    assert beside.ticked < 10  # those before the request, and while it was served
 
 
 # --- real nodes -----------------------------------------------------------------------------------------------------
