@@ -2,7 +2,7 @@
 
 In a small cluster that is everybody. In a large one it is the neighbours (membership/circle), and the *guests*: members
 that take us for their neighbour because they see other members than we do, and speak to us of routes. What the others
-know comes through these. Loads alone go to acquaintances drawn from all.
+know comes through these. Loads alone, which nobody passes on, go to some of all acquaintances, other ones each time.
 
 Bounds: GUESTS_MAX guests, the oldest goes. Cost: O(members) for an update, so it is not made at each change.
 """
@@ -19,9 +19,9 @@ from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.routes.route_gossip import RouteGossip
 from ranvier_py.core.gossip.values import Peer
 
-DELAY_S, DELAY_MANY_S = 0.02, 0.5
-"""So soon the planes hear who came or went: in a small cluster, and in a large one, where a change among a few of many
-can wait. At once would cost a node that joins N peers N² steps."""
+DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
+"""So soon the planes hear who came or went: in a small cluster; in a large one, where a change among a few of many can
+wait; and there of one more who may be told of loads. At once would cost a node that joins N peers N² steps."""
 
 GUESTS_MAX = 32
 
@@ -47,6 +47,8 @@ class Company:
         """This live member has proved itself."""
         if self._members.circle.wants(session):
             self.changed(now)
+        else:
+            self.wake_at = min(self.wake_at, now + DELAY_FAR_S)
 
     def admits(self, session: int, now: float) -> bool:
         """Whether routes hear what this session says. May make it a guest."""
@@ -66,15 +68,16 @@ class Company:
         """Tell all of them."""
         self.wake_at = inf
         members, schema = self._members, self._members.me.schema
-        met = self._met()
-        peers = [Peer(member.session, member.address) for member in met]
-        sharing = [Peer(member.session, member.address) for member in met if member.record.schema == schema]
+        close = self._close()
+        peers = [Peer(member.session, member.address) for member in close]
+        sharing = [Peer(member.session, member.address) for member in close if member.record.schema == schema]
+        met = [Peer(member.session, member.address) for member in members.circle.acquainted()]
         self._sharing = {peer.session: None for peer in sharing}
         self._routes.peers(sharing, now, [member.session for member in members.alive()])
-        self._facts.peers(peers)
+        self._facts.peers(peers, met)
         self._orders.peers(peers)
 
-    def _met(self) -> Sequence[Member]:
+    def _close(self) -> Sequence[Member]:
         circle = self._members.circle
         met = circle.acquainted()
         if circle.is_mesh:

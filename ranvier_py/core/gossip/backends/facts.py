@@ -7,7 +7,8 @@ Four kinds of knowledge, each with its own merge:
 - *Draining*: the order with the greater clock wins.
 - *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
   DOUBT_S, or one and a failure of our own, are taken for the truth; "healthy" is only what we saw ourselves.
-- *Load*: one number for each observer, the latest counts, none after `load_life_s` of silence.
+- *Load*: one number for each observer, the latest counts, none after `load_life_s` of silence. It is nobody's to pass
+  on: in a large cluster each node tells some, other ones each time, and sums up those it heard.
 
 Boots and drains travel by being repeated: whoever learns something tells its peers what it now knows, and everybody
 tells somebody now and then. So they reach everyone who can be reached, in any order and however often.
@@ -133,6 +134,7 @@ class BackendFacts:
         self._observed: dict[int, Observed] = {}
         self._totals: dict[int, int] = {}
         self._peers: Sequence[Peer] = ()
+        self._listeners: Sequence[Peer] = ()  # of loads
         self._seq = 0
         self._changed: dict[int, None] = {}
         self._loads: Mapping[int, int] = {}
@@ -226,11 +228,15 @@ class BackendFacts:
             return min(at, self._loads_sent_at + self._settings.load_repeat_s)
         return at
 
-    def peers(self, live: Sequence[Peer]) -> None:
-        """Who is there now. A newcomer is told everything; who is gone takes its loads with it."""
+    def peers(self, live: Sequence[Peer], listeners: Sequence[Peer] | None = None) -> None:
+        """Who is there now. A newcomer is told everything; who is gone takes its loads with it.
+
+        `listeners`: whom loads are told to and heard from, if these are more.
+        """
         before = {peer.session for peer in self._peers}
         self._peers = live
-        there = {peer.session for peer in live}
+        self._listeners = live if listeners is None else listeners
+        there = {peer.session for peer in self._listeners}
         for session in [session for session in self._observed if session not in there]:
             self.forget(session)
         newcomers = [peer for peer in live if peer.session not in before]
@@ -248,7 +254,7 @@ class BackendFacts:
     def tick(self, now: float) -> None:
         settings = self._settings
         if self._changed:
-            listeners = self._some(settings.everyone_max, settings.fan_out)
+            listeners = self._some(self._peers, settings.everyone_max, settings.fan_out)
             self._tell(listeners, list(self._changed))
             self._changed.clear()
         wait_s = settings.load_interval_s if self._loads_moved else settings.load_repeat_s
@@ -332,7 +338,7 @@ class BackendFacts:
             return
         loads = dict(message.loads)
         self._replace(observed.loads if observed else {}, loads)
-        until = now + self._settings.load_life_s * max(1.0, len(self._peers) / self._settings.listeners_max)
+        until = now + self._settings.load_life_s * max(1.0, len(self._listeners) / self._settings.listeners_max)
         self._observed[peer.session] = Observed(message.seq, until, loads)
         self._expire_at = min(self._expire_at, until)
 
@@ -359,10 +365,10 @@ class BackendFacts:
 
     # --- what we say ------------------------------------------------------------------------------------------------
 
-    def _some(self, everyone_max: int, otherwise: int) -> Sequence[Peer]:
-        if len(self._peers) <= everyone_max:
-            return self._peers
-        return self._rng.sample(self._peers, min(otherwise, len(self._peers)))
+    def _some(self, peers: Sequence[Peer], everyone_max: int, otherwise: int) -> Sequence[Peer]:
+        if len(peers) <= everyone_max:
+            return peers
+        return self._rng.sample(peers, min(otherwise, len(peers)))
 
     def _tell(self, listeners: Sequence[Peer], backends: Sequence[int]) -> None:
         for message in self._facts(backends):
@@ -382,7 +388,8 @@ class BackendFacts:
         message = Loads(self._seq, tuple((backend, min(load, 0xFFFF)) for backend, load in self._loads.items()))
         small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
         plane = Plane.DATAGRAM if small else Plane.BULK
-        for peer in self._some(self._settings.listeners_max, self._settings.listeners_max):
+        most = self._settings.listeners_max
+        for peer in self._some(self._listeners, most, most):
             self._outbox.append(Letter(peer.address, peer.session, plane, message))
 
 
