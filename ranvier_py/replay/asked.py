@@ -56,7 +56,9 @@ class Asked:
     per_request: Path | None
 
     def plans(self, block_tokens: int) -> list[Plan]:
-        """The runs of one trace. An oracle is asked once, whatever the number of nodes."""
+        """The runs of one trace. An oracle is asked once, whatever the number of nodes. Raises AskedError."""
+        if min(limits.cache_tokens for limits in self.plan.engines) < block_tokens:
+            raise AskedError(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
         engines = tuple(replace(limits, block_size=block_tokens) for limits in self.plan.engines)
         routed = [policy for policy in self.policies if policy not in ORACLES]
         oracles = [policy for policy in self.policies if policy in ORACLES]

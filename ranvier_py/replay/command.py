@@ -83,12 +83,14 @@ def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:
     """All runs of all traces, in the order of the table."""
     tasks = [Task(each, plan) for each in ready for plan in wanted.plans(each.summary.block_tokens)]
     requests = sum(len(task.ready.items) for task in tasks)
-    gc.collect()
-    gc.freeze()  # the traces stay: neither a collection nor a child's pass over them shall touch their pages
     progress = Progress(sys.stderr, requests, len(tasks))
-    done = execute_all(tasks, wanted.jobs, time.perf_counter, progress.show)
-    progress.end()
-    return done
+    gc.collect()
+    gc.freeze()  # the traces stay: no collection, here or in a forked process, shall walk through them
+    try:
+        return execute_all(tasks, wanted.jobs, time.perf_counter, progress.show)
+    finally:
+        gc.unfreeze()
+        progress.end()
 
 
 def settings(wanted: Asked) -> dict[str, object]:

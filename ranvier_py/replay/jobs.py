@@ -10,6 +10,7 @@ Bound: `jobs` processes, each with its own engines, nodes and routes; the trace 
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -175,7 +176,8 @@ class Crew:
         self._running[ours] = (index, process)
 
     def _serve(self, index: int, to: Connection) -> None:
-        """In the new process."""
+        """In the new process. Ctrl-C is for the command, which ends us."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
         def told(count: int) -> None:
             self._counts[index] = count

@@ -78,6 +78,7 @@ def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: 
         (["--policy", "best"], "--policy: there is no 'best', there are affinity"),
         (["--cache-tokens", "many"], "--cache-tokens: expected a whole number from 1"),
         (["--cache-tokens", "1.5"], "--cache-tokens: expected a whole number from 1"),
+        (["--cache-tokens", "100"], "--cache-tokens: expected at least the 512 tokens of a block"),
         (["--engines", "0"], "--engines: expected a whole number from 1 to"),
         (["--nodes", "1,,4"], "--nodes: expected a whole number from 1 to"),
         (["--speed", "-1"], "--speed: expected a number above 0"),
