@@ -25,6 +25,7 @@ from ranvier_py.core.gossip.messages import State
 
 POLL_S = 0.5
 POLL_MANY_S = 1.0
+CROWD, POLL_CROWD_S = 500, 4.0
 QUIET_PACKETS_PER_NODE_S = 100.0
 """Idle traffic of a node (probes 2/s with acks, repair 2/s, loads, gossip ticks) stays below; a storm is far above."""
 
@@ -89,17 +90,18 @@ class Expectations:
         return None
 
     def _wrong(self, host: SimHost, mind: Mind, running: dict[int, SimHost]) -> tuple[tuple[int, ...], str] | None:
-        members = mind.look(self.world.heap.now).members
+        now = self.world.heap.now
+        living = mind.living(now)
         for session, other in running.items():
-            seen = members.get(session)
-            if session != mind.session and (seen is None or seen.state is not State.ALIVE):
+            if session != mind.session and living.get(session) is not State.ALIVE:
+                seen = mind.look(now).members.get(session)
                 word = "does not know" if seen is None else f"holds for {seen.state.name}"
                 return (host.index, other.index), f"node {host.index} {word} node {other.index}, which runs"
         if not self.faults.some_stay_broken:
-            for session, seen in members.items():
-                if seen.state in (State.ALIVE, State.SUSPECT) and session not in running:
+            for session, state in living.items():
+                if session not in running:
                     number = self.world.sessions.get(session, (-1, ""))[0]
-                    ghost = f"node {host.index} holds a past session of node {number} for {seen.state.name}"
+                    ghost = f"node {host.index} holds a past session of node {number} for {state.name}"
                     return (host.index, number), ghost
         return None
 
@@ -113,7 +115,7 @@ class Expectations:
             self.invariants.fail("L5" if self.agreed_at is not None else "L1", *wrong)
         if wrong is not None:
             self.agreed_at = None
-        self.world.heap.after(POLL_MANY_S if len(self.world.hosts) >= 100 else POLL_S, self.poll)
+        self.world.heap.after(pause_s(len(self.world.hosts), POLL_S, 100), self.poll)
 
     def _victim(self, number: int) -> None:
         mind = self.world.hosts[number].mind
@@ -128,10 +130,10 @@ class Expectations:
         number = self.world.sessions[session][0]
         for host in self.world.live():
             if host.started_at < since and host.mind is not None:
-                seen = host.mind.look(self.world.heap.now).members.get(session)
-                if seen is not None and seen.state in (State.ALIVE, State.SUSPECT):
+                state = host.mind.living(self.world.heap.now).get(session)
+                if state is not None:
                     late = self.world.heap.now - since
-                    text = f"node {host.index} holds node {number} for {seen.state.name}, {late:.1f} s after its end"
+                    text = f"node {host.index} holds node {number} for {state.name}, {late:.1f} s after its end"
                     self.invariants.fail("L4", (host.index, number), text)
 
     # --- routes -----------------------------------------------------------------------------------------------------
@@ -144,8 +146,7 @@ class Expectations:
             self.same_at = None
         elif self.same_at is None:
             self.same_at = self.world.heap.now
-        pause = POLL_MANY_S if len(self.world.hosts) < 20 else 2 * POLL_MANY_S
-        self.world.heap.after(pause, self.poll_routes)
+        self.world.heap.after(2 * pause_s(len(self.world.hosts), POLL_S, 20), self.poll_routes)
 
     def different(self) -> tuple[tuple[int, ...], str] | None:
         """Two nodes whose tables differ."""
@@ -264,6 +265,13 @@ class Expectations:
             "hit_share_before": rounded(self.hits_before),
             "hit_share_after": rounded(self.hits_since(self.hits_mark)),
         }
+
+
+def pause_s(nodes: int, few_s: float, many: int) -> float:
+    """How long until all nodes are looked at again: what a look costs grows with their number squared."""
+    if nodes < many:
+        return few_s
+    return POLL_MANY_S if nodes < CROWD else POLL_CROWD_S
 
 
 def rounded(value: float | None) -> float | None:

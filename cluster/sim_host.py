@@ -68,6 +68,7 @@ class SimHost:
         self._inbox_bytes = 0
         self._free_at = 0.0
         self._planned_at = float("inf")
+        self._wanted_at = float("inf")  # the node's `wake_at` after the last call of it
         self._resolve_s = RESOLVE_ALONE_S
 
     @property
@@ -167,9 +168,9 @@ class SimHost:
                 self._free_at = self.heap.now + PACKET_COST_S * self.factor
                 self.heap.at(self._free_at, self._work, generation)
                 break
-        if self.mind is not None and self.mind.node.wake_at <= self.heap.now:
-            self._tick(generation, self._planned_at)
         self._plan()
+        if self._wanted_at <= self.heap.now:
+            self._tick(generation, self._planned_at)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +207,8 @@ class SimHost:
         """See that the loop wakes when the node wants it; an earlier plan stays and finds nothing due."""
         if self.mind is None:
             return
-        when = max(self.mind.node.wake_at, self.heap.now + TICK_MIN_S)
+        self._wanted_at = self.mind.node.wake_at
+        when = max(self._wanted_at, self.heap.now + TICK_MIN_S)
         if when < self._planned_at and when != float("inf"):
             self._planned_at = when
             late = 0.0 if self.factor <= 1.0 else self.rng.random() * PACKET_COST_S * self.factor * 10
@@ -218,14 +220,14 @@ class SimHost:
         if self.paused:
             return  # `resume` comes to it
         self._planned_at = float("inf")
-        if self.mind.node.wake_at <= self.heap.now:
-            before = self.net.packets_by[self.index] if self.net is not None else 0
-            self._run(lambda mind, now: mind.node.tick(now))
-            idle = self.net is not None and self.net.packets_by[self.index] == before
-            mind = self.mind
-            again = mind is not None and mind.node.wake_at <= self.heap.now + TICK_MIN_S
-            self.spins = self.spins + 1 if idle and again else 0
-        self._plan()
+        if self._wanted_at > self.heap.now:
+            self._plan()
+            return
+        before = self.net.packets_by[self.index] if self.net is not None else 0
+        self._run(lambda mind, now: mind.node.tick(now))
+        idle = self.net is not None and self.net.packets_by[self.index] == before
+        again = self._wanted_at <= self.heap.now + TICK_MIN_S
+        self.spins = self.spins + 1 if idle and again else 0
 
     # --- name and disk ----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
 from ranvier_py.core.gossip.membership.ledger import DEAD_MAX, MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
+from ranvier_py.core.gossip.messages import State
 from ranvier_py.core.gossip.packets.keyring import KeyRing
 from ranvier_py.core.gossip.packets.seal import Subkeys
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
@@ -125,6 +126,9 @@ class RealMind:
             vector=self.gossip.routes.vector(),
             tables=self.tables(),
         )
+
+    def living(self, now: float) -> Mapping[int, State]:  # noqa: ARG002  # as all calls
+        return {member.session: member.state for member in self.gossip.members.alive()}
 
     def tables(self) -> Mapping[str, Bounded]:
         """What holds more or less over time, with its bound."""

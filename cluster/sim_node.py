@@ -108,6 +108,10 @@ class Mind(Protocol):
 
     def look(self, now: float) -> Look: ...
 
+    def living(self, now: float) -> Mapping[int, State]:
+        """The others that it holds for ALIVE or SUSPECT, by session: the part of `look` that is asked of everybody."""
+        ...
+
     def told(self) -> int:
         """Lessons of its own since the start."""
         ...

@@ -148,6 +148,10 @@ class FakeMind:
         tables = {"members": Bounded(len(members), 1000)}
         return Look(self.session, self.name, 1, 0, State.ALIVE, members, {}, tables)
 
+    def living(self, now: float) -> Mapping[int, State]:
+        members = self.look(now).members
+        return {session: seen.state for session, seen in members.items() if seen.state <= State.SUSPECT}
+
     def told(self) -> int:
         return 0
 

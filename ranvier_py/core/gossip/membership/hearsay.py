@@ -50,6 +50,9 @@ class Hearsay:
     def hear(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
         """Take in one record. `listed`: from a whole list rather than as news. Returns what to tell the sender."""
         record = update.record
+        known = self._ledger.roster.get(record.session)
+        if known is not None and known.record is record and record.state is State.ALIVE:
+            return None  # most of what goes about in a large cluster; one row is one object (`packets.records`)
         if record.epoch > EPOCH_MAX:
             self._counts.absurd += 1
             return None

@@ -179,15 +179,15 @@ class Members:
         if self._identity.leaving:
             return []
         ledger = self._ledger
-        mine = (self.me.host, self.me.port)
-        if ledger.circle.widened:
-            for session in ledger.circle.unmet():
-                ledger.greetings.want(session, ledger.members, now)
+        for session in ledger.circle.unmet() if ledger.circle.widened else ():
+            ledger.greetings.want(session, ledger.members, now)
+        if now < ledger.greetings.wake_at and now < ledger.contacts.wake_at:
+            return []
         wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, ledger.circle, now))
         for address in ledger.contacts.due(ledger.members, now):
             if not ledger.roster.at(address):
                 wanted[address] = None
-        wanted.pop(mine, None)
+        wanted.pop((self.me.host, self.me.port), None)
         self._counts.greetings += len(wanted)
         return list(wanted)
 

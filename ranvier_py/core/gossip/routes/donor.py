@@ -72,6 +72,8 @@ class Donor:
 
     @property
     def wake_at(self) -> float:
+        if not (self._sums_wanted or self._transfers):
+            return inf
         if self._sums_wanted or any(transfer.waits for transfer in self._transfers.values()):
             return self._no_room_until
         return min((transfer.until for transfer in self._transfers.values()), default=inf)
@@ -88,6 +90,8 @@ class Donor:
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
+        if not (self._sums_wanted or self._transfers):
+            return
         for session in [session for session, transfer in self._transfers.items() if transfer.until <= now]:
             self._end(session)
         if now < self._no_room_until:

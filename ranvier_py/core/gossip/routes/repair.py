@@ -57,7 +57,7 @@ class Repair:
     def wake_at(self) -> float:
         if not self._post.order:
             return inf
-        return min(self._digest_at, min(self._ask_at.values(), default=inf))
+        return min(self._digest_at, *self._ask_at.values()) if self._ask_at else self._digest_at
 
     def meet(self) -> None:
         """The live peers changed."""
@@ -73,7 +73,8 @@ class Repair:
 
     def tick(self, now: float) -> None:
         post, logs = self._post, self._logs
-        for session in [session for session, at in self._ask_at.items() if at <= now]:
+        asked = [session for session, at in self._ask_at.items() if at <= now] if self._ask_at else ()
+        for session in asked:
             del self._ask_at[session]
             self._asked_at[session] = now
             post.send(post.peers[session], self._vector(reply=False), now)
