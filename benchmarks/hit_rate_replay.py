@@ -1,9 +1,8 @@
-"""Replay of a trace over several engines in virtual time, placed by the router's real core.
+"""Replay of a text trace over several engines in virtual time, placed by the router's real core.
 
-One heap of nothing: the next moment is the earliest of the next arrival, the engines' next steps and what goes on
-beside them, so a run of ten minutes takes seconds and is the same every time. The router's own time counts as zero.
-What it would tokenize off the path, it tokenizes here between two moments: a lesson is learned before the next request
-comes.
+The clock, the engines and the books are those of `ranvier replay` (`ranvier_py.replay.run`). What is different here is
+that requests have text: a Placement reads, tokenizes and teaches as a node does, at once, so a lesson is learned before
+the next request comes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,10 @@ from math import inf
 from typing import Any, Protocol
 
 from benchmarks.hit_rate_traces import Prepared
-from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel
+from ranvier_py.core.backends import Outcome as HowEnded
+from ranvier_py.replay.engine.model import EngineLimits, EngineModel
+from ranvier_py.replay.nodes import Placed
+from ranvier_py.replay.run import Plan, Run
 
 
 class Placement(Protocol):
@@ -61,13 +63,35 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Open:
-    """A request at an engine."""
+class Sent(Placed):
+    """With what the placement wants back."""
 
-    item: Prepared
-    engine: int
-    flight: Any
-    at: float
+    own: Any = None
+
+
+class TextPlacer:
+    """A placement and what goes on beside it, as a run drives them."""
+
+    def __init__(self, placement: Placement, background: Background) -> None:
+        self._placement = placement
+        self.next_at = background.next_at
+        self.advance = background.advance
+
+    def place(self, item: Prepared, now: float) -> Sent:
+        engine, flight = self._placement.route(item, now)
+        return Sent(engine, "", 0, own=flight)
+
+    def first_token(self, placed: Sent, now: float) -> None:
+        self._placement.first_token(placed.own, now)
+
+    def finished(self, placed: Sent, item: Prepared, cached_tokens: int, now: float) -> None:
+        self._placement.finished(placed.own, item, cached_tokens, now)
+
+    def failed(self, placed: Sent, outcome: HowEnded, now: float) -> None:  # noqa: ARG002  # see Placer
+        raise AssertionError("every prompt fits, every queue is long enough, and no engine restarts")
+
+    def restarted(self, engine: int, now: float) -> None:  # noqa: ARG002  # see Placer
+        raise AssertionError("no engine restarts")
 
 
 class Replay:
@@ -81,57 +105,21 @@ class Replay:
         limits: EngineLimits,
         background: Background | None = None,
     ) -> None:
-        self._items = items
-        self._background = background or Nothing()
-        self._placement = placement
-        self._engines = [EngineModel(limits) for _ in range(engines)]
-        self._open: dict[str, Open] = {}
-        self.outcome = Outcome(requests_by_engine=[0] * engines, computed_by_engine=[0] * engines)
+        plan = Plan("", 1, (limits,) * engines, regret=False)
+        models = [EngineModel(limits) for _ in range(engines)]
+        arrivals = [item.request.at for item in items]
+        self._run = Run(plan, items, arrivals, models, TextPlacer(placement, background or Nothing()))
 
     def run(self) -> Outcome:
         """Serve every request to its end."""
-        arrived = 0
-        due = [inf] * len(self._engines)
-        while True:
-            step_at = min(due)
-            arrival_at = self._items[arrived].request.at if arrived < len(self._items) else inf
-            now = min(step_at, arrival_at)
-            if now == inf:
-                break
-            background_at = self._background.next_at()
-            if background_at < now:
-                self._background.advance(background_at)
-                continue
-            if step_at <= arrival_at:
-                index = due.index(step_at)
-                for event in self._engines[index].advance(now):
-                    self._take(event)
-            else:
-                index = self._arrive(str(arrived), self._items[arrived], now)
-                arrived += 1
-            next_at = self._engines[index].next_event_at()
-            due[index] = inf if next_at is None else next_at
-            self.outcome.ended_at_s = now
-        assert not self._open, "every request ends"
-        return self.outcome
-
-    def _arrive(self, request_id: str, item: Prepared, now: float) -> int:
-        engine, flight = self._placement.route(item, now)
-        self._open[request_id] = Open(item, engine, flight, now)
-        self.outcome.requests_by_engine[engine] += 1
-        self._engines[engine].submit(request_id, item.job, now)
-        return engine
-
-    def _take(self, event: EngineEvent) -> None:
-        request, outcome = self._open[event.request_id], self.outcome
-        if event.kind is EngineEventKind.STARTED:
-            outcome.requests += 1
-            outcome.prompt_tokens += request.item.job.prompt_tokens
-            outcome.cached_tokens += event.cached_tokens
-            outcome.computed_by_engine[request.engine] += request.item.job.prompt_tokens - event.cached_tokens
-        elif event.kind is EngineEventKind.FINISHED:
-            del self._open[event.request_id]
-            self._placement.finished(request.flight, request.item, event.cached_tokens, event.at)
-        elif event.tokens == 1:
-            outcome.first_token_s.append(event.at - request.at)
-            self._placement.first_token(request.flight, event.at)
+        self._run.go()
+        tally = self._run.tally
+        return Outcome(
+            requests=tally.requests,
+            prompt_tokens=tally.prompt_tokens,
+            cached_tokens=tally.cached_tokens,
+            first_token_s=tally.ttft_s,
+            requests_by_engine=tally.requests_by_engine,
+            computed_by_engine=tally.computed_by_engine,
+            ended_at_s=tally.ended_at,
+        )

@@ -23,10 +23,10 @@ from typing import NamedTuple
 import orjson
 
 from ranvier_py.replay.engine.model import EngineModel
-from ranvier_py.replay.nodes import Nodes, NodeSettings, Prepared, prepare
+from ranvier_py.replay.nodes import Nodes, NodeSettings, Placed, Prepared, prepare
 from ranvier_py.replay.oracle_placer import ORACLES, OraclePlacer
 from ranvier_py.replay.results import RunResult, TraceSummary
-from ranvier_py.replay.run import Placer, Plan, Run
+from ranvier_py.replay.run import Placer, Plan, Run, arrivals_of
 from ranvier_py.replay.trace import Trace
 
 POLL_S = 0.2
@@ -89,7 +89,7 @@ def execute(task: Task, clock: Clock, told: Callable[[int], object] = lambda _: 
     (summary, items), plan = task
     began = clock()
     engines = [EngineModel(limits) for limits in plan.engines]
-    run = Run(plan, items, engines, make_placer(plan, engines, summary.block_tokens))
+    run = Run(plan, items, arrivals_of(items, plan.speed), engines, make_placer(plan, engines, summary.block_tokens))
     run.go(told)
     result = RunResult(
         trace=summary.name,
@@ -105,7 +105,7 @@ def execute(task: Task, clock: Clock, told: Callable[[int], object] = lambda _: 
     return Done(result, b"".join(orjson.dumps({**named, **row}) + b"\n" for row in run.rows))
 
 
-def make_placer(plan: Plan, engines: Sequence[EngineModel], block_tokens: int) -> Placer:
+def make_placer(plan: Plan, engines: Sequence[EngineModel], block_tokens: int) -> Placer[Prepared, Placed]:
     if plan.policy in ORACLES:
         return OraclePlacer(ORACLES[plan.policy](), engines)
     settings = NodeSettings(

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ranvier_py.core.backends import Outcome
 from ranvier_py.core.errors import RequestError
 from ranvier_py.core.placement.policies import PlacementOptions
+from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import (
     EngineError,
     EngineEvent,
@@ -26,7 +27,7 @@ from ranvier_py.replay.engine.model import (
     EngineModel,
     PromptTooLongError,
 )
-from ranvier_py.replay.nodes import Placed, Prepared
+from ranvier_py.replay.nodes import Placed
 from ranvier_py.replay.regret import regret
 from ranvier_py.replay.results import DIGITS, Tally
 
@@ -62,57 +63,87 @@ class Plan:
     per_request: bool = False
 
 
-class Placer(Protocol):
+class Arrival(Protocol):
+    """When a request comes, and in which conversation."""
+
+    @property
+    def at(self) -> float: ...
+    @property
+    def session(self) -> str: ...
+
+
+class Item(Protocol):
+    """A request as a run takes it; a placer may want more of it."""
+
+    @property
+    def request(self) -> Arrival: ...
+    @property
+    def job(self) -> Job: ...
+
+
+AnyItem = TypeVar("AnyItem", bound=Item)
+Item_contra = TypeVar("Item_contra", bound=Item, contravariant=True)
+AnyPlaced = TypeVar("AnyPlaced", bound=Placed)
+
+
+class Placer(Protocol[Item_contra, AnyPlaced]):
     """Who places requests: nodes, or an oracle."""
 
-    def place(self, item: Prepared, now: float) -> Placed: ...
-    def first_token(self, placed: Placed, now: float) -> None: ...
-    def finished(self, placed: Placed, item: Prepared, cached_tokens: int, now: float) -> None: ...
-    def failed(self, placed: Placed, outcome: Outcome, now: float) -> None: ...
+    def place(self, item: Item_contra, now: float) -> AnyPlaced: ...
+    def first_token(self, placed: AnyPlaced, now: float) -> None: ...
+    def finished(self, placed: AnyPlaced, item: Item_contra, cached_tokens: int, now: float) -> None: ...
+    def failed(self, placed: AnyPlaced, outcome: Outcome, now: float) -> None: ...
     def restarted(self, engine: int, now: float) -> None: ...
     def next_at(self) -> float: ...
     def advance(self, now: float) -> None: ...
 
 
-class Open:
+class Open(Generic[AnyItem, AnyPlaced]):
     """A request at an engine. `row` is what is told of it alone, where that is wanted."""
 
     __slots__ = ("at", "item", "placed", "row")
 
-    def __init__(self, item: Prepared, placed: Placed, at: float) -> None:
+    def __init__(self, item: AnyItem, placed: AnyPlaced, at: float) -> None:
         self.item = item
         self.placed = placed
         self.at = at
         self.row: dict[str, Any] = {}
 
 
-class Run:
-    """One run. `go` may be called once."""
+def arrivals_of(items: Sequence[Item], speed: float) -> list[float]:
+    """When the requests come: the first at START_S, the others after gaps that `speed` divides."""
+    first = items[0].request.at if items else 0.0
+    return [START_S + (item.request.at - first) / speed for item in items]
+
+
+class Run(Generic[AnyItem, AnyPlaced]):
+    """One run. `arrivals` are times of virtual time, ascending, one for each of `items`. `go` may be called once."""
 
     def __init__(
         self,
         plan: Plan,
-        items: Sequence[Prepared],
+        items: Sequence[AnyItem],
+        arrivals: Sequence[float],
         engines: Sequence[EngineModel],
-        placer: Placer,
+        placer: Placer[AnyItem, AnyPlaced],
     ) -> None:
-        first = items[0].request.at if items else 0.0
         self._items = items
-        self._arrivals = [START_S + (item.request.at - first) / plan.speed for item in items]
+        self._arrivals = arrivals
+        self._started_at = arrivals[0] if arrivals else START_S
         self._engines = engines
         self._placer = placer
         self._regret = plan.regret
-        self._restarts = sorted(Restart(START_S + at, engine) for at, engine in plan.restarts)
+        self._restarts = sorted(Restart(self._started_at + at, engine) for at, engine in plan.restarts)
         self._per_request = plan.per_request
         self._due = [inf] * len(engines)
-        self._open: dict[str, Open] = {}
+        self._open: dict[str, Open[AnyItem, AnyPlaced]] = {}
         self.rows: list[dict[str, Any]] = []
-        self.tally = Tally(len(engines), START_S)
+        self.tally = Tally(len(engines), self._started_at)
 
     @property
     def span_s(self) -> float:
         """From the first arrival to the last."""
-        return self._arrivals[-1] - START_S if self._arrivals else 0.0
+        return self._arrivals[-1] - self._started_at if self._arrivals else 0.0
 
     def go(self, told: Callable[[int], object] = lambda _: None) -> None:
         """Serve every request to its end. `told` hears now and then how many have come."""
@@ -144,7 +175,7 @@ class Run:
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
-    def _arrive(self, request_id: str, item: Prepared, now: float) -> None:
+    def _arrive(self, request_id: str, item: AnyItem, now: float) -> None:
         tally = self.tally
         tally.requests += 1
         try:
@@ -156,7 +187,7 @@ class Run:
         tally.placed(engine, placed.reason, job.prompt_tokens, placed.predicted_tokens)
         request = self._open[request_id] = Open(item, placed, now)
         if self._per_request:
-            request.row = row_of(item, placed, now)
+            request.row = row_of(item, placed, now - self._started_at)
             self.rows.append(request.row)
         if self._regret:
             self._note_regret(request, now)
@@ -168,7 +199,7 @@ class Run:
             self._fail(request_id, TOO_LONG if too_long else QUEUE_FULL, outcome, now)
         self._note_due(engine)
 
-    def _note_regret(self, request: Open, now: float) -> None:
+    def _note_regret(self, request: Open[AnyItem, AnyPlaced], now: float) -> None:
         """Before it is submitted. What the chosen engine will refuse has no time that could be lost."""
         lost_s = regret(request.item.job, self._engines, range(len(self._engines)), request.placed.engine, now)
         if isfinite(lost_s):
@@ -205,7 +236,7 @@ class Run:
         else:
             self._fail(event.request_id, RESTARTED, Outcome.BROKEN, event.at)
 
-    def _first_token(self, request: Open, at: float) -> None:
+    def _first_token(self, request: Open[AnyItem, AnyPlaced], at: float) -> None:
         self.tally.ttft_s.append(at - request.at)
         request.row["ttft_s"] = round(at - request.at, DIGITS)
         self._placer.first_token(request.placed, at)
@@ -216,17 +247,17 @@ class Run:
         request.row["failed"] = reason
         self._placer.failed(request.placed, outcome, now)
 
-    def _close(self, request_id: str, now: float) -> Open:
+    def _close(self, request_id: str, now: float) -> Open[AnyItem, AnyPlaced]:
         request = self._open.pop(request_id)
         self.tally.inflight[request.placed.engine] -= 1
         self.tally.ended_at = max(self.tally.ended_at, now)
         return request
 
 
-def row_of(item: Prepared, placed: Placed, now: float) -> dict[str, Any]:
+def row_of(item: Item, placed: Placed, at: float) -> dict[str, Any]:
     """What is told of one request alone; the rest comes as it is known."""
     return {
-        "at": round(now - START_S, DIGITS),
+        "at": round(at, DIGITS),
         "session": item.request.session,
         "node": placed.node,
         "engine": placed.engine,

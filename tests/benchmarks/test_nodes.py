@@ -128,7 +128,7 @@ def test_what_happens_beside_the_requests_does_not_keep_a_replay_going() -> None
     items = [prepared(2.0, "s", [[Block(1)]], 0, 5)]
     outcome = Replay(items, NodesPlacement(nodes, lambda _: 0), 1, LIMITS, beside).run()
     assert outcome.requests == 1
-    assert beside.ticked < 10  # those before the request, and while it was served
+    assert 0 < beside.ticked < 30  # those before the request, and while it was served
 
 
 # --- real nodes -----------------------------------------------------------------------------------------------------
