@@ -21,6 +21,7 @@ import orjson
 from ranvier_py import __version__
 from ranvier_py.replay.asked import Asked, AskedError, asked
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute_all, make_ready, plain
+from ranvier_py.replay.page import page
 from ranvier_py.replay.results import ReplayResults
 from ranvier_py.replay.sweep import curve_json, curves
 from ranvier_py.replay.table import table
@@ -112,7 +113,8 @@ def write(results: ReplayResults, done: Sequence[Done], wanted: Asked) -> None:
         return
     found = {**results.to_json(), "curves": [curve_json(curve) for curve in curves(results.runs)]}
     replace_file(wanted.out / RESULTS, orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    print(f"wrote {wanted.out / RESULTS}", file=sys.stderr)
+    replace_file(wanted.out / PAGE, page(results).encode())
+    print(f"wrote {wanted.out / RESULTS} and {PAGE}", file=sys.stderr)
 
 
 def replace_file(path: Path, data: bytes) -> None:

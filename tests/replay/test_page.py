@@ -1,0 +1,147 @@
+"""The report of a replay, and the charts in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.replay.page import page
+from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
+from ranvier_py.replay.svg import Axis, Bar, Series, bar_chart, line_chart, linear_ticks, log_ticks
+
+TRACE = TraceSummary("chats & <more>", 1000, 5_000_000, 90_000, 16, 600.0, timed=True)
+
+
+def run(
+    policy: str, p90: float, *, rate: float = 1.0, nodes: int = 1, hit_rate: float = 0.5, failed: int = 0
+) -> RunResult:
+    times = {"p50": p90 / 3, "p90": p90, "p95": p90, "p99": 2 * p90, "mean": p90 / 2}
+    return RunResult(
+        trace=TRACE.name,
+        policy=policy,
+        nodes=0 if policy.startswith("oracle") else nodes,
+        engines=2,
+        rate=rate,
+        seed=1,
+        requests=1000,
+        failed=failed,
+        failures={"queue_full": failed} if failed else {},
+        prompt_tokens=5_000_000,
+        cached_tokens=int(hit_rate * 5_000_000),
+        hit_rate=hit_rate,
+        predicted_hit_rate=hit_rate + 0.1,
+        ttft_s=times,
+        ttft_quantiles=[p90 * index / 90 for index in range(101)],
+        e2e_s=times,
+        offered_per_s=2.0 * rate,
+        requests_per_s=2.0 * rate,
+        load_over_time=[[0.0, 1, 2], [1.0, 3, 2]],
+        requests_by_engine=[500, 500],
+        computed_by_engine=[1, 2],
+        load_cv=0.1,
+        max_over_mean=1.1,
+        regret_s={"sum": 3.0, "mean": 0.003, "p90": 0.01, "share_of_ttft": 0.1},
+        reasons={"warm": 900, "cold": 100},
+        virtual_s=500.0,
+    )
+
+
+def report(*runs: RunResult) -> str:
+    return page(ReplayResults({"seed": 1, "plan": {"engines": 2}}, [TRACE], runs))
+
+
+class Balance(HTMLParser):
+    """Fails on a tag that is closed and was not open, and knows which are left open."""
+
+    VOID = ("meta", "line", "rect", "circle", "path")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Opened and closed at once."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_asks_nobody_for_anything() -> None:
+    parser = Balance()
+    text = report(run("ttft", 1.0), run("least_loaded", 2.0), run("oracle_ttft", 0.9))
+    parser.feed(text)
+    assert (parser.open, parser.links) == ([], [])
+    assert "<script" not in text
+    assert "url(" not in text
+
+
+def test_it_says_in_words_what_came_out() -> None:
+    text = report(run("ttft", 1.0, hit_rate=0.6), run("least_loaded", 2.0, hit_rate=0.1), run("oracle_ttft", 0.8))
+    assert "Least p90 to the first token: ttft, 1.00 s." in text
+    assert "50% less at p90" in text
+    assert "60.0% of the prompt tokens found instead of 10.0%" in text
+    assert "reaches 800 ms: ttft has 25% more." in text
+    assert "believed 10.0% of the prompt tokens more to be cached than were" in text
+
+
+def test_names_of_files_and_policies_cannot_become_markup() -> None:
+    text = report(run("<b>odd</b>", 1.0))
+    assert "<b>odd" not in text
+    assert "chats &amp; &lt;more&gt;" in text
+
+
+def test_the_best_router_of_each_rate_is_marked_and_never_an_oracle() -> None:
+    text = report(*(run(name, p90, rate=rate) for rate in (1.0, 2.0) for name, p90 in (("a", 2.0), ("b", 1.0))))
+    assert re.findall(r'<tr class="best"><td>(\w+)', text) == ["b", "b"]
+    assert "Saturation" in text
+
+
+def test_failures_are_told() -> None:
+    assert "7 requests failed with a at rate 1: queue_full 7." in report(run("a", 1.0, failed=7))
+
+
+def test_nothing_to_show_is_shown_without_an_error() -> None:
+    assert "<h2>" in page(ReplayResults({}, [TRACE], []))
+    empty = replace(run("a", 0.0), requests=0, load_over_time=[], regret_s={}, reasons={})
+    assert "No policy served a request." in report(empty)
+
+
+def test_pictures_are_of_the_highest_rate_that_was_served() -> None:
+    queue = replace(run("ttft", 9.0, rate=4.0), requests_per_s=5.0)
+    assert "Prompt tokens found in the cache at rate 2" in report(run("ttft", 1.0), run("ttft", 1.5, rate=2.0), queue)
+
+
+@pytest.mark.parametrize(("high", "ticks"), [(1.0, [0, 0.5, 1.0]), (7.0, [0, 2, 4, 6, 8]), (0.0, None)])
+def test_linear_ticks_are_round_and_reach_the_highest_value(high: float, ticks: list[float] | None) -> None:
+    found = linear_ticks(0.0, high)
+    assert found[-1] >= high
+    if ticks is not None:
+        assert found == pytest.approx(ticks)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.0, 1e6))
+def test_logarithmic_ticks_ascend_and_are_few(low: float, factor: float) -> None:
+    ticks = log_ticks(low, low * factor)
+    assert ticks == sorted(ticks)
+    assert 2 <= len(ticks) <= 14
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats()), max_size=20), st.booleans())
+def test_no_values_break_a_chart(points: list[tuple[float, float]], log: bool) -> None:
+    """Infinities, not-a-numbers and negative values come out of runs that served nothing."""
+    text = line_chart("t", [Series("s", points)], Axis("x", log=log), Axis("y", log=log))
+    Balance().feed(text)
+    assert not re.search(r'[=" ](nan|inf|-inf)["\s]', text)
+    text = bar_chart("t", [Bar("b", value) for _, value in points], Axis("x", log=log))
+    assert "NaN" not in text
