@@ -12,7 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing import connection, sharedctypes
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import orjson
 
-from ranvier_py.replay.engine.model import EngineModel
+from ranvier_py.replay.engine.model import EngineLimits, EngineModel
 from ranvier_py.replay.nodes import Nodes, NodeSettings, Placed, Prepared, prepare
 from ranvier_py.replay.oracle_placer import ORACLES, OraclePlacer
 from ranvier_py.replay.results import RunResult, TraceSummary
@@ -211,9 +211,14 @@ class Crew:
 def plain(plan: Plan) -> dict[str, object]:
     """What is the same for all runs of a command, as JSON has it."""
     return {
-        "engines": [asdict(limits) for limits in plan.engines],
+        "engines": [{"count": count, **shown(limits)} for limits, count in Counter(plan.engines).items()],
         "policy_options": dict(plan.options.named),
         "gossip_delay_s": plan.gossip_delay_s,
         "restarts": [list(restart) for restart in plan.restarts],
         "seed": plan.seed,
     }
+
+
+def shown(limits: EngineLimits) -> dict[str, float]:
+    """What an engine can do; the size of its blocks is the trace's."""
+    return {name: value for name, value in asdict(limits).items() if name not in ("block_size", "cache_events_max")}

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ranvier_py.core.backends import BackendLimits, Outcome, ProbeResult, Registry
-from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.fingerprint import Segment, TextHasher, TokenHasher, TokenState
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import Boundary, PromptMemory
@@ -58,13 +58,16 @@ class TracePrompt(Prompt):
 
     __slots__ = ("prompt_tokens",)
 
-    def __init__(self, model: str, end: Boundary, root: Boundary, prompt_tokens: int) -> None:
-        super().__init__("chat", model, stream=True, end=end, base=root, tail=(), body=b"")
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, request: TraceRequest, end: Boundary, root: Boundary) -> None:
+        super().__init__("chat", request.model, stream=True, end=end, base=root, tail=(), body=b"")
+        self.request = request
 
     @property
     def tokens(self) -> int:
-        return self.prompt_tokens
+        return self.request.prompt_tokens
+
+    def opening(self) -> bytes:
+        return self.request.opening
 
 
 class Prepared(NamedTuple):
@@ -97,7 +100,7 @@ def prepared(request: TraceRequest, root: Boundary, known: dict[tuple[int, Finge
         anchors.clear()
         if index == asked - 1:
             end = at
-    prompt = TracePrompt(request.model, end, root, request.prompt_tokens)
+    prompt = TracePrompt(request, end, root)
     job = Job(request.prompt_tokens, request.answer_tokens, NO_IDS, tuple(request.blocks))
     return Prepared(request, prompt, at, job)
 
@@ -109,8 +112,7 @@ def boundary_after(
     found = known.get(name)
     if found is None:
         found = known[name] = Boundary(parent, stop.fingerprint, stop.tokens)
-        found.token = stop.fingerprint
-        found.anchors = anchors
+        found.tokenized(Segment(anchors, stop, TokenState(stop.tokens, 0, ())))
     return found
 
 

@@ -49,7 +49,7 @@ def test_results_are_left_as_json_with_the_curves_of_a_sweep(trace: Path, tmp_pa
     found = json.loads((out / "results.json").read_text())
     assert [(run["rate"], run["nodes"]) for run in found["runs"]] == [(1.0, 1), (1.0, 2), (2.0, 1), (2.0, 2)]
     assert {run["requests"] for run in found["runs"]} == {40}
-    assert found["settings"]["engines"][0]["cache_tokens"] == 1_000_000
+    assert [(kind["count"], kind["cache_tokens"]) for kind in found["settings"]["engines"]] == [(8, 1_000_000)]
     assert found["settings"]["restarts"] == [[5.0, 1]]
     assert found["traces"][0]["block_tokens"] == 512
     assert [len(curve["points"]) for curve in found["curves"]] == [2, 2]
