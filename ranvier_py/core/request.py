@@ -29,6 +29,7 @@ from ranvier_py.core.boundaries import Chat, Message, TokenIds
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.placement.chwbl import opening_key
 from ranvier_py.core.prompt import Boundary, KnownPrefix, PromptMemory
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
@@ -93,6 +94,16 @@ class Prompt:
     def tokens(self) -> int:
         """Length in tokens, exact or estimated."""
         return self.end.tokens
+
+    def opening(self) -> bytes:
+        """What names the conversation's opening (`placement.chwbl`), for policies that ask; empty where there is none.
+
+        Parses the body again: 30 us for 60 kB.
+        """
+        if self.kind != "chat":
+            return b""
+        body = orjson.loads(self.body)
+        return opening_key(self.model, body["messages"], body.get("system"))
 
     def messages_after(self, boundary: Boundary) -> Sequence[Message]:
         """The messages between `boundary`, which is on this prompt's chain, and its end."""

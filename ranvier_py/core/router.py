@@ -73,6 +73,7 @@ class Router:
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
+        self._wants_opening = getattr(policy, "wants_opening", False)
         self._watching = policy if isinstance(policy, Watches) else None
 
     # --- read -------------------------------------------------------------------------------------------------------
@@ -119,10 +120,11 @@ class Router:
         if not prompt.end.messages:
             return Match((), prompt.tokens, UNKNOWN, at=found.at)
         first, end = prompt.end.first, prompt.end
+        opening = prompt.opening() if self._wants_opening else b""
         deepest = UNKNOWN
         if holders and self.policy.depths_wanted > 1:
             deepest = self._fingerprint_at(end, holders[0].tokens)
-        return Match(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest)
+        return Match(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening)
 
     def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
         """Of the stop at this depth."""

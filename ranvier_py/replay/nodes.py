@@ -56,7 +56,7 @@ NO_IDS = np.zeros(0, dtype=np.uint32)
 class TracePrompt(Prompt):
     """A Prompt whose length is known, though its stops are whole blocks."""
 
-    __slots__ = ("prompt_tokens",)
+    __slots__ = ("request",)
 
     def __init__(self, request: TraceRequest, end: Boundary, root: Boundary) -> None:
         super().__init__("chat", request.model, stream=True, end=end, base=root, tail=(), body=b"")

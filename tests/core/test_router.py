@@ -272,3 +272,12 @@ def test_counters_say_how_much_was_predicted_and_how_much_the_engines_had() -> N
     assert (counters.answered_prompt_tokens, counters.answered_cached_tokens) == (100, 64)
     assert counters.decisions == {flight.decision.reason: 1}
     assert counters.outcomes == {"success": 1}
+
+
+def test_a_policy_that_wants_the_opening_is_told_it_and_places_all_chats_of_one_opening_together() -> None:
+    router = make_router(policy="chwbl")
+    placed = {serve(router, chat(f"question {number}")).backend for number in range(4)}
+    assert len(placed) == 1
+    assert router.recent[-1][2].reason == "prefix_hash"
+    assert router.read(CHAT_PATH, chat("one")).opening() == router.read(CHAT_PATH, chat("two")).opening() != b""
+    assert router.read(CHAT_PATH, b"{}").opening() == b""
