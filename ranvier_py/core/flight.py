@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from ranvier_py.core.backends import Backend, Outcome, Pool
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.core.placement import Decision, Holder, Service
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt
 from ranvier_py.core.speculation import Handle
 from ranvier_py.core.stream import Answer
@@ -18,15 +18,15 @@ from ranvier_py.core.stream import Answer
 class Found(NamedTuple):
     """What matching found: who may serve, and who holds what.
 
-    `unheld` has the fingerprints (0 = none) of the prompt beyond its first `learned_tokens`, which is what the route
-    table has of it: found in the one walk that every prompt gets, and what its flight is about to make warm.
+    `unheld` has the stops of the prompt beyond its first `learned_tokens`, which is what the route table has of it:
+    found in the one walk that every prompt gets, and what its flight is about to make warm.
     """
 
     pool: Pool
     holders: Sequence[Holder]
     source: str  # "text", "tokens" or "none"
     learned_tokens: int
-    unheld: Sequence[int]
+    unheld: Sequence[Stop]
     at: float  # when it was asked
 
 

@@ -12,8 +12,9 @@ Bounds: entries, and the chain lengths they keep alive; the least recently used 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ranvier_py.core.fingerprint import Segment, TokenState
@@ -31,7 +32,7 @@ class Boundary:
     root of a chain is the empty prefix.
     """
 
-    __slots__ = ("_first", "anchors", "length", "messages", "parent", "state", "text", "token", "tokens")
+    __slots__ = ("_first", "length", "messages", "own_stops", "parent", "state", "text", "token", "tokens")
 
     def __init__(self, parent: Boundary | None, text: Fingerprint, length: int, block_tokens: int = 1) -> None:
         self.parent = parent
@@ -41,7 +42,7 @@ class Boundary:
         self.tokens = length // block_tokens * block_tokens
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
-        self.anchors: tuple[tuple[int, Fingerprint], ...] = ()
+        self.own_stops: tuple[Stop, ...] = ((self.tokens, 0, text),)  # of this message alone, deepest first
         self._first: Boundary | None = parent.first if parent and parent.messages else None  # no cycle: freed at once
 
     @property
@@ -53,16 +54,18 @@ class Boundary:
         """Fill in what the tokens of this message say."""
         self.tokens, self.token = segment.end
         self.length = segment.state.tokens
-        self.anchors = segment.anchors
         self.state = segment.state
+        anchors = [(tokens, fingerprint, 0) for tokens, fingerprint in reversed(segment.anchors)]
+        self.own_stops = ((self.tokens, self.token, self.text), *anchors)
 
     def stops(self) -> Iterator[Stop]:
         """The chain from this end down to its first boundary, deepest first."""
-        boundary: Boundary | None = self
-        while boundary is not None and boundary.parent is not None:
-            yield boundary.tokens, boundary.token, boundary.text
-            for tokens, fingerprint in reversed(boundary.anchors):
-                yield tokens, fingerprint, 0
+        return chain.from_iterable(self._stops_by_message())
+
+    def _stops_by_message(self) -> Iterator[Sequence[Stop]]:
+        boundary = self
+        while boundary.parent is not None:
+            yield boundary.own_stops
             boundary = boundary.parent
 
     def token_stops(self) -> Iterator[Stop]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -96,7 +97,7 @@ class Router:
         pool = self.registry.pool(prompt.model, now, tried)
         if not pool.ids:
             raise pool.error(prompt.model)
-        unheld: list[int] = []
+        unheld: list[Stop] = []
         learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
         return Found(pool, holders, source_of(prompt, holders), learned, unheld, now)
 
@@ -149,20 +150,18 @@ class Router:
         )
 
     def _holders(
-        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[int], *, touch: bool
+        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[Stop], *, touch: bool
     ) -> tuple[int, Sequence[Holder]]:
         """How much of the prompt is learned, and at least `wanted` eligible backends that hold some of it or soon will.
 
-        Deepest first. `unheld` gets the fingerprints of what is not learned.
+        Deepest first. `unheld` gets the stops that are not learned.
         """
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
         found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch, unheld=unheld)
         learned = found[0].tokens if found else 0
-        if self.speculation.knows(unheld):  # shallower than what is learned, a guess says nothing
-            guessed = self.speculation.match(self.stops(prompt.end), pool.epochs, wanted, deeper_than=learned)
-            return learned, merged(found, guessed, wanted) if guessed else found
-        return learned, found
+        guessed = self.speculation.match(unheld, pool.epochs, wanted, deeper_than=learned)
+        return learned, merged(found, guessed, wanted) if guessed else found
 
     def stops(self, end: Boundary) -> Iterable[Stop]:
         return end.stops() if self.texts_match else end.token_stops()
@@ -299,14 +298,12 @@ class Router:
 
     def _unmatched(self, prompt: Prompt, decision: Decision, found: Found | None) -> Sequence[int]:
         """Fingerprints deeper than what was matched: what this flight is about to make warm."""
+        stops: Iterable[Stop]
         if found is not None and decision.matched_tokens == found.learned_tokens:
-            return found.unheld
-        unmatched: list[int] = []
-        for tokens, token, text in self.stops(prompt.end):  # it goes where less is held, or follows a guess
-            if tokens <= decision.matched_tokens:
-                break
-            unmatched += token, text
-        return unmatched
+            stops = found.unheld
+        else:  # it goes where less is held, or follows a guess
+            stops = takewhile(lambda stop: stop[0] > decision.matched_tokens, self.stops(prompt.end))
+        return [fingerprint for _, token, text in stops for fingerprint in (token, text)]
 
     def _settle(self, flight: Flight) -> None:
         if flight.speculation is not None:

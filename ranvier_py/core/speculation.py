@@ -12,8 +12,9 @@ Cost: two dict operations for each fingerprint of a flight, and two more at its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Holder
@@ -105,20 +106,18 @@ class Speculation:
         """Backends to which a request with this prefix is on its way, the first departed first."""
         return tuple(self._flights.get(fp, ()))
 
-    def knows(self, fps: Iterable[int]) -> bool:
-        """Whether any of these fingerprints is claimed: for most prompts none is, and `match` need not read them."""
-        return bool(self._flights) and not self._flights.keys().isdisjoint(fps)
-
     def match(
-        self, stops: Iterable[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
+        self, stops: Sequence[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
     ) -> list[Holder]:
         """The first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
 
         The same shape as `RouteTable.match`; backends beyond `eligible_epochs`, or with -1 there, do not count. Stops
         of `deeper_than` tokens and less are not read.
         """
-        get, known = self._flights.get, len(eligible_epochs)
         found: list[Holder] = []
+        if self._flights.keys().isdisjoint(chain.from_iterable(stops)):  # in C; a depth is no fingerprint
+            return found
+        get, known = self._flights.get, len(eligible_epochs)
         for tokens, token, text in stops:
             if tokens <= deeper_than:
                 break

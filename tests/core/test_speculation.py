@@ -40,16 +40,6 @@ def test_each_backend_comes_once_at_its_deepest_depth_and_no_more_than_wanted() 
     assert speculation.match(STOPS, EPOCHS, 1) == both[:1]
 
 
-def test_whether_any_fingerprint_is_claimed_is_known_without_reading_the_stops() -> None:
-    speculation = Speculation()
-    assert not speculation.knows([30])
-    flight = added(speculation, [30, 0, 21], ONE)
-    assert speculation.knows([0, 99, 21])
-    assert not speculation.knows([0, 99]), "0 is no fingerprint"
-    speculation.remove(flight)
-    assert not speculation.knows([30, 21])
-
-
 def test_what_is_no_deeper_than_is_known_already_is_not_read() -> None:
     speculation = Speculation()
     added(speculation, [30], ONE)
@@ -107,7 +97,6 @@ def test_holders_are_always_those_of_the_flights_that_are_left(
             flights.append(handle)
         counts = Counter((fp, handle.backend) for handle in flights for fp in handle.fingerprints)
         for fp in range(1, 6):
-            assert speculation.knows([fp]) == any(known == fp for known, _ in counts)
             assert set(speculation.holders(fp)) == {holder for known, holder in counts if known == fp}
         statistics = speculation.statistics()
         assert (statistics.flights, statistics.fingerprints) == (len(flights), counts.total())

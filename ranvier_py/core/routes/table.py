@@ -101,7 +101,7 @@ class RouteTable:
         *,
         wanted: int = 1,
         touch: bool = True,
-        unheld: list[int] | None = None,
+        unheld: list[Stop] | None = None,
     ) -> list[Holder]:
         """At least `wanted` backends that hold a prefix of the prompt, if there are so many: each at its deepest depth.
 
@@ -112,36 +112,17 @@ class RouteTable:
             stops: the prompt, deepest first; read no further than needed.
             epochs: by backend id, its current boot epoch, or -1 while it is not eligible. Ids beyond the end are not.
             touch: whether this counts as a use of what it finds (False: a dry run).
-            unheld: gets both fingerprints (0 = not known) of each stop deeper than the first holder's, or of all, so
-                that nobody has to walk the prompt again for them.
+            unheld: gets the stops deeper than the first holder's, or all, so that nobody walks the prompt again.
         """
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
-        get, backends, flags, known, horizon = rows.index.get, rows.backend, rows.flags, len(epochs), claims.horizon
+        nothing_known = rows.index.keys().isdisjoint  # in C; that it looks for the depth too does no harm
         found: list[Holder] = []
         passed = [] if unheld is None else unheld
-        for _, token, text in stops:
-            row = get(token) if token else None
-            twin = get(text) if text else None
-            if row is None:
-                row = twin
-                if row is None:
-                    passed += token, text
-                    continue
-            backend = backends[row]
-            if flags[row] & SHARED or (twin is not None and twin != row):
-                if not self._add_holders((row,) if twin is None or twin == row else (row, twin), epochs, found):
-                    passed += token, text
-                    continue
-            elif (
-                0 <= backend < known
-                and epochs[backend] == rows.epoch[row]
-                and rows.evidence[row] > horizon
-                and not (found and is_among(backend, found))
-            ):
-                found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
-            else:
-                passed += token, text
+        for stop in stops:
+            row = 0 if nothing_known(stop) else self._add_holders(stop, epochs, found)
+            if not row:
+                passed.append(stop)
                 continue
             if touch and rows.used[row] < now:
                 rows.used[row] = int(now)
@@ -326,7 +307,24 @@ class RouteTable:
         half, phase = self._half_ttl_s, token or text
         return (old.evidence + phase) // half != (claim.evidence + phase) // half
 
-    def _add_holders(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
+    def _add_holders(self, stop: Stop, epochs: Sequence[int], found: list[Holder]) -> int:
+        """Add those that hold the prompt down to `stop` to the deeper ones. Returns its row, or 0: nobody new."""
+        rows, known, horizon = self._rows, len(epochs), self._claims.horizon
+        _, token, text = stop
+        row, twin = rows.index.get(token), rows.index.get(text)  # 0 is nobody's name
+        row = twin if row is None else row
+        if row is None:
+            return 0
+        if rows.flags[row] & SHARED or (twin is not None and twin != row):
+            return row if self._add_several((row,) if twin in (None, row) else (row, twin), epochs, found) else 0
+        backend = rows.backend[row]
+        live = 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon
+        if not live or (found and any(holder.backend == backend for holder in found)):
+            return 0
+        found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
+        return row
+
+    def _add_several(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""
         rows, claims, known = self._rows, self._claims, len(epochs)
         horizon = claims.horizon
@@ -409,7 +407,3 @@ class RouteTable:
             ),
             idle_s=max(0.0, now - max(rows.used[row], *(claim.evidence for _, claim in holders), 0)),
         )
-
-
-def is_among(backend: int, holders: Sequence[Holder]) -> bool:
-    return any(holder.backend == backend for holder in holders)
