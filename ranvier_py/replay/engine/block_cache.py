@@ -212,15 +212,16 @@ class BlockCache:
 
     def release(self, lease: Lease) -> None:
         """The request is over. Its deepest blocks become the first victims among its own."""
-        states, queue, already = self._states, self._queue, len(self._queue)
+        states, queue = self._states, self._queue
+        first = place = len(queue)
         for block in reversed(lease.blocks):
-            count = states[block] - 1
-            if count:
-                states[block] = count
-            else:
-                states[block] = ~len(queue)
+            if states[block] == 1:
+                states[block] = ~place
                 queue.append(block)
-        self._queued += len(queue) - already
+                place += 1
+            else:
+                states[block] -= 1
+        self._queued += place - first
         self._promised -= lease.promised
         lease.blocks, lease.promised = [], 0
         self._refused = None
@@ -290,48 +291,64 @@ class BlockCache:
             self._states.extend([1] * fresh)
             self._keys.extend([0] * fresh)
             self._untouched -= fresh
-        blocks.extend([self._victim() for _ in range(count - fresh)])
+        if count > fresh:
+            victims = self._victims(count - fresh)
+            self._evict(victims)
+            blocks.extend(victims)
 
-    def _victim(self) -> int:
-        states, queue, head = self._states, self._queue, self._head
-        while states[block := queue[head]] != ~head:
-            head += 1
-        self._head = head + 1
-        self._queued -= 1
-        states[block] = 1
-        if self._keys[block]:
-            self._evict(block)
-        return block
+    def _victims(self, count: int) -> list[int]:
+        """The next ones of the queue, which are held from now on."""
+        states, queue, place = self._states, self._queue, self._head
+        found = []
+        self._queued -= count
+        while count:
+            block = queue[place]
+            if states[block] == ~place:
+                states[block] = 1
+                found.append(block)
+                count -= 1
+            place += 1
+        self._head = place
+        return found
 
-    def _evict(self, block: int) -> None:
-        key, self._keys[block] = self._keys[block], 0
-        copies = self._copies.get(key)
-        if copies is None:
-            del self._by_key[key]
-        else:
-            if self._by_key[key] == block:
-                self._by_key[key] = copies.pop(0)
-                self._refused = None  # the copy may be held
+    def _evict(self, blocks: list[int]) -> None:
+        names, by_key, copies, told = self._keys, self._by_key, self._copies, self._events.maxlen
+        for block in blocks:
+            key = names[block]
+            if not key:
+                continue
+            names[block] = 0
+            if key in copies:
+                self._evict_copy(key, block)
             else:
-                copies.remove(block)
-            if not copies:
-                del self._copies[key]
-        self.evicted_blocks += 1
-        self._record(BlockRemoved(key))
+                del by_key[key]
+            self.evicted_blocks += 1
+            if told:
+                self._record(BlockRemoved(key))
+
+    def _evict_copy(self, key: int, block: int) -> None:
+        copies = self._copies[key]
+        if self._by_key[key] == block:
+            self._by_key[key] = copies.pop(0)
+            self._refused = None  # the copy may be held
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[key]
 
     def _store(self, lease: Lease, whole: int) -> None:
-        first, keys, by_key = lease.stored, lease.job.keys, self._by_key
-        for depth in range(first, whole):
-            key, block = keys[depth], lease.blocks[depth]
-            self._keys[block] = key
+        first, names, by_key = lease.stored, self._keys, self._by_key
+        keys, blocks = lease.job.keys[first:whole], lease.blocks[first:whole]
+        for key, block in zip(keys, blocks, strict=True):
+            names[block] = key
             if by_key.setdefault(key, block) != block:
                 self._copies.setdefault(key, []).append(block)
         lease.stored = whole
-        if self._refused is not None and not self._awaited.isdisjoint(keys[first:whole]):
+        if self._refused is not None and not self._awaited.isdisjoint(keys):
             self._refused = None
         if self._events.maxlen:
             ids = lease.job.ids[first * self.block_size : whole * self.block_size]
-            self._record(BlocksStored(keys[first:whole], keys[first - 1] if first else 0, ids))
+            self._record(BlocksStored(keys, lease.job.keys[first - 1] if first else 0, ids))
 
     def _drop_stale_places(self) -> None:
         """At most once in as many releases as there are blocks."""

@@ -182,5 +182,6 @@ class EngineModel:
 
     def _catch_up(self, now: float) -> None:
         assert now >= self._now, "time goes back"
-        self._batch.catch_up(now)
-        self._now = now
+        if now != self._now or self._batch.ends_at <= now:  # or it has caught up already
+            self._batch.catch_up(now)
+            self._now = now
