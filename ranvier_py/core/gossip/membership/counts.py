@@ -18,7 +18,11 @@ class Counts:
     probes_failed: int = 0
     probes_spared: int = 0  # failed, but the member itself was heard meanwhile
     probes_void: int = 0  # under way when this node woke up late
+    probes_repeated: int = 0  # failed, but only one of the two ways had been tried
     stream_rescues: int = 0  # answered on the stream alone: datagrams do not pass
+    stream_first: int = 0  # sent on the stream at once, since datagrams do not pass
+    datagrams_missed: int = 0  # of probes that the stream got through
+    datagrams_given_up: int = 0  # how often they reached hardly anybody
     sends_failed: int = 0  # the edge could not send
     relayed: int = 0  # pings in the name of others
     relays_dropped: int = 0  # too many at once
@@ -45,6 +49,7 @@ class Counts:
     exchanges: int = 0
     exchanges_refused: int = 0  # asked for the list too often
     greetings: int = 0
+    changes_refused: int = 0  # of members, by a peer that changed too much already
     changes_dropped: int = 0  # nobody drained `changes`
 
 

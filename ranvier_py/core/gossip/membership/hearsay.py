@@ -11,6 +11,7 @@ Of two records about one session the greater (epoch, incarnation, state) holds. 
     lists            a death read in a whole list is a suspicion: it may be as old as a cut (memberlist's mergeState)
     one name         of two sessions with one name the later epoch holds, at once; the other is told so
     me               accusations are outbid; a namesake is overtaken, or gets the name
+    too much         what one peer changes beyond its `allowance` is ignored
 
 `hear` returns what the sender should be told, if anything. It is strictly greater than what was sent, so two nodes
 that correct each other come to an end. Invariant: the pair (epoch, incarnation) held for a session never falls, and
@@ -19,6 +20,7 @@ DEAD becomes ALIVE only with a higher one. Cost: O(1) for each record.
 
 from __future__ import annotations
 
+from ranvier_py.core.gossip.membership.allowance import SELF_COST, Allowance
 from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, Identity
 from ranvier_py.core.gossip.membership.ledger import Ledger
@@ -26,6 +28,7 @@ from ranvier_py.core.gossip.membership.local_health import LocalHealth
 from ranvier_py.core.gossip.membership.post import Post
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.messages import Record, State, Update
+from ranvier_py.core.gossip.values import Plane
 
 SUPERSEDED_MAX = 64
 """Sessions that live but have lost their name to a later one and may not know it yet. The oldest is forgotten first."""
@@ -46,6 +49,7 @@ class Hearsay:
         self._health = health
         self._counts = counts
         self._superseded: dict[int, str] = {}  # session -> the name it lost
+        self._allowance = Allowance()
 
     def hear(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
         """Take in one record. `listed`: from a whole list rather than as news. Returns what to tell the sender."""
@@ -57,9 +61,9 @@ class Hearsay:
             self._counts.absurd += 1
             return None
         if record.session == self._identity.record.session:
-            return self._about_me(record, now)
+            return self._about_me(record, sender, now)
         if record.name == self._identity.record.name:
-            return self._about_my_name(record, now)
+            return self._about_my_name(record, sender, now)
         member = self._ledger.roster.get(record.session)
         if member is not None and (record.name == member.record.name or self._may_take_name(member, record)):
             return self._about_member(member, update, sender, now, listed)
@@ -80,7 +84,11 @@ class Hearsay:
             return
         member.accused_at = now
         self._counts.accusations += 1
-        self._post.tell(member.address, member.session, [self.held(member)], self._post.best_plane(member))
+        said = [self.held(member)]
+        best = self._post.best_plane(member)
+        self._post.tell(member.address, member.session, said, best)
+        if member.misses and best is Plane.DATAGRAM:  # it may not pass
+            self._post.tell(member.address, member.session, said, Plane.PROBE)
 
     def held(self, member: Member) -> Update:
         """What this node says of a member."""
@@ -89,12 +97,14 @@ class Hearsay:
 
     # --- this node ----------------------------------------------------------------------------------------------------
 
-    def _about_me(self, record: Record, now: float) -> Update | None:
+    def _about_me(self, record: Record, sender: int, now: float) -> Update | None:
         mine, leaving = self._identity.record, self._identity.leaving
         if order(record) == order(mine):
             return None
         if rank(record) < rank(mine) or (leaving and rank(record) == rank(mine)):
             return Update(mine) if leaving or record.state is not State.ALIVE else None
+        if not self._may_change(sender, SELF_COST, now):
+            return None
         accused = record.state is not State.ALIVE
         self._identity.outbid(record)
         self._counts.refutations += accused
@@ -102,9 +112,11 @@ class Hearsay:
             self._health.worse()
         return self._announce(now)
 
-    def _about_my_name(self, record: Record, now: float) -> Update | None:
+    def _about_my_name(self, record: Record, sender: int, now: float) -> Update | None:
         if self._identity.outranks(record):
             return Update(self._identity.record) if record.state <= State.SUSPECT else None
+        if not self._may_change(sender, SELF_COST, now):
+            return None
         self._counts.overtaken += 1
         if self._identity.overtake(record):
             self._counts.renamed += 1
@@ -125,16 +137,11 @@ class Hearsay:
         return None if holder is None else self.held(holder)
 
     def _may_take_name(self, member: Member, record: Record) -> bool:
-        """Whether a known session may go by the new name in `record`. An earlier holder of that name is forgotten."""
+        """Whether a known session may go by the new name in `record`, which an earlier session may have."""
         if rank(record) <= rank(member.record):
             return True  # stale: the name does not matter
         holder = self._ledger.roster.named(record.name)
-        if holder is None:
-            return True
-        if by_epoch(record) < by_epoch(holder.record):
-            return False
-        self._ledger.forget(holder)
-        return True
+        return holder is None or by_epoch(record) >= by_epoch(holder.record)
 
     def _lost_name(self, member: Member, record: Record) -> Update | None:
         """A known session calls itself by a name that a later session has."""
@@ -159,8 +166,11 @@ class Hearsay:
                 if sender == record.session:
                     self._supersede(record)
                 return self.held(holder) if record.state <= State.SUSPECT else None
-            self._counts.supplanted += 1
             why = "a new session of this name"
+        if not (listed and self.joining) and not self._may_change(sender, 1, now):
+            return None
+        if holder is not None:
+            self._counts.supplanted += 1
             self._ledger.forget(holder)
         self._superseded.pop(record.session, None)
         spread = not (listed and self.joining and self._ledger.members > SPREAD_LISTED_MAX)
@@ -187,6 +197,13 @@ class Hearsay:
             stale_life = record.state is State.ALIVE and held.state is not State.ALIVE
             stale_death = record.state is not State.ALIVE and rank(record) < rank(held)
             return self.held(member) if stale_life or stale_death else None
+        cost = SELF_COST if sender == record.session else 1
+        if not (listed and self.joining) and not self._may_change(sender, cost, now):
+            return None
+        if rank(record) == rank(held):
+            record = held._replace(state=record.state)  # all else only the member itself changes, and then raises it
+        elif record.name != held.name and (holder := self._ledger.roster.named(record.name)) is not None:
+            self._ledger.forget(holder)
         if record.state is State.ALIVE:
             self._ledger.absolve(member, record, now, "its own word")
         elif record.state is State.SUSPECT:
@@ -208,6 +225,18 @@ class Hearsay:
         elif member.live:
             self._ledger.confirm(member, sender, now)
         self.accuse(member, now)
+
+    def _may_change(self, sender: int, cost: int, now: float) -> bool:
+        """Whether this peer has not changed too much already."""
+        if self._allowance.spend(sender, cost, self._ledger.members, now):
+            return True
+        self._counts.changes_refused += 1
+        member = self._ledger.roster.get(sender)
+        if member is not None and self._allowance.warn(sender):
+            self._ledger.note(
+                "flooding", member.record, "changes more members than it may; what is too much is ignored"
+            )
+        return False
 
     def _heard_lately(self, member: Member, now: float) -> bool:
         return now - member.heard_at < self._health.profile.evidence_s

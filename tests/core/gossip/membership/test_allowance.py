@@ -1,0 +1,174 @@
+"""Per peer: how much of the list of members one of them may change, and what becomes of the rest."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ranvier_py.core.gossip.membership.allowance import (
+    BURST,
+    BURST_PER_MEMBER,
+    FILL_S,
+    PEERS_MAX,
+    SELF_COST,
+    Allowance,
+)
+from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.profile import LAN
+from ranvier_py.core.gossip.messages import Members as MemberList
+from ranvier_py.core.gossip.messages import Push, Record, State, Update
+from ranvier_py.core.gossip.values import Letter, Peer
+from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
+
+ME = record_of("n0", 1000)
+
+
+class Listener:
+    """A node with three proved peers, 1 to 3, who has read their lists. Nothing is answered."""
+
+    def __init__(self) -> None:
+        self.outbox: list[Letter] = []
+        self.now = 100.0
+        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES)
+        self.peers = {number: record_of(f"n{number}", number) for number in (1, 2, 3)}
+        for record in self.peers.values():
+            self.members.proved(record, self.now)
+        for record in self.peers.values():
+            self.members.receive(Peer(record.session, (record.host, 7946)), MemberList((record,), False), self.now)
+
+    def told(self, by: int, *records: Record, accuser: int = 0) -> None:
+        peer = Peer(by, (self.peers[by].host, 7946))
+        for record in records:
+            self.members.receive(peer, Push((Update(record, accuser),)), self.now)
+
+    @property
+    def refused(self) -> int:
+        return self.members.statistics().counts.changes_refused
+
+
+def strangers(count: int, first: int = 10_000) -> list[Record]:
+    return [record_of(f"n{number}", number) for number in range(first, first + count)]
+
+
+def test_a_peer_that_tells_of_ever_new_members_is_heard_up_to_its_bound_and_others_as_before() -> None:
+    """Or one of them fills everybody's table, and each entry is greeted, probed, suspected and spread."""
+    node = Listener()
+    node.told(1, *strangers(20_000))
+    before = node.members.size()
+    assert BURST < before < 2000
+    assert node.refused == 20_000 - (before - 4)
+    node.told(2, record_of("n7", 7))
+    assert node.members.size() == before + 1
+    node.told(1, record_of("n8", 8))
+    assert node.members.size() == before + 1
+
+
+def test_what_was_too_much_is_taken_when_it_is_told_again_later() -> None:
+    node = Listener()
+    node.told(1, *strangers(4000))
+    late = record_of("n8", 8)
+    node.told(1, late)
+    assert node.members.member(8) is None
+    node.now += 1.0
+    node.told(1, late)
+    assert node.members.member(8) is not None
+
+
+def test_what_is_known_already_costs_nothing() -> None:
+    node = Listener()
+    known = strangers(100)
+    for _ in range(200):
+        node.told(1, *known)
+    assert node.refused == 0
+
+
+def test_a_peer_that_refutes_without_end_is_believed_a_few_times_a_second() -> None:
+    """Each refutation is spread by the whole cluster: one packet becomes thousands."""
+    node = Listener()
+    for second in range(20):
+        for number in range(100):
+            node.told(1, node.peers[1]._replace(incarnation=100 * second + number + 1))
+        node.now += 1.0
+    believed = 2000 - node.refused
+    most = BURST + BURST_PER_MEMBER * 4
+    assert most / SELF_COST < believed <= (most + 20 * most / FILL_S) / SELF_COST
+    member = node.members.member(1)
+    assert member is not None
+    assert member.live
+
+
+def test_whoever_accuses_this_node_without_end_is_answered_a_few_times_a_second() -> None:
+    """Each answer costs an incarnation, health and news to everybody."""
+    node = Listener()
+    for _ in range(1000):
+        node.told(1, node.members.me._replace(state=State.SUSPECT), accuser=1)
+    counts = node.members.statistics().counts
+    assert counts.refutations == node.members.me.incarnation < 50
+    node.told(2, node.members.me._replace(state=State.DEAD))
+    assert node.members.me.incarnation == counts.refutations + 1, "an accusation by somebody else is"
+
+
+def test_the_operator_hears_of_a_flood_once() -> None:
+    node = Listener()
+    node.members.changes.clear()
+    node.told(1, *strangers(3000))
+    for round_ in range(5):
+        node.now += 0.1
+        node.told(1, *strangers(3000, 20_000 + 3000 * round_))
+    warnings = [change.record.name for change in node.members.changes if change.what == "flooding"]
+    assert warnings == ["n1"]
+
+
+def test_a_list_read_while_joining_is_taken_whole() -> None:
+    """It is what was asked for, and in a large cluster longer than any flood."""
+    outbox: list[Letter] = []
+    members = Members(ME, LAN, outbox, Random(1), 100.0, size_of=size_of, room_bytes=ROOM_BYTES)
+    friend = record_of("n1", 1)
+    members.proved(friend, 100.0)
+    members.receive(Peer(1, (friend.host, 7946)), MemberList(tuple(strangers(3000)), False), 100.0)
+    assert members.size() == 3002
+
+
+def test_a_name_is_not_taken_from_anybody_by_who_may_change_no_more() -> None:
+    node = Listener()
+    node.told(1, *strangers(4000))
+    node.told(1, node.peers[1]._replace(name="n2", epoch=9))
+    assert node.members.by_name("n2") == node.members.member(2)
+    assert node.members.member(2) is not None
+
+
+def test_an_accusation_can_not_rename_the_accused() -> None:
+    """At one incarnation only the state may differ; a name of somebody else would put two members under it."""
+    node = Listener()
+    node.told(1, node.peers[2]._replace(name="n3", state=State.SUSPECT), accuser=1)
+    accused = node.members.member(2)
+    assert accused is not None
+    assert (accused.record.name, accused.state) == ("n2", State.SUSPECT)
+    assert node.members.by_name("n3") == node.members.member(3)
+
+
+@pytest.mark.parametrize("size", [5, 30])
+def test_no_honest_peer_ever_comes_near_its_bound(size: int) -> None:
+    """A third of all packets lost, half of the cluster started again at once, and a cut that heals."""
+    cluster = Cluster(size, loss=0.3)
+    hosts = cluster.grow(size)
+    for host in hosts[size // 2 :]:
+        cluster.restart(host, epoch=2, join=[hosts[0]])
+    cluster.run(20.0)
+    up = cluster.up()
+    cluster.cut(up[: size // 2], up[size // 2 :])
+    cluster.run(30.0)
+    cluster.heal()
+    cluster.run(20.0)
+    assert [host.members.statistics().counts.changes_refused for host in up] == [0] * size
+
+
+def test_buckets_are_bounded_and_the_one_used_longest_ago_goes_first() -> None:
+    allowance = Allowance()
+    assert not [peer for peer in range(PEERS_MAX) if not allowance.spend(peer, BURST, 0, 0.0)]
+    assert not allowance.spend(0, 1, 0, 0.0)
+    assert allowance.spend(PEERS_MAX, 1, 0, 0.0)
+    assert len(allowance) == PEERS_MAX
+    assert not allowance.spend(0, 1, 0, 0.0), "used just now"
+    assert allowance.spend(1, BURST, 0, 0.0), "forgotten"
