@@ -12,18 +12,22 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import trio
 import trio._core._run as trio_run
 import trio.testing
 from trio.lowlevel import Abort, wait_task_rescheduled
 
+from cluster import sim_mind
 from cluster.scenario import Cluster
 from cluster.sim_mind import RealMind
 from cluster.sim_node import Birth
 from ranvier_py.core.backend import ProbeResult
+from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.messages import State
 from ranvier_py.core.gossip.packets.seal import Subkeys
 from ranvier_py.core.gossip.values import Address, MemberChange
@@ -114,7 +118,7 @@ class MockNode:
         seed = f"{self.cluster.seed}/{self.name}/{self.starts}"
         self.mind = self._mind(seed)
         peer = self.mind.node
-        sockets = self.cluster.network.sockets(self.address)
+        sockets = self.cluster.network.sockets(self.address, udp=self.cluster.udp)
         self.net = GossipNet(peer, sockets, Random(f"{seed}/shell"), changed=self._changed, clock=trio.current_time)
         peer.woken = self.net.poke
         options = DiscoveryOptions(family=socket.AF_INET)
@@ -145,7 +149,9 @@ class MockNode:
             cluster=Cluster(),
             engines=(ENGINE,),
         )
-        mind = RealMind(birth, self.cluster.subkeys)
+        settings = partial(GossipSettings, datagrams=self.cluster.udp)
+        with patch.object(sim_mind, "GossipSettings", settings):  # all else is as in the simulator
+            mind = RealMind(birth, self.cluster.subkeys)
         mind.probed(0, HEALTHY, now)
         return mind
 
@@ -204,6 +210,7 @@ class MockCluster:
     seed: str
     network: Network
     nursery: trio.Nursery
+    udp: bool = True
     nodes: list[MockNode] = field(default_factory=list)
     subkeys: Subkeys = field(default_factory=lambda: Subkeys(entries_max=4096))
     chats: Random = field(init=False)
@@ -249,8 +256,8 @@ async def until(holds: Callable[[], bool], within_s: float, step_s: float = 0.01
 Scenario = Callable[[MockCluster], Awaitable[object]]
 
 
-def simulate(seed: str, scenario: Scenario, conditions: Conditions | None = None) -> MockCluster:
-    """Run it, and return what is left. An error says the seed."""
+def simulate(seed: str, scenario: Scenario, conditions: Conditions | None = None, *, udp: bool = True) -> MockCluster:
+    """Run it, and return what is left. An error says the seed. `udp` False is `--no-gossip-udp` of all nodes."""
     seed_trio(seed)
     found: list[MockCluster] = []
     errors: list[Exception] = []
@@ -259,7 +266,7 @@ def simulate(seed: str, scenario: Scenario, conditions: Conditions | None = None
         network = Network(Random(f"{seed}/network"), conditions)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(network.run)
-            cluster = MockCluster(seed, network, nursery)
+            cluster = MockCluster(seed, network, nursery, udp)
             found.append(cluster)
             try:
                 await scenario(cluster)

@@ -63,6 +63,7 @@ class Network:
         self.rng = rng
         self.conditions = conditions or Conditions()
         self.cut: Callable[[str, str], bool] = lambda source, to: False
+        self.blocked: Callable[[str, str], bool] = lambda source, to: False  # for datagrams alone
         self.trace: list[Sent] = []
         self.overflowed = 0  # datagrams that found no room
         self.resets = 0  # streams that the network broke
@@ -108,7 +109,7 @@ class Network:
     def send_datagram(self, source: Address, to: Address, data: bytes) -> None:
         self.note(source, to, len(data))
         delay_s, lost = self.delay_s(), self.lost(source, to)
-        if self.conditions.datagrams and not lost:
+        if self.conditions.datagrams and not lost and not self.blocked(source[0], to[0]):
             self.after(delay_s, lambda: self._deliver(source, to, data))
 
     def _deliver(self, source: Address, to: Address, data: bytes) -> None:
@@ -118,15 +119,16 @@ class Network:
 
     # --- sockets ----------------------------------------------------------------------------------------------------
 
-    def sockets(self, address: Address) -> GossipSockets:
+    def sockets(self, address: Address, *, udp: bool = True) -> GossipSockets:
         """Bound ones of a new process. Raises OSError while another has the port."""
         if address in self.listeners:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = self.listeners[address] = MockListener(self, address)
-        datagrams = self.datagrams[address] = MockDatagrams(self, address)
-        return GossipSockets(
-            cast("socket.socket", listener), cast("socket.socket", datagrams), *address, socket.AF_INET, self.system()
-        )
+        datagrams = None
+        if udp:
+            datagrams = cast("socket.socket", MockDatagrams(self, address))
+            self.datagrams[address] = cast("MockDatagrams", datagrams)
+        return GossipSockets(cast("socket.socket", listener), datagrams, *address, socket.AF_INET, self.system())
 
     def system(self) -> System:
         return System(
@@ -140,7 +142,8 @@ class Network:
         """The process is gone: what it still does to its sockets reaches nobody, and its kernel resets its streams."""
         for address in [address for address in self.listeners if address[0] == host]:
             self.listeners[address].close()
-            self.datagrams[address].close()
+            if address in self.datagrams:
+                self.datagrams[address].close()
         for stream in [stream for stream in self.streams.values() if stream.local[0] == host]:
             stream.reset()
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -88,22 +88,85 @@ def test_routes_arrive_though_streams_are_reset_all_the_time() -> None:
     simulate("resets", scenario, Conditions(reset=0.1))
 
 
-@pytest.mark.parametrize("seed", ["streams", "a", "b"])
-def test_where_datagrams_are_blocked_nodes_find_each_other_over_streams(seed: str) -> None:
-    """They are tried first. Until each knows of each that they do not pass, somebody may be held for dead, and a crash
-    is noticed later than where they pass."""
+BLOCKED: dict[str, Callable[[int, int], bool]] = {
+    "everywhere": lambda source, to: True,
+    "into one node": lambda source, to: to == 3,
+    "out of one node": lambda source, to: source == 3,
+    "between two nodes": lambda source, to: {source, to} == {2, 3},
+    "between two halves, one way": lambda source, to: source < 4 <= to,
+    "between hosts of two": lambda source, to: source // 2 != to // 2,
+}
+"""Where datagrams are dropped in silence, by numbers of nodes."""
+
+
+@pytest.mark.parametrize("seed", ["a", "b"])
+@pytest.mark.parametrize("where", BLOCKED)
+def test_where_datagrams_are_blocked_nobody_is_called_dead_and_a_crash_is_known_in_time(where: str, seed: str) -> None:
+    """consul#19965: 50 seeds each, no death of a healthy node, and the crash known in 2.2 s at most."""
+
+    async def scenario(cluster: MockCluster) -> None:
+        number = {f"10.0.0.{at + 1}": at for at in range(8)}
+        cluster.network.blocked = lambda source, to: BLOCKED[where](number[source], number[to])
+        nodes = await cluster.met(8, 20.0)
+        await trio.sleep(5)
+        await shared_and_crash_known(cluster, nodes)
+
+    simulate(seed, scenario)
+
+
+async def shared_and_crash_known(cluster: MockCluster, nodes: list[MockNode]) -> None:
+    """A route to all, nobody dead, then the first node crashes."""
+    end = cluster.chat()
+    nodes[1].learn(end)
+    await until(lambda: all(node.holds(end) for node in nodes), 0.2)
+    assert not any(node.deaths() for node in nodes)
+    nodes[0].crash()
+    await until(lambda: agree(nodes[1:]), 5.0)
+    assert [node.deaths() for node in nodes[1:]] == [[nodes[0].name]] * (len(nodes) - 1)
+
+
+def test_a_host_that_vanishes_without_a_word_is_missed_in_time_where_datagrams_are_blocked() -> None:
+    """No reset of its streams tells of it, and those that connect to it wait."""
 
     async def scenario(cluster: MockCluster) -> None:
         nodes = await cluster.met(8, 20.0)
-        end = cluster.chat()
-        nodes[1].learn(end)
-        await until(lambda: all(node.holds(end) for node in nodes), 0.2)
-        await trio.sleep(40)
-        assert not any(node.deaths(trio.current_time() - 20) for node in nodes)
-        nodes[0].crash()
-        await until(lambda: agree(nodes[1:]), 30.0)  # 7 to 24 s in eight seeds; 3 s where datagrams pass
+        await trio.sleep(5)
+        cluster.network.cut = lambda source, to: nodes[0].address[0] in (source, to)
+        await until(lambda: agree(nodes[1:]), 5.0)
+        assert [node.deaths() for node in nodes[1:]] == [[nodes[0].name]] * 7
 
-    simulate(seed, scenario, Conditions(datagrams=False))
+    simulate("vanished", scenario, Conditions(datagrams=False))
+
+
+def test_datagrams_that_are_blocked_and_let_through_again_in_mid_run_cost_nobody() -> None:
+    async def scenario(cluster: MockCluster) -> None:
+        nodes = await cluster.met(8)
+        await trio.sleep(10)
+        cluster.network.blocked = lambda source, to: True
+        await trio.sleep(40)
+        assert not any(member.datagrams for node in nodes for member in view(node))
+        cluster.network.blocked = lambda source, to: False
+        await until(lambda: all(member.datagrams for node in nodes for member in view(node)), 90.0, 1.0)
+        assert agree(nodes)
+        assert not any(node.deaths() for node in nodes)
+
+    simulate("mid-run", scenario)
+
+
+@pytest.mark.parametrize("seed", ["a", "b"])
+def test_without_any_datagram_socket_routes_are_shared_and_a_crash_is_known(seed: str) -> None:
+    """`--no-gossip-udp`: not one is even tried."""
+
+    async def scenario(cluster: MockCluster) -> None:
+        nodes = await cluster.met(8, 20.0)
+        await trio.sleep(5)
+        await shared_and_crash_known(cluster, nodes)
+        for node in nodes:
+            statistics = node.net.statistics()
+            assert (statistics.packets_sent["datagram"], statistics.drops["no_udp"]) == (0, 0)
+            assert statistics.packets_sent["probe"] > 0
+
+    simulate(seed, scenario, udp=False)
 
 
 def test_a_node_that_joins_late_is_given_all_that_was_learned_before() -> None:

@@ -25,6 +25,7 @@ from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
 from ranvier_py.core.gossip.membership.roster import Member, Roster, Round
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
+from ranvier_py.core.gossip.membership.ways import Ways
 from ranvier_py.core.gossip.messages import Record, State, Update
 from ranvier_py.core.gossip.values import MemberChange
 
@@ -58,6 +59,7 @@ class Ledger:
         self.greetings = Greetings(rng)
         self.contacts = Contacts(rng, counts)
         self.turns = Round(rng)
+        self.ways = Ways(self.roster, counts)
         self.broadcasts = broadcasts
         self.changes: list[MemberChange] = []
         self.gone: list[int] = []
@@ -178,6 +180,7 @@ class Ledger:
         """It is live from now on."""
         self.broadcasts.members = self.members
         self.turns.insert(member.session)
+        self.ways.met(member)
         self.circle.join(member)
         if not member.proved and self.circle.wants(member.session):
             self.greetings.want(member.session, self.members, now)

@@ -1,13 +1,14 @@
 """One probe at a time, each in one interval (SWIM): is this member alive?
 
-    at 0           ping, by datagram; on the stream as well when datagrams did not reach this member lately
-    at time-out    no answer: ping on the stream, and k random others are asked to ping it
+    at 0           ping, by datagram; on the stream where `ways` knows that datagrams do not pass, now and then on both
+    at time-out    no answer: ping on the way that was not tried, and k random others are asked to ping it
     at interval    still no answer: the probe failed
 
 Any answer ends it: the member's own or a relay's. Relays that did not even say «not yet» point to trouble of our own,
 and so does failing without one to ask; that goes into local health. A probe that failed while packets of the member
 itself came in does not count: it lives, and only hears us badly. A member whose session is not proved is greeted
-instead of pinged, and proving itself is its answer.
+instead of pinged, and proving itself is its answer; greetings take the two ways by turns, so it is probed GREETINGS
+times, soon after each other, before it is suspected: nobody is on account of one way alone.
 
 A send that the edge could not make ends the wait for the direct answer at once; failing for another member makes it the
 next one to be probed (memberlist#242: it counted as success, and an isolated node saw everybody alive).
@@ -31,6 +32,10 @@ from ranvier_py.core.gossip.values import Address, Peer, Plane
 SPARE_RELAYS = 4
 """Drawn beyond those asked, so that suspects among them can be passed over."""
 
+GREETINGS = 3
+"""Probes of a member without proof until it is suspected. They come a second apart and greetings to one address half a
+second; some of those that go by datagram follow pings in the name of others, so two may leave one way out."""
+
 RTT_WEIGHT = 0.2
 """Of the newest measurement in the mean."""
 
@@ -38,7 +43,19 @@ RTT_WEIGHT = 0.2
 class Probe:
     """The one under way."""
 
-    __slots__ = ("ends_at", "help_at", "helped", "member", "nacks", "relays", "seq", "started_at", "stream_seq")
+    __slots__ = (
+        "ends_at",
+        "help_at",
+        "helped",
+        "member",
+        "nacks",
+        "relays",
+        "seq",
+        "started_at",
+        "stream_first",
+        "stream_seq",
+        "tried",
+    )
 
     def __init__(self, member: Member, seq: int, stream_seq: int, health: LocalHealth, now: float) -> None:
         self.member = member
@@ -48,6 +65,8 @@ class Probe:
         self.help_at = now + health.timeout_s
         self.ends_at = now + health.interval_s
         self.helped = False
+        self.stream_first = False
+        self.tried = False  # a datagram was sent
         self.relays: dict[int, bool] = {}  # session -> whether it sent a nack
         self.nacks = 0
 
@@ -62,7 +81,7 @@ class Prober:
         self._counts = counts
         self._rng = rng
         self._probe: Probe | None = None
-        self._rescued: Probe | None = None  # answered on the stream; its datagram may only be slow
+        self._rescued: Probe | None = None  # answered on the stream; its datagram has until the next probe
         self._next_at = 0.0
         self.wake_at = 0.0
 
@@ -100,11 +119,11 @@ class Prober:
         direct = peer.session == probe.member.session
         if not direct and peer.session not in probe.relays:
             return False
-        if direct and seq == probe.seq:
-            probe.member.misses = 0
+        if direct and (seq == probe.seq or probe.stream_first):
             self._measure(probe, now)
+        if direct and seq == probe.seq:
+            self._ledger.ways.passed(probe.member)
         elif direct:
-            probe.member.misses = min(probe.member.misses + 1, 255)
             self._counts.stream_rescues += 1
             self._rescued = probe
         self._succeed(probe)
@@ -115,9 +134,15 @@ class Prober:
         probe = self._rescued
         if probe is None or seq != probe.seq or peer.session != probe.member.session:
             return False
-        probe.member.misses = 0
+        self._ledger.ways.passed(probe.member)
         self._rescued = None
         return True
+
+    def _give_up_datagram(self, now: float) -> None:
+        """Of the last probe that the stream got through."""
+        rescued, self._rescued = self._rescued, None
+        if rescued is not None:
+            self._ledger.ways.missed(rescued.member, now, tried=rescued.tried)
 
     def nacked(self, session: int, seq: int) -> None:
         """A relay is well, but the target has not answered it."""
@@ -135,7 +160,7 @@ class Prober:
         """The edge could not send there."""
         probe = self._probe
         if probe is not None and probe.member.address == address:
-            if plane is Plane.DATAGRAM or not self._post.datagrams:
+            if plane is self._first_plane(probe):
                 probe.help_at = min(probe.help_at, now)
                 self._arm()
             return
@@ -155,8 +180,12 @@ class Prober:
         suspicion = self._ledger.suspicions.get(member.session)
         return () if suspicion is None else (Update(member.record, suspicion.accuser),)
 
+    def _first_plane(self, probe: Probe) -> Plane:
+        return Plane.PROBE if probe.stream_first or not self._post.datagrams else Plane.DATAGRAM
+
     def _begin(self, now: float) -> None:
         self._next_at = now + self._health.interval_s
+        self._give_up_datagram(now)
         member = self._ledger.turns.next(self._ledger.roster)
         if member is None:
             return
@@ -165,17 +194,32 @@ class Prober:
         if not member.proved:
             self._ledger.greetings.urge(member.address, now)
             return
-        accusation = self.accusation(member)
-        self._post.ping(member.address, member.session, probe.seq, Plane.DATAGRAM, accusation)
-        if not member.datagrams:
-            self._post.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, accusation)
+        probe.stream_first = self._post.datagrams and not member.datagrams
+        if probe.stream_first:
+            self._counts.stream_first += 1
+            self._ping_stream(probe)
+        if not probe.stream_first or self._ledger.ways.wants_trial(member, now):
+            self._ping_datagram(probe)
+
+    def _ping_datagram(self, probe: Probe) -> None:
+        """On the stream, if there are no datagrams at all."""
+        probe.tried = True
+        member = probe.member
+        self._post.ping(member.address, member.session, probe.seq, Plane.DATAGRAM, self.accusation(member))
+
+    def _ping_stream(self, probe: Probe) -> None:
+        member = probe.member
+        self._post.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, self.accusation(member))
 
     def _get_help(self, probe: Probe) -> None:
         probe.helped = True
         member = probe.member
         accusation = self.accusation(member)
-        if self._post.datagrams and member.proved and member.datagrams:
-            self._post.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, accusation)
+        if self._post.datagrams and member.proved:
+            if not probe.stream_first:
+                self._ping_stream(probe)
+            elif not probe.tried:
+                self._ping_datagram(probe)
         for relay in self._draw_relays(member):
             probe.relays[relay.session] = False
             self._post.ask(relay, probe.seq, member, accusation)
@@ -191,6 +235,7 @@ class Prober:
 
     def _succeed(self, probe: Probe) -> None:
         self._probe = None
+        probe.member.failures = 0
         self._arm()
         self._health.better()
         self._health.answered(probe.helped)
@@ -203,6 +248,11 @@ class Prober:
             return None  # buried or replaced by a later session while it was probed
         if member.heard_at >= probe.started_at:
             self._counts.probes_spared += 1
+            return None
+        member.failures = min(member.failures + 1, 255)
+        if not member.proved and member.failures < GREETINGS and self._post.datagrams:
+            self._counts.probes_repeated += 1
+            self._ledger.turns.hasten(member.session)
             return None
         self._counts.probes_failed += 1
         self._health.worse(len(probe.relays) - probe.nacks if probe.relays else 1)

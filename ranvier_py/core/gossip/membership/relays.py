@@ -1,8 +1,9 @@
 """Pings in the name of others: the relay's half of an indirect probe.
 
 The relay pings the target under a sequence number of its own. An answer goes back to the asker under the asker's; when
-none came in time a nack goes back, so that the asker knows that the relay at least is well (Lifeguard). An answer that
-comes after the nack still goes back, while the asker may wait for it.
+none came in time a nack goes back, so that the asker knows that the relay at least is well (Lifeguard), and a ping that
+went by datagram is repeated on the stream. An answer that comes after the nack still goes back, while the asker may
+wait for it. What goes back takes the way the question came, or the stream where datagrams do not reach the asker.
 
 Bound: RELAYS_MAX pings under way; more are not relayed, and counted. Cost: O(log pings) for each.
 """
@@ -30,8 +31,10 @@ class Relayed(NamedTuple):
 
     asker: Peer
     seq: int  # the asker's
-    target: int
+    target: Peer
     plane: Plane  # on which the asker asked
+    first: Sequence[Update]  # what the target must hear
+    out: Plane  # on which the target was pinged
     ends_at: float
 
 
@@ -61,17 +64,18 @@ class Relays:
         self._counts.relayed += 1
         seq = self._post.next_seq()
         ends_at = now + profile.probe_interval_s
-        self._pings[seq] = Relayed(asker, request.seq, request.session, plane, ends_at)
-        heappush(self._due, (now + profile.nack_after_s, seq))
-        self.wake_at = self._due[0][0]
         member = self._roster.get(request.session)
         out = self._post.best_plane(member) if member is not None else Plane.DATAGRAM
-        self._post.ping((request.host, request.port), request.session, seq, out, first)
+        target = Peer(request.session, (request.host, request.port))
+        self._pings[seq] = Relayed(asker, request.seq, target, self._way_back(asker, plane), first, out, ends_at)
+        heappush(self._due, (now + profile.nack_after_s, seq))
+        self.wake_at = self._due[0][0]
+        self._post.ping(target.address, target.session, seq, out, first)
 
     def acked(self, session: int, seq: int) -> None:
         """An answer that may be to one of these."""
         ping = self._pings.get(seq)
-        if ping is not None and ping.target == session:
+        if ping is not None and ping.target.session == session:
             del self._pings[seq]
             self._post.ack(ping.asker, ping.seq, ping.plane)
 
@@ -86,8 +90,14 @@ class Relays:
             else:
                 self._post.nack(ping.asker, ping.seq, ping.plane)
                 self._counts.nacks += 1
+                if ping.out is Plane.DATAGRAM and self._post.datagrams:
+                    self._post.ping(ping.target.address, ping.target.session, seq, Plane.PROBE, ping.first)
                 heappush(self._due, (ping.ends_at, seq))
         self.wake_at = self._due[0][0] if self._due else inf
+
+    def _way_back(self, asker: Peer, plane: Plane) -> Plane:
+        member = self._roster.get(asker.session)
+        return Plane.PROBE if member is not None and not member.datagrams else plane
 
     def clear(self) -> None:
         """After a pause: the askers have long given up."""

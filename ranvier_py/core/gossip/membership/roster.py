@@ -17,15 +17,27 @@ from random import Random
 from ranvier_py.core.gossip.messages import Record, State
 from ranvier_py.core.gossip.values import Address
 
-MISSES_MAX = 8
-"""So many probes in a row that only the stream got through: datagrams do not reach this member. At 30 % loss each way
-chance alone makes that of one probe in two hundred."""
+MISSES_MAX = 3
+"""So many probes in a row that only the stream got through: datagrams do not reach this member any more. At 10 % loss
+each way chance alone makes that of one probe in a hundred and fifty. One is enough for a member that never answered a
+datagram; `ways` tells what a wrong verdict costs."""
 
 
 class Member:
     """One other member. Times are in seconds of this node's clock; -inf is never."""
 
-    __slots__ = ("accused_at", "heard_at", "misses", "proved", "record", "rtt_s", "since")
+    __slots__ = (
+        "accused_at",
+        "failures",
+        "heard_at",
+        "misses",
+        "passed",
+        "proved",
+        "record",
+        "rtt_s",
+        "since",
+        "trial_at",
+    )
 
     def __init__(self, record: Record, now: float) -> None:
         self.record = record
@@ -34,6 +46,9 @@ class Member:
         self.accused_at = -inf  # when it was last told what is held against it
         self.proved = False  # whether its session proved to be live, to us
         self.misses = 0  # probes in a row whose datagram came to nothing while the stream passed
+        self.passed = False  # whether it ever answered a datagram
+        self.trial_at = -inf  # when a datagram is tried again beside the stream
+        self.failures = 0  # probes in a row without any answer
         self.rtt_s = nan
 
     @property
@@ -55,7 +70,7 @@ class Member:
     @property
     def datagrams(self) -> bool:
         """Whether datagrams are worth trying alone."""
-        return self.misses < MISSES_MAX
+        return self.misses < (MISSES_MAX if self.passed else 1)
 
 
 class Roster:

@@ -144,7 +144,9 @@ def test_only_so_many_pings_for_others_are_under_way() -> None:
     assert (len(relays), counts.relayed, counts.relays_dropped) == (RELAYS_MAX, RELAYS_MAX, 10)
     outbox.clear()
     relays.tick(0.2)
-    assert (len(outbox), counts.nacks) == (RELAYS_MAX, RELAYS_MAX)
+    planes = [(type(letter.message).__name__, letter.plane) for letter in outbox]
+    assert planes == [("Nack", Plane.DATAGRAM), ("Ping", Plane.PROBE)] * RELAYS_MAX
+    assert counts.nacks == RELAYS_MAX
     relays.tick(1.0)
     assert len(relays) == 0
-    assert len(outbox) == RELAYS_MAX, "one nack each"
+    assert len(outbox) == 2 * RELAYS_MAX, "one nack each"
