@@ -16,6 +16,7 @@ from typing import TypeVar, get_args
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.placement.policies import POLICIES, PlacementOptions
+from ranvier_py.replay.engine.presets import preset
 from ranvier_py.replay.engine.values import EngineLimits
 from ranvier_py.replay.oracle_placer import ORACLES
 from ranvier_py.replay.run import Plan, Restart
@@ -134,7 +135,10 @@ def policy_options(given: Sequence[str]) -> PlacementOptions:
 
 def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
     count = read("--engines", given.engines, whole(1, ENGINES_MAX))
-    kinds = [EngineLimits()]
+    try:
+        kinds = [preset(name.strip()) for name in given.preset.split(",")]
+    except ValueError as error:
+        raise AskedError(f"--preset: {error}") from error
     if given.cache_tokens is not None:
         cache_tokens = read("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
         kinds = [replace(kind, cache_tokens=cache_tokens) for kind in kinds]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ranvier_py.replay.engine.presets import PRESETS
+
 DESCRIPTION = """Replay traces through the real router and modelled engines, in virtual time: what would each policy
 have done with this traffic, and how far is it from the best possible?"""
 
@@ -48,8 +50,10 @@ def add_run_flags(group: argparse._ArgumentGroup) -> None:
 
 def add_engine_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--engines", default="8", metavar="N", help="engines (8)")
-    group.add_argument("--cache-tokens", metavar="N", help="cache of each engine: 200k, 1M (200k, or the preset's)")
-    group.add_argument("--preset", metavar="A,B", help="kind of engine; of several, engines take turns")
+    group.add_argument(
+        "--preset", default="lab", metavar="A,B", help=f"of several, engines take turns: {', '.join(PRESETS)} (lab)"
+    )
+    group.add_argument("--cache-tokens", metavar="N", help="cache of each engine: 200k, 1M (the preset's)")
     group.add_argument(
         "--restart",
         action="append",

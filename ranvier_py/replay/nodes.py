@@ -54,7 +54,7 @@ NO_IDS = np.zeros(0, dtype=np.uint32)
 
 
 class TracePrompt(Prompt):
-    """A Prompt whose length is known, though its stops are whole blocks."""
+    """A Prompt whose length is known, though its stops are whole blocks, and whose opening the trace has told."""
 
     __slots__ = ("request",)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from ranvier_py.cli import main
 from ranvier_py.replay.asked import size_of
+from ranvier_py.replay.command import Progress
 
 
 @pytest.fixture
@@ -65,6 +67,29 @@ def test_requests_are_told_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_
     assert len(lines[60]["terms"]) == 3  # one for each engine
 
 
+def test_engines_of_several_kinds_take_turns(trace: Path, tmp_path: Path) -> None:
+    words = ("--policy", "random", "--preset", "h100-llama-8b,l4-llama-8b", "--engines", "3", "--out", tmp_path)
+    assert replay(trace, *words, "--jobs", 1) == 0
+    engines = json.loads((tmp_path / "results.json").read_text())["settings"]["engines"]
+    assert [kind["count"] for kind in engines] == [2, 1]
+    assert engines[0]["prefill_tokens_per_s"] > 4 * engines[1]["prefill_tokens_per_s"]
+
+
+def test_a_bar_is_drawn_over_and_over_where_a_person_looks() -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    progress = Progress(stream, requests=1000, runs=2)
+    progress.show(500, 0)
+    progress.show(501, 0)  # too soon to be drawn
+    progress.end()
+    assert stream.getvalue().count("\r") == 2
+    assert "###............... " in stream.getvalue()
+    assert " 50%  0 of 2 runs, " in stream.getvalue()
+
+
 def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--policy", "oracle_ttft,random", "--nodes", "1,2", "--gossip-delay", "1", "--engines", "2", "--jobs", "1")
     assert replay(trace, *words) == 0
@@ -79,6 +104,7 @@ def test_oracles_are_run_once_whatever_the_number_of_nodes(trace: Path, capsys: 
         (["--cache-tokens", "many"], "--cache-tokens: expected a whole number from 1"),
         (["--cache-tokens", "1.5"], "--cache-tokens: expected a whole number from 1"),
         (["--cache-tokens", "100"], "--cache-tokens: expected at least the 512 tokens of a block"),
+        (["--preset", "abacus"], "--preset: no engine preset 'abacus': there are lab"),
         (["--engines", "0"], "--engines: expected a whole number from 1 to"),
         (["--nodes", "1,,4"], "--nodes: expected a whole number from 1 to"),
         (["--speed", "-1"], "--speed: expected a number above 0"),

@@ -68,6 +68,13 @@ def test_answers_are_learned_with_their_depth() -> None:
     assert first.prompt.end.parent is second.prompt.end.parent.parent  # type: ignore[union-attr]  # the same objects
 
 
+def test_what_opens_a_chat_is_what_the_trace_says() -> None:
+    """Or a policy that hashes openings would take all chats of a trace for one."""
+    request = replace(READY.items[0].request, opening=b"sixteen bytes of")
+    item = make_ready(Trace("one", [request], BLOCK, timed=True)).items[0]
+    assert item.prompt.opening() == b"sixteen bytes of"
+
+
 def test_gossip_gives_several_nodes_the_hits_of_one() -> None:
     one = done(plan("affinity", 1)).result.hit_rate
     assert done(plan("affinity", 4)).result.hit_rate > one - 0.05
