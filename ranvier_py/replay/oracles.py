@@ -12,8 +12,9 @@ an engine out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ranvier_py.replay.engine.block_cache import Job
@@ -74,6 +75,12 @@ class FirstTokenOracle:
         return soonest(job, engines, eligible, now).engine
 
 
+ORACLES: Mapping[str, Callable[[], Oracle]] = MappingProxyType(
+    {GreedyOracle.name: GreedyOracle, FirstTokenOracle.name: FirstTokenOracle}
+)
+"""How to make one, by name. Each run needs its own: `oracle_greedy` counts."""
+
+
 class Soonest(NamedTuple):
     """Where the first token would come first, and when."""
 
@@ -82,7 +89,7 @@ class Soonest(NamedTuple):
 
 
 def soonest(job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], now: float) -> Soonest:
-    """The best engine for this request alone. `at` is inf where nobody would take it: then the least busy one."""
+    """The best engine for this request alone. `at` is inf where nobody would take it; then only the ties count."""
     bounds = sorted((engines[index].first_token_not_before(job, now), index) for index in eligible)
     best: tuple[float, int, int, int] | None = None
     for bound, index in bounds:

@@ -408,11 +408,14 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS)
+@given(ACTIONS, st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_request_ends_once(actions: list) -> None:
-    model = EngineModel(EngineLimits(cache_tokens=64, block_size=BLOCK, prefill_tokens_per_s=100.0, decode_s=0.1,
-                                     running_max=3, step_tokens_max=16, waiting_max=5))  # fmt: skip
+def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_request_ends_once(
+    actions: list, every_token: bool
+) -> None:
+    limits = EngineLimits(cache_tokens=64, block_size=BLOCK, prefill_tokens_per_s=100.0, decode_s=0.1,
+                          running_max=3, step_tokens_max=16, waiting_max=5)  # fmt: skip
+    model = EngineModel(limits, every_token=every_token)
     now, names, cancelled, events = 0.0, [], [], []
     for number, (what, prompt, answer, wait) in enumerate(actions):
         now += wait
@@ -438,3 +441,11 @@ def test_whatever_happens_time_is_monotone_blocks_are_conserved_and_every_reques
     assert model.statistics().used_blocks == model.statistics().running == model.statistics().waiting == 0
     ends = [event.request_id for event in events if event.kind in (EngineEventKind.FINISHED, EngineEventKind.ABORTED)]
     assert sorted(ends + cancelled) == sorted(names)
+    started = [event.request_id for event in events if event.kind is EngineEventKind.STARTED]
+    assert started == sorted(started, key=names.index)  # nobody overtakes
+    whole = ["started", "token", "finished"]
+    for name in names:
+        of_it = [event for event in events if event.request_id == name]
+        told = [event.kind.value for event in of_it if event.kind is not EngineEventKind.TOKEN or event.tokens == 1]
+        cut = name in cancelled or told[-1:] == ["aborted"]
+        assert told == whole if not cut else [kind for kind in told if kind != "aborted"] in (whole[:2], whole[:1], [])
