@@ -163,7 +163,8 @@ def sweep_of(text: str) -> tuple[float, ...]:
 
 
 def trace_options(given: argparse.Namespace) -> TraceOptions:
-    options = TraceOptions(seed=read("--seed", given.seed, whole(0, REQUESTS_MAX)))
+    seed = read("--seed", given.seed, whole(0, REQUESTS_MAX))
+    options = TraceOptions(seed=seed, arrivals_replace=given.arrivals_replace, chat_template=given.chat_template)
     if given.format is not None:
         formats = [name for name in get_args(Format) if name]
         if given.format not in formats:

@@ -35,7 +35,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_run_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--policy", metavar="A,B", help="policies and oracles by name, or all (ours, the usual ones, oracles)"
+        "--policy",
+        metavar="A,B",
+        help="policies and oracles, or all (ttft, affinity, least_loaded, round_robin, oracle_greedy, oracle_ttft)",
     )
     group.add_argument("--policy-option", action="append", default=[], metavar="NAME=VALUE", help="for all policies")
     group.add_argument("--nodes", default="1", metavar="1,4", help="nodes that requests enter at random (1)")
@@ -68,7 +70,9 @@ def add_trace_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--limit", metavar="N", help="only the first N requests")
     group.add_argument("--block-tokens", metavar="N", help="tokens behind one hash, or of an engine's block (512, 16)")
     group.add_argument("--tokenizer", metavar="DIR", help="for chats: a directory with tokenizer and chat template")
+    group.add_argument("--chat-template", metavar="FILE", help="for chats: instead of the tokenizer's own")
     group.add_argument("--arrivals", type=Path, metavar="FILE", help="CSV of arrivals for a trace that has none")
+    group.add_argument("--arrivals-replace", action="store_true", help="take them also where the trace has its own")
 
 
 def add_output_flags(group: argparse._ArgumentGroup) -> None:
