@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import trio
 from trio.lowlevel import ParkingLot
 
+from ranvier_py.core.gossip.packets.frame import MAGIC, PROTOCOL_MAJOR
 from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip_places import Place, is_wildcard, spelled
 from ranvier_py.core.histogram import Histogram
@@ -45,6 +46,8 @@ FAULT_PAUSE_S = 0.1  # after an exception in the core: it may still be due
 ROUNDS_MAX = 8  # of effects that follow from effects; what is left comes with the next call
 
 LATENESS_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0)
+
+OURS = MAGIC + bytes((PROTOCOL_MAJOR,))  # how each packet begins that can be opened here
 
 BIND_TRIES = 16  # for a port that is free for both UDP and TCP, where any will do
 LISTEN_BACKLOG = 256  # connections the kernel holds while we are busy: a cluster that restarts at once
@@ -167,12 +170,21 @@ class GossipNet:
     # --- into the core ----------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, source: Address, plane: Plane) -> None:
+        if not data.startswith(OURS):
+            self._tell_of_other_major(data, source)
         now = self.clock()
         try:
             self.gossip.receive(data, source, plane, now)
         except Exception:
             self.traffic.fault("receive")
         self.carry(now)
+
+    def _tell_of_other_major(self, data: bytes, source: Address) -> None:
+        """Such a packet is refused and counted where it is opened. Anybody may have sent it, so it is told seldom."""
+        if data.startswith(MAGIC) and len(data) > len(MAGIC):
+            major, where = data[len(MAGIC)], spelled(source)
+            text = f"gossip.version packets of protocol {major} from {where} refused: {PROTOCOL_MAJOR} is spoken here"
+            self.traffic.complain("major", text)
 
     def contact(self, addresses: Sequence[Address]) -> None:
         """Addresses where peers may be: what discovery finds."""

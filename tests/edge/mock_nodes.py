@@ -103,6 +103,7 @@ class MockNode:
     starts: int = 0
     changes: list[tuple[float, str, str]] = field(default_factory=list)  # at, what, name
     stopped: list[trio.lowlevel.Task] | None = None  # those with a step to take once it goes on
+    release: Callable[[RealMind], object] = lambda mind: None  # makes what starts next another version
 
     @property
     def name(self) -> str:
@@ -152,6 +153,7 @@ class MockNode:
         settings = partial(GossipSettings, datagrams=self.cluster.udp)
         with patch.object(sim_mind, "GossipSettings", settings):  # all else is as in the simulator
             mind = RealMind(birth, self.cluster.subkeys)
+        self.release(mind)
         mind.probed(0, HEALTHY, now)
         return mind
 
