@@ -79,6 +79,7 @@ class SimClients:
         end = Boundary(parent, text, parent.length + tokens, BLOCK_TOKENS)
         if exact or parent.token:
             end.token = Fingerprint(self.rng.getrandbits(63) | 1)
+            end.own_stops = ((end.tokens, end.token, text),)
         return end
 
     def prefix(self) -> Boundary:

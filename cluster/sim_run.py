@@ -5,6 +5,7 @@ The same scenario and seed give the same Result in every process, down to the ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TextIO
 
 from cluster.scenario import Scenario
@@ -26,6 +27,7 @@ class Run:
     """The parts of one run, for who wants to look into it afterwards."""
 
     def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
+        self.sampled: Callable[[World], object] | None = None  # called once in a virtual second
         self.world = World(scenario, seed, maker, out)
         self.faults = Faults(self.world)
         self.invariants = Invariants(self.world)
@@ -51,6 +53,8 @@ class Run:
     def _sample(self) -> None:
         self.invariants.sample()
         self.measure.sample()
+        if self.sampled is not None:
+            self.sampled(self.world)
         self.world.heap.after(SAMPLE_S, self._sample)
 
     def result(self) -> Result:
@@ -77,6 +81,14 @@ class Run:
         )
 
 
-def simulate(scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> Result:
-    """See the module."""
-    return Run(scenario, seed, maker, out).result()
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    maker: Maker,
+    out: TextIO | None = None,
+    sampled: Callable[[World], object] | None = None,
+) -> Result:
+    """See the module. `sampled` hears of each virtual second."""
+    whole = Run(scenario, seed, maker, out)
+    whole.sampled = sampled
+    return whole.result()

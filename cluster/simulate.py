@@ -31,7 +31,7 @@ from cluster.sim_report import failure, line, save
 from cluster.sim_run import simulate
 from cluster.sim_shrink import shrink
 from cluster.sim_swarm import swarm
-from cluster.sim_world import Result, Violation
+from cluster.sim_world import Result, Violation, World
 
 SMALL_NODES = (2, 3, 3, 3, 4, 4, 5, 5, 6, 8)
 SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 40.0
@@ -40,6 +40,8 @@ SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 40.0
 SWARMS = ("swarm", "swarm-engines")
 SMALL_FOR_S = 50.0
 SHRINK_BUDGET_S = 300.0
+PROGRESS_S = 10.0
+"""Of wall time between two words about how far a single run is."""
 
 
 class Order(NamedTuple):
@@ -120,12 +122,14 @@ def command_of(order: Order) -> str:
     return " ".join(parts)
 
 
-def run(scenario: Scenario, seed: int, out: TextIO | None = None) -> tuple[Result, float]:
+def run(
+    scenario: Scenario, seed: int, out: TextIO | None = None, sampled: Callable[[World], object] | None = None
+) -> tuple[Result, float]:
     """A result and the wall seconds it took. The collector of garbage rests meanwhile: nothing here needs it."""
     began = time.perf_counter()
     gc.disable()
     try:
-        result = simulate(scenario, seed, Minds(), out)
+        result = simulate(scenario, seed, Minds(), out, sampled)
     finally:
         gc.enable()
     return result, time.perf_counter() - began
@@ -139,7 +143,7 @@ def one(options: argparse.Namespace) -> int:
     scenario = scenario_of(order)
     with ExitStack() as stack:
         out = stack.enter_context(Path(options.trace).open("w")) if options.trace else None
-        result, wall_s = run(scenario, order.seed, out)
+        result, wall_s = run(scenario, order.seed, out, Progress())
     print(line(result, wall_s))
     if options.check:
         again, _ = run(scenario, order.seed)
@@ -160,6 +164,21 @@ def one(options: argparse.Namespace) -> int:
     elif options.save:
         save(kept, Path(options.save))
     return 1
+
+
+class Progress:
+    """Says where a long run is, now and then."""
+
+    def __init__(self) -> None:
+        self.began = self.said_at = time.monotonic()
+
+    def __call__(self, world: World) -> None:
+        now = time.monotonic()
+        if now - self.said_at >= PROGRESS_S:
+            self.said_at = now
+            heap, whole_s = world.heap, world.scenario.for_s
+            text = f"sim: {heap.now:.0f} of {whole_s:g} s, {heap.done:,} events, {now - self.began:.0f} s of wall time"
+            print(text, file=sys.stderr, flush=True)
 
 
 def smaller(result: Result, violation: Violation, budget_s: float) -> Scenario:

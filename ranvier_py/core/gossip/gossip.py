@@ -46,7 +46,7 @@ STATE_MAGIC = b"RGS1"
 MYSELF_S = 60.0
 """An address that turned out to be our own is left alone so long; then it may be somebody else's."""
 
-STRANGERS_MAX = 16
+STRANGERS_MAX = 8
 """Of the addresses that are named at one time so many are greeted, where no live member is known: one that answers is
 enough, and DNS names them all, again and again."""
 
