@@ -5,20 +5,23 @@
 requests so far, and 4. `oracle_ttft` knows the future of what is in work as well: it takes the engine whose first token
 comes soonest, which no router can know and no order of arrival makes worse for this request.
 
-Neither is the best that could be: both are greedy, and later requests pay for what they choose. Ties go to the engine
-with the least index, so runs replay. Cost: 1 us an engine for the first, 20 us for the second, less where a bound rules
-an engine out.
+Neither is the best that could be: both are greedy, and later requests pay for what they choose. The last tie goes to
+the engine that was chosen least, else idle engines would fill one cache after the other; then to the least index, so
+runs replay. Cost: 1 us an engine for the first, 20 us for the second, less where a bound rules an engine out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 class Oracle(Protocol):
@@ -40,30 +43,29 @@ class RequestCap:
 
 
 class GreedyOracle:
-    """The longest prefix, then the fewest requests in flight. `cap` None looks at nothing else."""
+    """The longest prefix, then the fewest requests in flight. With `cap` None nobody is ever too busy."""
 
     name = "oracle_greedy"
 
     def __init__(self, cap: RequestCap | None = RequestCap()) -> None:
         self._cap = cap
-        self._requests = 0
-        self._by_engine: dict[int, int] = {}
+        self._chosen: Counter[int] = Counter()
 
     def choose(self, job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], now: float) -> int:
-        best = max(
-            self._capped(eligible, len(engines)),
-            key=lambda index: (engines[index].cached_tokens(job, now), -engines[index].in_flight, -index),
-        )
-        self._requests += 1
-        self._by_engine[best] = self._by_engine.get(best, 0) + 1
+        def rank(index: int) -> tuple[int, int, int, int]:
+            engine = engines[index]
+            return -engine.cached_tokens(job, now), engine.in_flight, self._chosen[index], index
+
+        best = min(self._capped(eligible, len(engines)), key=rank)
+        self._chosen[best] += 1
         return best
 
     def _capped(self, eligible: Sequence[int], engines: int) -> Sequence[int]:
         """Those below the cap; all, where none is."""
         if self._cap is None:
             return eligible
-        most = self._cap.factor * self._requests / engines + self._cap.slack
-        return [index for index in eligible if self._by_engine.get(index, 0) <= most] or eligible
+        most = self._cap.factor * self._chosen.total() / engines + self._cap.slack
+        return [index for index in eligible if self._chosen[index] <= most] or eligible
 
 
 class FirstTokenOracle:
@@ -71,14 +73,13 @@ class FirstTokenOracle:
 
     name = "oracle_ttft"
 
+    def __init__(self) -> None:
+        self._chosen: Counter[int] = Counter()
+
     def choose(self, job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], now: float) -> int:
-        return soonest(job, engines, eligible, now).engine
-
-
-ORACLES: Mapping[str, Callable[[], Oracle]] = MappingProxyType(
-    {GreedyOracle.name: GreedyOracle, FirstTokenOracle.name: FirstTokenOracle}
-)
-"""How to make one, by name. Each run needs its own: `oracle_greedy` counts."""
+        best = soonest(job, engines, eligible, now, self._chosen).engine
+        self._chosen[best] += 1
+        return best
 
 
 class Soonest(NamedTuple):
@@ -88,17 +89,22 @@ class Soonest(NamedTuple):
     at: float
 
 
-def soonest(job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], now: float) -> Soonest:
-    """The best engine for this request alone. `at` is inf where nobody would take it; then only the ties count."""
+def soonest(
+    job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], now: float, chosen: Mapping[int, int] = NOTHING
+) -> Soonest:
+    """The best engine for this request alone. `at` is inf where nobody would take it; then only the ties count.
+
+    `chosen`: how often each one was chosen, for the last tie.
+    """
     bounds = sorted((engines[index].first_token_not_before(job, now), index) for index in eligible)
-    best: tuple[float, int, int, int] | None = None
+    best: tuple[float, int, int, int, int] | None = None
     for bound, index in bounds:
         if best is not None and bound > best[0]:
             break
         engine = engines[index]
         at = engine.first_token_at(job, now)
         if best is None or at <= best[0]:
-            found = (at, -engine.cached_tokens(job, now), engine.in_flight, index)
+            found = (at, -engine.cached_tokens(job, now), engine.in_flight, chosen.get(index, 0), index)
             best = found if best is None else min(best, found)
     assert best is not None, "somebody is eligible"
-    return Soonest(best[3], best[0])
+    return Soonest(best[4], best[0])

@@ -88,6 +88,20 @@ def test_a_request_that_nobody_takes_goes_to_the_least_busy_at_infinity() -> Non
     assert soonest(job(numbers(500)), engines, range(2), 0.0) == (1, inf)
 
 
+@pytest.mark.parametrize("make", [GreedyOracle, FirstTokenOracle])
+def test_cold_requests_at_idle_engines_go_to_each_in_turn(make: type[GreedyOracle | FirstTokenOracle]) -> None:
+    """Else one cache evicts while the others stay empty."""
+    engines, oracle = [EngineModel(LIMITS) for _ in range(4)], make()
+    chosen = []
+    for number in range(8):
+        now, work = 100.0 * number, job(numbers(40, 1000 * number))
+        chosen.append(oracle.choose(work, engines, range(4), now))
+        engines[chosen[-1]].submit(f"r{number}", work, now)
+        for engine in engines:
+            engine.advance(now + 50.0)
+    assert chosen == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
 REQUESTS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 1), min_size=1, max_size=60),

@@ -1,16 +1,15 @@
-"""Regret: what a choice lost against the best one, by submitting to each; and the book of a run."""
+"""Regret: what a choice lost against the best one, by submitting to each."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from math import inf
 
-import pytest
 from hypothesis import given, settings
 
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
-from ranvier_py.replay.regret import RegretBook, regret
+from ranvier_py.replay.regret import regret
 from tests.replay.test_oracles import FAST, LIMITS, REQUESTS, job, numbers
 
 
@@ -47,17 +46,3 @@ def test_a_refusal_where_another_engine_would_have_served_is_infinite() -> None:
     assert regret(job(numbers(300)), engines, range(2), 1, 0.0) == inf
     assert regret(job(numbers(300)), engines, [1], 1, 0.0) == 0.0
     assert regret(job(numbers(500)), engines, range(2), 1, 0.0) == 0.0
-
-
-def test_a_book_sums_and_ranks_and_counts_refusals_apart() -> None:
-    book = RegretBook()
-    for lost in (0.0, 3.0, 1.0, 0.0, inf):
-        book.note(lost)
-    assert (book.sum_s, book.mean_s, book.best_share, book.refused) == (4.0, 1.0, 0.5, 1)
-    assert book.quantiles_s(0.0, 0.5, 0.75, 0.9, 1.0) == [0.0, 0.0, 1.0, 3.0, 3.0]
-
-
-def test_an_empty_book_says_zero() -> None:
-    book = RegretBook()
-    assert book.quantiles_s(0.5) == [0.0]
-    assert (book.sum_s, book.mean_s) == pytest.approx((0.0, 0.0))

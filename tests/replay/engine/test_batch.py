@@ -186,6 +186,38 @@ def test_sums_of_awkward_times_are_those_of_single_steps() -> None:
         assert [at for _, at, _ in told] == pytest.approx([at for _, at, _ in stepped[name]], rel=1e-12)
 
 
+def both(limits: EngineLimits) -> tuple[EngineModel, NaiveEngine]:
+    return EngineModel(limits), NaiveEngine(limits)
+
+
+def test_who_lacks_blocks_enters_as_soon_as_an_answer_has_made_enough_of_its_prompt() -> None:
+    """A leap to the end of that answer would let it in too late."""
+    limits = EngineLimits(cache_tokens=40, block_size=BLOCK, prefill_tokens_per_s=64.0, decode_s=0.125, running_max=4)
+    model, naive = both(limits)
+    for engine in (model, naive):
+        engine.submit("answer", Job.of([0] * 4, [0] * 26, BLOCK), 0.0)
+        engine.submit("follows", Job.of([0] * 20, [0] * 4, BLOCK), 0.5)
+    naive.run_to(inf)
+    leapt = by_request(to_the_end(model))
+    assert leapt == by_request(naive.events)
+    assert leapt["answer"][1][1] < leapt["follows"][0][1] < leapt["answer"][2][1]
+    assert leapt["follows"][0][2] >= 3 * BLOCK
+
+
+def test_when_the_head_of_the_queue_leaves_the_next_one_enters_with_the_next_step() -> None:
+    limits = EngineLimits(cache_tokens=640, block_size=64, prefill_tokens_per_s=64.0, decode_s=0.125, running_max=4)
+    model, naive = both(limits)
+    for engine in (model, naive):
+        engine.submit("long", Job.named(64, 400, ()), 0.0)
+        engine.submit("large", Job.named(300, 1, ()), 0.0)
+        engine.submit("small", Job.named(10, 1, ()), 0.0)
+        engine.cancel("large", 2.0)
+    naive.run_to(inf)
+    leapt = by_request(to_the_end(model))
+    assert leapt == by_request(naive.events)
+    assert leapt["small"][0][1] == 2.125
+
+
 def test_decoding_alone_is_one_leap() -> None:
     """Else a replay of four million answer tokens takes minutes."""
     model = EngineModel(EngineLimits(block_size=512))
