@@ -6,7 +6,7 @@
     S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
     S5  no claim is younger than its evidence, older than its life, invented, or of an engine's earlier process
     S6  a client gets an answer while an engine runs
-    S7  every buffer within its bound; no loop runs for nothing
+    S7  every buffer within its bound; no loop runs for nothing; no second has more bytes about routes than the budget
     S8  nothing but the node's own cluster is believed; an answer to a stranger is no longer than the question
     S9  nothing is ever raised
     S10 two clusters never know each other's members
@@ -16,11 +16,13 @@ S1-S3, S5 and S7 are looked at once a second, at all nodes or at LOOKS_MAX by tu
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 from cluster.sim_host import SPINS_MAX, SimHost
 from cluster.sim_node import Look, Seen
 from cluster.sim_world import Violated, Violation, World
 from ranvier_py.core.gossip.messages import State
+from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import MemberChange
 from ranvier_py.core.prompt import Boundary
 
@@ -34,6 +36,7 @@ HOPS = 3
 slowest way of the run at each hop; three of those in a row are very unlikely."""
 
 DEFAULT_TTL_S = 3600.0
+DEFAULT_BUDGET_BYTES_PER_S = RouteGossipSettings().node_bytes_per_s
 NO_ENGINE_S = 8.0
 """So long a node may hold an engine that has come back for ill: two probes and the delay of the circuit."""
 
@@ -45,6 +48,7 @@ class Memory:
     incarnation: int = 0
     sessions: dict[int, Seen] = field(default_factory=dict)
     vector: dict[int, int] = field(default_factory=dict)
+    sent: tuple[float, int] | None = None  # at, bytes about routes until then
 
 
 class Invariants:
@@ -119,6 +123,7 @@ class Invariants:
         self.others(host, look, memory)
         self.vectors(host, look, memory)
         self.bounds(host, look)
+        self.budget(host, memory)
 
     def myself(self, host: SimHost, look: Look, memory: Memory) -> None:
         if look.state not in (State.ALIVE, State.LEFT) or (look.state is State.LEFT and not host.leaving):
@@ -177,6 +182,20 @@ class Invariants:
                 self.fail("S7", (host.index,), f"{name} holds {table.size}, bound {table.bound}")
         if host.spins > SPINS_MAX:
             self.fail("S7", (host.index,), f"woke {host.spins} times in a row for nothing")
+
+    def budget(self, host: SimHost, memory: Memory) -> None:
+        """S7, between two looks: as many seconds' budgets as have begun. Rows have one of their own."""
+        assert host.mind is not None
+        now, sent = self.world.heap.now, host.mind.counters().get("sent_routes_bytes", 0)
+        before, memory.sent = memory.sent, (now, sent)
+        if before is None:
+            return
+        most = ceil(now - before[0] - 1e-6) * (
+            self.world.scenario.cluster.budget_bytes_per_s or DEFAULT_BUDGET_BYTES_PER_S
+        )
+        if sent - before[1] > most:
+            over = f"sent {sent - before[1]} bytes about routes in {now - before[0]:.1f} s, its budget is {most}"
+            self.fail("S7", (host.index,), over)
 
     def claims(self, host: SimHost) -> None:
         """S5, for a sample of the table."""

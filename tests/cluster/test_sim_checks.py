@@ -1,6 +1,6 @@
 """The checkers hold a cluster that is right, and catch each way of being wrong that they are there for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,6 +25,7 @@ from cluster.sim_shrink import shrink
 from cluster.sim_swarm import swarm
 from cluster.sim_world import Violation
 from ranvier_py.core.gossip.messages import State
+from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import Address, Plane, Send
 from tests.cluster.fake_gossip import FakeMind, FakeNode
 
@@ -202,6 +203,16 @@ class Spinning(FakeNode):
         return 0.0
 
 
+class Floods(FakeMind):
+    """One byte a second more about routes than it may send."""
+
+    sent = 0
+
+    def counters(self) -> Mapping[str, int]:
+        self.sent += RouteGossipSettings().node_bytes_per_s + 1
+        return {"sent_routes_bytes": self.sent}
+
+
 class Believes(FakeMind):
     """Takes the word of a node of another cluster."""
 
@@ -220,6 +231,7 @@ FOREIGN = replace(CALM, steps=(Step(5.0, "foreign", nodes=(2,), label="other"),)
         (Rejuvenates, CLAIMING, "S5"),
         (Refuses, CLAIMING, "S6"),
         (Spins, CLAIMING, "S7"),
+        (Floods, CLAIMING, "S7"),
         (Believes, FOREIGN, "S10"),
         (Mute, CALM, "L1"),
         (Deaf, CALM, "L3"),
