@@ -244,8 +244,10 @@ class BlockCache:
         return events
 
     def outlives(self, job: Job, blocks: int, taken: int) -> bool:
-        """Whether the first `blocks` blocks of `job`, which are found now, surely still are when `taken` more blocks
-        have been taken. The deepest of them would be the first to go. Changes nothing."""
+        """Whether the first `blocks` blocks of `job`, found now, surely still are when `taken` more have been taken.
+
+        The deepest of them would be the first to go. False also where that would take long to say. Changes nothing.
+        """
         taken -= self._untouched
         if taken <= 0 or not blocks:
             return True

@@ -8,8 +8,8 @@ The cache itself is `block_cache`, the steps are `batch`, what would be is `fore
 Rules: deterministic, no chance anywhere; time never goes back; nobody overtakes the head of the queue; a cancelled
 request holds nothing from that moment on.
 It differs from vLLM in one thing: blocks for the whole answer are promised at admission, so nothing is ever preempted.
-Cost: about 30 us per request and 0.5 us per block; 0.5 us more per token if `every_token` is told. Knows nothing of
-HTTP, text, or the router.
+Cost: 1 s for the 12,031 requests and 4 million answer tokens of the Mooncake trace, 8 s where its blocks are cut into
+those of 16 tokens; 0.5 us more per token if `every_token` is told. Knows nothing of HTTP, text, or the router.
 """
 
 from __future__ import annotations
