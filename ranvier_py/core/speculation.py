@@ -12,9 +12,8 @@ Cost: two dict operations for each fingerprint of a flight, and two more at its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Holder
@@ -107,29 +106,25 @@ class Speculation:
         return tuple(self._flights.get(fp, ()))
 
     def match(
-        self, stops: Sequence[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
+        self, stops: Iterable[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
     ) -> list[Holder]:
         """The first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
 
         The same shape as `RouteTable.match`; backends beyond `eligible_epochs`, or with -1 there, do not count. Stops
         of `deeper_than` tokens and less are not read.
         """
+        flights, known = self._flights, len(eligible_epochs)
         found: list[Holder] = []
-        if self._flights.keys().isdisjoint(chain.from_iterable(stops)):  # in C; a depth is no fingerprint
-            return found
-        get, known = self._flights.get, len(eligible_epochs)
         for tokens, token, text in stops:
             if tokens <= deeper_than:
                 break
-            claims, others = get(token), get(text) if text else None  # nothing is claimed under 0
-            if claims is None and others is None:
-                continue
-            for backend in (*(claims or ()), *(others or ())):
-                eligible = backend < known and eligible_epochs[backend] >= 0
-                if eligible and all(holder.backend != backend for holder in found):
-                    found.append(Holder(backend, tokens, Trust.LOCAL))
-                    if len(found) >= wanted:
-                        return found
+            if token in flights or (text and text in flights):  # for most prompts nowhere
+                for backend in (*flights.get(token, ()), *flights.get(text, ())):
+                    eligible = backend < known and eligible_epochs[backend] >= 0
+                    if eligible and all(holder.backend != backend for holder in found):
+                        found.append(Holder(backend, tokens, Trust.LOCAL))
+                        if len(found) >= wanted:
+                            return found
         return found
 
     def statistics(self) -> SpeculationStatistics:

@@ -116,11 +116,12 @@ class RouteTable:
         """
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
-        nothing_known = rows.index.keys().isdisjoint  # in C; that it looks for the depth too does no harm
+        index = rows.index
         found: list[Holder] = []
         passed = [] if unheld is None else unheld
         for stop in stops:
-            row = 0 if nothing_known(stop) else self._add_holders(stop, epochs, found)
+            _, token, text = stop
+            row = self._add_holders(stop, epochs, found) if token in index or (text and text in index) else 0
             if not row:
                 passed.append(stop)
                 continue
