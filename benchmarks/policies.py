@@ -1,0 +1,292 @@
+"""Every placement policy on the same traffic, from idle engines to saturated ones, on one node and on four.
+
+`python -m benchmarks.policies [--quick] [--workload qmsum] [--policy ttft,affinity] [--calibrate]`
+
+All policies and both oracles, through `ranvier_py.replay`: the real Router, modelled engines, virtual time, and between
+four nodes the real gossip. Which traffic, which engines and what a load means: `policies_workloads`. What is asked of
+the figures: `policies_goals`. With ample caches one node is run at five loads and four nodes at two; with tight caches
+one node at two. Regret is reckoned at REGRET_LOAD alone, since it costs as much as the rest of a run.
+Results: results/policies.json, and a page for people, results/policies.html, without load over time.
+A full run takes about 15 minutes on two cores; `--quick` half a minute, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from benchmarks.common import RESULTS, write_result
+from benchmarks.policies_goals import DIGITS, Row, goals
+from benchmarks.policies_workloads import AMPLE, TIGHT, WORKLOADS, Workload
+from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.replay.jobs import Ready, Task, execute, execute_all, make_ready
+from ranvier_py.replay.oracle_placer import ORACLES
+from ranvier_py.replay.page import page
+from ranvier_py.replay.results import ReplayResults, RunResult
+from ranvier_py.replay.run import Plan
+from ranvier_py.replay.trace import Trace
+
+LOADS = ((AMPLE, 1, (0.1, 0.5, 0.7, 0.85, 0.95)), (AMPLE, 4, (0.5, 0.85)), (TIGHT, 1, (0.5, 0.85)))
+"""Cache, nodes, and shares of capacity."""
+
+REGRET_LOAD = 0.7
+
+KNEE = 4.0
+"""Capacity is where the p90 of `oracle_ttft` is so many times that of idle engines."""
+
+IDLE_SPEED = 0.02
+CAPACITY_WITHIN = 1.05  # the bisection ends when the upper bound is so many times the lower one
+
+QUICK_REQUESTS = 250
+QUICK_LOADS = ((AMPLE, 1, (0.85,)), (AMPLE, 4, (0.85,)))
+QUICK_WORKLOADS = ("sharegpt", "shared_prefix_groups")
+
+
+class Case(NamedTuple):
+    """A run and what it stands for."""
+
+    workload: Workload
+    cache: str
+    load: float
+    draw: int
+    task: Task
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), default=[])
+    parser.add_argument("--policy", default="", help="names with commas (all, and both oracles)")
+    parser.add_argument("--nodes", default="", help="1 or 4 (both)")
+    parser.add_argument("--load", default="", help="shares of capacity with commas, instead of the usual ones")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    parser.add_argument("--seed", type=int, default=1, help="of entry nodes and drawn placements")
+    parser.add_argument("--quick", action="store_true", help="a few runs of a few requests, nothing is written")
+    parser.add_argument("--calibrate", action="store_true", help="measure the capacities and say them")
+    return parser.parse_args(argv)
+
+
+# --- what is run ------------------------------------------------------------------------------------------------------
+
+
+def policies_of(given: str) -> list[str]:
+    known = [*POLICIES, *ORACLES]
+    wanted = given.split(",") if given else known
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise SystemExit(f"no such policy: {', '.join(unknown)}; there are {', '.join(known)}")
+    return wanted
+
+
+def loads_of(arguments: argparse.Namespace) -> Iterator[tuple[str, int, float]]:
+    """(cache, nodes, load) of all runs of a policy that has nodes."""
+    given = tuple(float(load) for load in arguments.load.split(",")) if arguments.load else ()
+    for cache, nodes, loads in QUICK_LOADS if arguments.quick else LOADS:
+        if not arguments.nodes or str(nodes) in arguments.nodes.split(","):
+            yield from ((cache, nodes, load) for load in given or loads)
+
+
+def cases_of(workload: Workload, loaded: Trace, arguments: argparse.Namespace) -> list[Case]:
+    """All runs of a workload. An oracle has no nodes, and runs once where others run on one and on four."""
+    wanted = list(loads_of(arguments))
+    found = []
+    for draw in range(1 if arguments.quick else workload.draws):
+        ready = make_ready(workload.trace(draw, loaded))
+        for cache, load in dict.fromkeys((cache, load) for cache, _, load in wanted):
+            counts = [nodes for other, nodes, at in wanted if (other, at) == (cache, load)]
+            for policy in policies_of(arguments.policy):
+                for nodes in [0] if policy in ORACLES else counts:
+                    plan = Plan(
+                        policy=policy,
+                        nodes=nodes,
+                        engines=workload.engines(cache, loaded.block_tokens),
+                        speed=round(workload.capacity[cache] * load, DIGITS),
+                        seed=arguments.seed + draw,
+                        regret=load == REGRET_LOAD,
+                    )
+                    found.append(Case(workload, cache, load, draw, Task(ready, plan)))
+    return found
+
+
+def loaded_workload(workload: Workload, arguments: argparse.Namespace) -> Trace:
+    trace = workload.load()
+    return replace(trace, requests=trace.requests[:QUICK_REQUESTS]) if arguments.quick else trace
+
+
+# --- what comes of it -------------------------------------------------------------------------------------------------
+
+
+def rows_of(cases: Sequence[Case], results: Sequence[RunResult]) -> list[Row]:
+    """A row for each policy in each cell: the mean of the draws."""
+    together: dict[tuple[str, str, int, float, str], list[RunResult]] = {}
+    for case, result in zip(cases, results, strict=True):
+        name = (case.workload.name, case.cache, result.nodes, case.load, result.policy)
+        together.setdefault(name, []).append(result)
+    return [
+        Row(
+            workload=workload,
+            cache=cache,
+            nodes=nodes,
+            load=load,
+            rate=runs[0].rate,
+            policy=policy,
+            ttft_p50_s=mean([run.ttft_s["p50"] for run in runs]),
+            ttft_p90_s=mean([run.ttft_s["p90"] for run in runs]),
+            ttft_p99_s=mean([run.ttft_s["p99"] for run in runs]),
+            ttft_mean_s=mean([run.ttft_s["mean"] for run in runs]),
+            e2e_p50_s=mean([run.e2e_s["p50"] for run in runs]),
+            hit_rate=mean([run.hit_rate for run in runs]),
+            predicted_hit_rate=mean([run.predicted_hit_rate for run in runs]),
+            requests_per_s=mean([run.requests_per_s for run in runs]),
+            max_over_mean=mean([run.max_over_mean for run in runs]),
+            failed=sum(run.failed for run in runs),
+            regret_s=mean([run.regret_s["mean"] for run in runs]) if runs[0].regret_s else None,
+            wall_s=round(sum(run.wall_s for run in runs), 1),
+        )
+        for (workload, cache, nodes, load, policy), runs in together.items()
+    ]
+
+
+def mean(values: Sequence[float]) -> float:
+    return round(fmean(values), 5)
+
+
+def described(workload: Workload, ready: Ready) -> dict[str, Any]:
+    """What of a workload has to be known to read its figures."""
+    return {
+        **asdict(ready.summary),
+        "limits": workload.limits,
+        "draws": workload.draws,
+        "tight_cache_tokens": workload.tight_tokens,
+        "engine": asdict(workload.engine),
+        "capacity": dict(workload.capacity),
+    }
+
+
+def page_of(cases: Sequence[Case], results: Sequence[RunResult], settings: dict[str, Any]) -> str:
+    """The report of the first draw of each workload, its tight caches apart; load over time is left out for size."""
+    summaries, runs = {}, []
+    for case, result in zip(cases, results, strict=True):
+        if case.draw == 0:
+            name = case.workload.name if case.cache == AMPLE else f"{case.workload.name}, tight caches"
+            summaries[name] = replace(case.task.ready.summary, name=name)
+            runs.append(replace(result, trace=name, load_over_time=()))
+    return page(ReplayResults(settings, list(summaries.values()), runs))
+
+
+def show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_rows(rows: Sequence[Row]) -> None:
+    for row in sorted(rows, key=lambda row: (row.workload, row.cache, row.load, row.nodes or 99, row.ttft_p90_s)):
+        show(
+            f"{row.workload:<20} {row.cache:<5} {row.nodes or '-':>2} {row.load:4.2f} {row.policy:<20}"
+            f" p50 {row.ttft_p50_s * 1e3:8.0f} p90 {row.ttft_p90_s * 1e3:8.0f} p99 {row.ttft_p99_s * 1e3:8.0f} ms"
+            f"  hits {row.hit_rate:.3f}  {row.requests_per_s:7.2f}/s  max/mean {row.max_over_mean:.2f}"
+            f"  failed {row.failed}  {row.wall_s:.1f} s"
+        )
+
+
+def show_goals(found: dict[str, Any]) -> None:
+    for name, goal in found.items():
+        show(f"{name}: {'reached' if goal['reached'] else 'missed'} {goal.get('ratio', '')}")
+        for miss in goal["missed"]:
+            show(f"    {' '.join(f'{key} {value}' for key, value in miss.items()) if isinstance(miss, dict) else miss}")
+
+
+# --- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def capacity(workload: Workload, ready: Ready, cache: str) -> float:
+    """The speed at which `oracle_ttft` reaches the knee, by bisection."""
+    plan = Plan(
+        policy="oracle_ttft", nodes=0, engines=workload.engines(cache, ready.summary.block_tokens), regret=False
+    )
+
+    def p90_s(speed: float) -> float:
+        result = execute(Task(ready, replace(plan, speed=speed)), time.perf_counter).result
+        show(f"  {workload.name} {cache}: p90 {result.ttft_s['p90'] * 1e3:.0f} ms at speed {speed:.4g}")
+        return result.ttft_s["p90"]
+
+    most = KNEE * p90_s(IDLE_SPEED)
+    low, high = IDLE_SPEED, 1.0
+    while p90_s(high) <= most:
+        low, high = high, 2 * high
+    while high > CAPACITY_WITHIN * low:
+        middle = (low * high) ** 0.5 if low > IDLE_SPEED else high / 2
+        low, high = (middle, high) if p90_s(middle) <= most else (low, middle)
+    return low
+
+
+# --- all --------------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 also where a trace is absent: that is said and skipped."""
+    arguments = parse(argv)
+    policies_of(arguments.policy)
+    began = time.perf_counter()
+    names = arguments.workload or (QUICK_WORKLOADS if arguments.quick else list(WORKLOADS))
+    there = [WORKLOADS[name] for name in names if WORKLOADS[name].there]
+    for name in names:
+        if not WORKLOADS[name].there:
+            show(f"{name}: skipped, {WORKLOADS[name].file} is not there (SHARED_DATA says where to look)")
+    if arguments.calibrate:
+        for workload in there:
+            ready = make_ready(workload.trace(0, loaded_workload(workload, arguments)))
+            for cache in (AMPLE, TIGHT):
+                show(f"{workload.name} {cache}: capacity {capacity(workload, ready, cache):.3g}")
+        return 0
+    cases: list[Case] = []
+    results: list[RunResult] = []
+    for workload in there:
+        cases_here = cases_of(workload, loaded_workload(workload, arguments), arguments)
+        show(f"{workload.name}: {len(cases_here)} runs, {time.perf_counter() - began:.0f} s so far")
+        gc.collect()
+        gc.freeze()  # the traces stay: no collection, here or in a forked process, shall walk through them
+        done = execute_all([case.task for case in cases_here], arguments.jobs, time.perf_counter)
+        gc.unfreeze()
+        here = [each.result for each in done]
+        show_rows(rows_of(cases_here, here))
+        cases += cases_here
+        results += here
+    report(cases, results, there, arguments, time.perf_counter() - began)
+    return 0
+
+
+def report(
+    cases: Sequence[Case],
+    results: Sequence[RunResult],
+    there: Sequence[Workload],
+    arguments: argparse.Namespace,
+    took_s: float,
+) -> None:
+    rows = rows_of(cases, results)
+    found = goals(rows, ample=AMPLE, controls=[workload.name for workload in WORKLOADS.values() if workload.negative])
+    show_goals(found)
+    ready = {case.workload.name: case.task.ready for case in reversed(cases)}
+    settings = {"seed": arguments.seed, "knee": KNEE, "loads": [list(each) for each in LOADS]}
+    if arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload:
+        return  # a part of it is no result
+    write_result(
+        "policies",
+        {
+            **settings,
+            "took_s": round(took_s),
+            "workloads": {workload.name: described(workload, ready[workload.name]) for workload in there},
+            "goals": found,
+            "rows": [row._asdict() for row in rows],
+        },
+    )
+    (RESULTS / "policies.html").write_text(page_of(cases, results, settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

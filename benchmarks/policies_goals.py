@@ -1,0 +1,192 @@
+"""What the policies benchmark asks of its figures: arithmetic on cells, nothing else.
+
+A *cell* is one workload with one cache, so many nodes and one load; its rows are policies that all had the same
+requests. Oracles run once and stand beside every number of nodes. Times are p90 to the first token, in seconds.
+Every goal says what it found, and lists what missed it, the worst first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, fsum, log
+from typing import Any, NamedTuple
+
+OURS = "ttft"
+ORACLES = ("oracle_greedy", "oracle_ttft")
+
+WORSE_MAX = 1.02  # against the best other policy
+BETTER_SHARE = 2 / 3  # of cells in which ttft shall be better than each other policy
+ORACLE_MAX = 1.10
+HIT_POINTS_MAX = 0.02
+CONTROL_MAX = 1.01
+DIGITS = 4
+
+
+class Row(NamedTuple):
+    """One policy in one cell. `load` is a share of capacity; `rate` the speed that it stands for."""
+
+    workload: str
+    cache: str
+    nodes: int
+    load: float
+    rate: float
+    policy: str
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    ttft_mean_s: float
+    e2e_p50_s: float
+    hit_rate: float
+    predicted_hit_rate: float
+    requests_per_s: float
+    max_over_mean: float
+    failed: int
+    regret_s: float | None
+    wall_s: float
+
+
+class Name(NamedTuple):
+    """Of a cell."""
+
+    workload: str
+    cache: str
+    nodes: int
+    load: float
+
+    def __str__(self) -> str:
+        many = "" if self.nodes == 1 else "s"
+        return f"{self.workload}, {self.cache} caches, {self.nodes} node{many}, load {self.load:g}"
+
+
+Cells = Mapping[Name, Mapping[str, Row]]
+
+
+def cells_of(rows: Iterable[Row]) -> Cells:
+    """Rows by cell and policy. Oracles, whose nodes are 0, stand in each cell of their workload, cache and load."""
+    routed = [row for row in rows if row.nodes]
+    oracles = [row for row in rows if not row.nodes]
+    cells: dict[Name, dict[str, Row]] = {}
+    for row in routed:
+        cells.setdefault(Name(row.workload, row.cache, row.nodes, row.load), {})[row.policy] = row
+    for row in oracles:
+        for name, cell in cells.items():
+            if (name.workload, name.cache, name.load) == (row.workload, row.cache, row.load):
+                cell[row.policy] = row
+    return cells
+
+
+def goals(rows: Sequence[Row], *, ample: str, controls: Sequence[str]) -> dict[str, Any]:
+    """All goals. `ample`: the cache that suffices; `controls`: workloads in which hardly anything is shared."""
+    cells = cells_of(rows)
+    return {
+        "ttft_never_worse": never_worse(cells),
+        "ttft_better_than_each": better_than_each(cells),
+        "ttft_near_oracle": near_oracle(cells),
+        "affinity_hits": affinity_hits(cells, ample),
+        "negative_control": negative_control(cells, controls),
+    }
+
+
+def never_worse(cells: Cells) -> dict[str, Any]:
+    """`ttft` against the best other policy of each cell."""
+    ratios = {}
+    for name, cell in cells.items():
+        others = {policy: row for policy, row in cell.items() if policy not in (OURS, *ORACLES)}
+        if OURS in cell and others:
+            best = min(others.values(), key=lambda row: row.ttft_p90_s)
+            ratios[name] = compared(name, cell[OURS], best)
+    return verdict(ratios.values(), WORSE_MAX)
+
+
+def near_oracle(cells: Cells) -> dict[str, Any]:
+    found = [
+        compared(name, cell[OURS], cell["oracle_ttft"])
+        for name, cell in cells.items()
+        if OURS in cell and "oracle_ttft" in cell
+    ]
+    return verdict(found, ORACLE_MAX)
+
+
+def better_than_each(cells: Cells) -> dict[str, Any]:
+    """By policy: in which share of the cells `ttft` is better, and by how much in the middle."""
+    policies = dict.fromkeys(policy for cell in cells.values() for policy in cell if policy not in (OURS, *ORACLES))
+    found = {}
+    for policy in policies:
+        pairs = [
+            (cell[OURS].ttft_p90_s, cell[policy].ttft_p90_s)
+            for cell in cells.values()
+            if OURS in cell and policy in cell
+        ]
+        if pairs:
+            share = sum(ours < theirs for ours, theirs in pairs) / len(pairs)
+            middle = geometric_mean([ratio(ours, theirs) for ours, theirs in pairs])
+            found[policy] = {"share": round(share, DIGITS), "ratio": round(middle, DIGITS), "cells": len(pairs)}
+    missed = [policy for policy, each in found.items() if each["share"] < BETTER_SHARE]
+    return {"goal": round(BETTER_SHARE, DIGITS), "reached": not missed, "missed": missed, "by_policy": found}
+
+
+def affinity_hits(cells: Cells, ample: str) -> dict[str, Any]:
+    """Points of hit rate by which `affinity` is below `oracle_greedy` where nothing is evicted."""
+    below: list[dict[str, Any]] = [
+        {
+            "cell": str(name),
+            "affinity": cell["affinity"].hit_rate,
+            "oracle_greedy": cell["oracle_greedy"].hit_rate,
+            "below": round(cell["oracle_greedy"].hit_rate - cell["affinity"].hit_rate, DIGITS),
+        }
+        for name, cell in cells.items()
+        if name.cache == ample and "affinity" in cell and "oracle_greedy" in cell
+    ]
+    missed = sorted((each for each in below if each["below"] > HIT_POINTS_MAX), key=lambda each: -each["below"])
+    return {"goal": HIT_POINTS_MAX, "cells": len(below), "reached": not missed, "missed": missed}
+
+
+def negative_control(cells: Cells, controls: Sequence[str]) -> dict[str, Any]:
+    """Each policy against `least_loaded` where there is nothing to win."""
+    base = "least_loaded"
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, cell in cells.items():
+        if name.workload in controls and base in cell:
+            for policy, row in cell.items():
+                if policy not in (base, *ORACLES):
+                    found.setdefault(policy, []).append(compared(name, row, cell[base]))
+    verdicts = {policy: verdict(each, CONTROL_MAX) for policy, each in found.items()}
+    missed = [policy for policy, each in verdicts.items() if not each["reached"]]
+    return {"goal": CONTROL_MAX, "reached": not missed, "missed": missed, "by_policy": verdicts}
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def compared(name: Name, ours: Row, other: Row) -> dict[str, Any]:
+    return {
+        "cell": str(name),
+        "other": other.policy,
+        "p90_s": ours.ttft_p90_s,
+        "other_p90_s": other.ttft_p90_s,
+        "ratio": round(ratio(ours.ttft_p90_s, other.ttft_p90_s), DIGITS),
+    }
+
+
+def verdict(compared_cells: Iterable[dict[str, Any]], most: float) -> dict[str, Any]:
+    """Of comparisons: how many, their geometric mean, and those above `most`."""
+    every = list(compared_cells)
+    missed = sorted((each for each in every if each["ratio"] > most), key=lambda each: -each["ratio"])
+    middle = geometric_mean([each["ratio"] for each in every])
+    return {
+        "goal": most,
+        "cells": len(every),
+        "ratio": round(middle, DIGITS),
+        "reached": bool(every) and not missed,
+        "missed": missed,
+    }
+
+
+def ratio(ours: float, other: float) -> float:
+    """Nothing against nothing is a draw."""
+    return ours / other if other > 0 else 1.0 if ours <= 0 else 1e9
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    positive = [value for value in values if value > 0]
+    return exp(fsum(log(value) for value in positive) / len(positive)) if positive else 1.0
