@@ -151,11 +151,77 @@ def test_a_cleared_cache_finds_nothing_and_keeps_the_blocks_of_running_requests(
     assert cache.free_blocks == 10
 
 
+def test_who_was_refused_is_let_in_once_the_cache_finds_its_prefix_in_a_copy_that_is_held() -> None:
+    """Nothing was released meanwhile: a held block just costs less than a free one."""
+    cache = BlockCache(8, BLOCK)
+    first, second = cache.lease(job(numbers(8))), cache.lease(job(numbers(8)))
+    other = cache.lease(job(numbers(16, 100)))
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    for lease, tokens in ((first, 8), (second, 8), (other, 16)):  # two copies of two blocks
+        cache.grow(lease, tokens)
+    cache.release(first)
+    cache.release(other)
+    growing = cache.lease(job(numbers(16, 200)))
+    assert growing is not None
+    wanted = job(numbers(13), answer=3)
+    assert cache.lease(wanted) is None
+    cache.grow(growing, 8)  # evicts the copies that nobody holds
+    lease = cache.lease(wanted)
+    assert lease is not None
+    assert lease.hits == 2
+    cache.check()
+
+
+def test_how_many_blocks_may_be_taken_before_a_prefix_is_evicted_is_known_beforehand() -> None:
+    cache = BlockCache(12, BLOCK)
+    old, young = job(numbers(16)), job(numbers(16, 100))
+    serve(cache, old)
+    serve(cache, young)
+    assert cache.outlives(old, 4, 4)  # four were never used
+    assert not cache.outlives(old, 4, 5)
+    assert cache.outlives(young, 4, 8)
+    assert not cache.outlives(young, 4, 9)
+    assert cache.outlives(young, 0, 99)
+    holder = cache.lease(job([*numbers(16), 7]))
+    assert holder is not None
+    assert cache.outlives(old, 4, 7)  # held
+    assert cache.outlives(young, 4, 4)
+    assert not cache.outlives(young, 4, 5)  # what is held now is passed over
+    assert cache.hit_blocks(old) == 3
+
+
+def test_places_in_the_queue_of_free_blocks_do_not_pile_up() -> None:
+    """A prefix that is used again and again leaves a stale place each time."""
+    cache = BlockCache(10, BLOCK)
+    for _ in range(200):
+        serve(cache, job(numbers(20)))  # checks the bound
+    serve(cache, job(numbers(40, 100)))
+    assert cache.hit_blocks(job(numbers(20))) == 0
+
+
+def test_a_prefix_with_a_gap_is_found_up_to_the_gap() -> None:
+    """A cache that was cleared under a request holds the deep blocks of a prompt without the first ones."""
+    cache = BlockCache(100, BLOCK)
+    work = job(numbers(200))
+    lease = cache.lease(work)
+    assert lease is not None
+    cache.grow(lease, 40)
+    cache.clear()
+    cache.grow(lease, 200)
+    assert cache.hit_blocks(work) == 0
+    cache.release(lease)
+    assert cache.hit_blocks(work) == 0
+
+
 def test_a_job_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Job.of([], [1])
     with pytest.raises(ValueError, match="at least one"):
         Job.of([1], [])
+    with pytest.raises(ValueError, match="at least one"):
+        Job.named(0, 1, ())
 
 
 class NaiveCache:
@@ -395,6 +461,8 @@ def test_limits_that_make_no_sense_are_refused() -> None:
     for wrong in ({"cache_tokens": 3}, {"running_max": 0}, {"prefill_tokens_per_s": 0.0}, {"decode_s": -1.0}):
         with pytest.raises(ValueError, match="positive"):
             EngineLimits(**wrong)
+    with pytest.raises(ValueError, match="step_tokens_max"):
+        EngineLimits(running_max=33, step_tokens_max=32)
 
 
 ACTIONS = st.lists(
