@@ -258,7 +258,7 @@ class BlockCache:
             return True  # somebody holds it
         for before in range(self._head, min(place, self._head + 2 * taken)):
             taken -= self._states[self._queue[before]] == ~before
-            if taken < 0:
+            if not taken:
                 return True
         return False
 
