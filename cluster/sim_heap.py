@@ -46,7 +46,8 @@ class Heap:
         heapq.heappush(self._planned, (max(when, self.now), self._number, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
-        self.at(self.now + seconds, call, *arguments)
+        self._number += 1
+        heapq.heappush(self._planned, (self.now + seconds, self._number, call, arguments))
 
     def run(self, until: float) -> None:
         """Let everything happen that is planned up to and including `until`; then it is `until`."""
@@ -64,14 +65,14 @@ class Trace:
     def __init__(self, out: TextIO | None = None) -> None:
         self.events = 0
         self._hash = blake2b(digest_size=8)
-        self._last: dict[int, deque[Event]] = {}
+        self._last: dict[int, deque[tuple[float, int, str, tuple[Any, ...]]]] = {}
         self._out = out
 
     def add(self, at_s: float, node: int, what: str, *detail: Any) -> None:
         """`detail`: numbers and text only, so that it looks the same in every process."""
-        event = Event(at_s, node, what, detail)
+        event = (at_s, node, what, detail)
         self.events += 1
-        self._hash.update(repr(event[:]).encode())
+        self._hash.update(repr(event).encode())
         kept = self._last.get(node)
         if kept is None:
             kept = self._last[node] = deque(maxlen=EVENTS_KEPT)
@@ -86,7 +87,7 @@ class Trace:
         kept = self._last.get(node)
         if kept is None:
             kept = self._last[node] = deque(maxlen=EVENTS_KEPT)
-        kept.append(Event(at_s, node, "hear", (source, plane, size)))
+        kept.append((at_s, node, "hear", (source, plane, size)))
         if self._out is not None:
             self._out.write(json.dumps([round(at_s, 6), node, "hear", source, plane, size]) + "\n")
 
@@ -95,5 +96,5 @@ class Trace:
 
     def last(self, nodes: tuple[int, ...]) -> list[Event]:
         """The last EVENTS_KEPT events of these nodes together, in order of time."""
-        found = [event for node in nodes for event in self._last.get(node, ())]
+        found = [Event(*event) for node in nodes for event in self._last.get(node, ())]
         return sorted(found, key=lambda event: event.at_s)[-EVENTS_KEPT:]

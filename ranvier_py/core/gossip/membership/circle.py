@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import insort
 
 from ranvier_py.core.fingerprint import MASK
-from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.gossip.rings import places_of
 
 MESH_MEMBERS_MAX = 64
@@ -48,16 +48,16 @@ class Side:
 
 
 class Circle:
-    """See the module. Holds the live members; `Ledger` says who they are."""
+    """See the module. `Ledger` says who of the roster is live."""
 
-    __slots__ = ("_acquainted", "_drawn", "_live", "_near", "_places", "_schema", "_sides", "_stale", "widened")
+    __slots__ = ("_acquainted", "_drawn", "_near", "_places", "_roster", "_schema", "_sides", "_stale", "widened")
 
-    def __init__(self, session: int, schema: int) -> None:
+    def __init__(self, session: int, schema: int, roster: Roster) -> None:
         self.widened = False
         """Somebody known before may be wanted now, who was not: see `unmet`."""
         self._schema = schema
+        self._roster = roster
         self._places = places_of(session)
-        self._live: dict[int, Member] = {}
         self._acquainted: dict[int, Member] = {}
         self._drawn: tuple[Member, ...] | None = ()
         self._near: dict[int, None] | None = {}
@@ -67,26 +67,23 @@ class Circle:
     # --- what happens to members --------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """It is live from now on, proved or not."""
+        """It is live from now on, proved or not; the roster knows."""
         session = member.record.session
-        self._live[session] = member
         if not self._stale:
             self._offer(session, member.record.schema)
         if member.proved:
             self.met(member)
 
     def part(self, session: int) -> None:
-        """It is not live any more."""
-        if self._live.pop(session, None) is None:
-            return
+        """It is not live any more; the roster knows. Say it as often as you like."""
         self.lost(session)
         if not self._stale and session in self.near():
             self._stale = self.widened = True
-        self.widened |= len(self._live) == MESH_MEMBERS_MAX - 1
+        self.widened |= self._roster.live == MESH_MEMBERS_MAX - 1
 
     def met(self, member: Member) -> None:
         """It has proved itself."""
-        if member.record.session in self._live:
+        if member.live:
             self._acquainted[member.record.session] = member
             self._drawn = None
 
@@ -100,7 +97,7 @@ class Circle:
     @property
     def is_mesh(self) -> bool:
         """Whether each two members are to know each other."""
-        return len(self._live) < MESH_MEMBERS_MAX
+        return self._roster.live < MESH_MEMBERS_MAX
 
     def wants(self, session: int) -> bool:
         """Whether this live member should be greeted if it has not proved itself."""
@@ -128,7 +125,7 @@ class Circle:
     def unmet(self) -> list[int]:
         """Sessions to be greeted after the circle has widened. O(members) in a small cluster."""
         self.widened = False
-        sought = self._live if self.is_mesh else self.near()
+        sought = [member.session for member in self._roster.alive()] if self.is_mesh else self.near()
         return [session for session in sought if session not in self._acquainted]
 
     # --- rings --------------------------------------------------------------------------------------------------------
@@ -147,7 +144,7 @@ class Circle:
     def _look_around(self) -> None:
         """All rings anew."""
         self._sides = [(ring, Side(), Side()) for ring, _, _ in self._sides]
-        for session, member in self._live.items():
-            self._offer(session, member.record.schema)
+        for member in self._roster.alive():
+            self._offer(member.record.session, member.record.schema)
         self._near = None
         self._stale = False

@@ -54,7 +54,7 @@ class Ledger:
 
     def __init__(self, me: Record, broadcasts: Broadcasts, health: LocalHealth, counts: Counts, rng: Random) -> None:
         self.roster = Roster()
-        self.circle = Circle(me.session, me.schema)
+        self.circle = Circle(me.session, me.schema, self.roster)
         self.suspicions = Suspicions()
         self.greetings = Greetings(rng)
         self.contacts = Contacts(rng, counts)

@@ -20,7 +20,7 @@ from ranvier_py.core.gossip.membership.roster import Roster
 from ranvier_py.core.gossip.values import Address
 from tests.core.gossip.membership.small_cluster import PORT, record_of
 
-MESH = Circle(9999, 0)
+MESH = Circle(9999, 0, Roster())
 """Nobody is in it yet: whoever is met is to be greeted."""
 
 
