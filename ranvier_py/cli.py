@@ -22,7 +22,8 @@ import httpx
 import trio
 
 from ranvier_py import __version__
-from ranvier_py.config import FILE_VARIABLE, SECRETS, Config, did_you_mean, flag_of, load, read_secret_file, variable_of
+from ranvier_py.config import SECRETS, Config
+from ranvier_py.config_loading import FILE_VARIABLE, did_you_mean, flag_of, load, read_secret_file, variable_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.edge.logs import set_up_logs
 from ranvier_py.edge.workers import Supervisor

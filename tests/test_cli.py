@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from ranvier_py import __version__, cli
-from ranvier_py.config import SECRETS, Config, flag_of
+from ranvier_py.config import SECRETS, Config
+from ranvier_py.config_loading import flag_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.status import NodeStatus, divergence, status_page
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 import trio
 
-from ranvier_py.config import Config, load
+from ranvier_py.config import Config
+from ranvier_py.config_loading import load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.node import Addresses, run
 from tests.test_node import DEADLINE_S, MODEL, start_engine, turn

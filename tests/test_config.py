@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.config import SECRETS, Config, flag_of, load, variable_of
+from ranvier_py.config import SECRETS, Config
+from ranvier_py.config_loading import flag_of, load, variable_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip_places import GossipPlaces
 from ranvier_py.core.placement.policies import make_policy

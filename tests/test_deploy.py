@@ -21,7 +21,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from ranvier_py import __version__
-from ranvier_py.config import Config, load
+from ranvier_py.config import Config
+from ranvier_py.config_loading import load
 from ranvier_py.core.addresses import host_port
 from ranvier_py.edge.control import OPEN_PATHS
 from ranvier_py.reference import reference

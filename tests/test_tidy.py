@@ -25,6 +25,7 @@ LAYERS = (
     ("ranvier_py.core",),
     ("ranvier_py.config_values",),
     ("ranvier_py.config",),
+    ("ranvier_py.config_loading",),
     ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline"),
     ("ranvier_py.edge",),
     ("ranvier_py.clustering",),
@@ -36,7 +37,7 @@ LAYERS = (
 )
 """Lowest first. A module imports from its own layer or lower ones."""
 
-READERS_OF_CONFIG = {"admin", "cli", "clustering", "node", "reference", "config"}
+READERS_OF_CONFIG = {"admin", "cli", "clustering", "node", "reference", "config_loading"}
 """Everybody else gets just the values he needs."""
 
 LIBRARIES = {
@@ -50,8 +51,8 @@ LIBRARIES = {
     "httpx": ("probes", "cli"),
     "cryptography": ("seal",),
     "msgpack": ("fields",),
-    "pydantic": ("config", "config_values", "reference"),
-    "pydantic_settings": ("config", "config_values"),
+    "pydantic": ("config", "config_loading", "config_values", "reference"),
+    "pydantic_settings": ("config", "config_loading", "config_values"),
 }
 """Files that may import a foreign library, by name."""
 
