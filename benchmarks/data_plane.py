@@ -7,8 +7,8 @@ each round every target takes its turn at every case, so that what else the mach
 over the rounds and their ratios to this node are the result; the ratios mean more than the numbers.
 
 Cases: 16 connections with chats of 3 kB and of 60 kB, each request with a message nobody has seen; the same as streams
-of 100 chunks, written by the engine at once or in ten steps; and one connection, whose latency beyond the direct one is
-what the router adds.
+of 100 chunks, which the engine writes at once, one by one back to back, or in ten steps; and one connection, whose
+latency beyond the direct one is what the router adds.
 The other routers are installed in environments of their own under --peers-dir, and left out where that fails.
 """
 
@@ -52,13 +52,14 @@ class Case:
     name: str
     connections: int
     history_bytes: int
-    kind: str = ""  # of answer: one piece, a stream written at once, or a stream in steps
+    kind: str = ""  # of answer: one piece, or a stream: written at once, by chunks or in steps
 
 
 CASES = (
     Case("chat_3kB", 16, 3_000),
     Case("chat_60kB", 16, 60_000),
     Case("stream_100_chunks", 16, 3_000, kind="stream"),
+    Case("stream_100_writes", 16, 3_000, kind="writes"),
     Case("stream_in_10_steps", 16, 3_000, kind="steps"),
     Case("one_connection", 1, 3_000),
 )

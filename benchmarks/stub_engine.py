@@ -2,8 +2,9 @@
 
 One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
 answers several times as many requests as any of them forwards. A POST gets a chat completion, or with "stream": true a
-hundred server-sent events: at once, or with "user": "steps" in pieces of ten, interleaved over all running streams. A
-GET gets what routers ask engines when they register them. It trusts its clients and is for benchmarks alone.
+hundred server-sent events: in one write; with "user": "writes" each in a write of its own, back to back, as engines
+write their tokens; with "user": "steps" in pieces of ten, interleaved over all running streams. A GET gets what routers
+ask engines when they register them. It trusts its clients and is for benchmarks alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 CHUNKS = 100
 CHUNKS_PER_WRITE = 10
-"""Real engines write every token by itself; a hundred system calls per answer would make the stub the bottleneck."""
+"""Of a stream in steps, between which the loop looks after all the others."""
 
 COMPLETION = (
     b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
@@ -39,12 +40,14 @@ def chunk(data: bytes) -> bytes:
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-PIECE = chunk(EVENT) * CHUNKS_PER_WRITE
+CHUNK = chunk(EVENT)
+PIECE = CHUNK * CHUNKS_PER_WRITE
 STREAM_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-STREAM = STREAM_HEAD + chunk(EVENT) * CHUNKS + STREAM_END
+STREAM = STREAM_HEAD + CHUNK * CHUNKS + STREAM_END
 ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 STREAMED = re.compile(rb'"stream": ?true')
+MANNER = re.compile(rb'"user":"(steps|writes)"')
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class Connection:
     sock: socket.socket
     missing: int = 0  # bytes of the body that are still to come
     streams: bool = False
-    steps: bool = False
+    manner: bytes = b""  # of streaming: b"" in one write, b"writes" or b"steps"
     reads_only: bool = False
     pieces: int = 0  # left of the stream that runs
 
@@ -98,21 +101,28 @@ class Stub:
             connection.missing = int(length[1]) - (len(data) - end) if length else 0
             connection.reads_only = data.startswith(b"GET")
             connection.streams = STREAMED.search(data, end, end + 200) is not None
-            connection.steps = data.find(b'"user":"steps"', end, end + 200) > 0
+            manner = MANNER.search(data, end, end + 200)
+            connection.manner = manner[1] if manner else b""
         if connection.missing <= 0:
             connection.missing = 0
             self.answer(fd, connection)
 
     def answer(self, fd: int, connection: Connection) -> None:
         with suppress(OSError):
-            if connection.streams and not connection.steps:
-                connection.sock.send(STREAM)
-            elif connection.streams:
+            if not connection.streams:
+                connection.sock.send(INFORMATION if connection.reads_only else ANSWER)
+            elif connection.manner == b"steps":
                 connection.sock.send(STREAM_HEAD)
                 connection.pieces = CHUNKS // CHUNKS_PER_WRITE
                 self.streaming[fd] = connection
+            elif connection.manner == b"writes":
+                send = connection.sock.send  # all of it is 16 kB: room for that is in every empty buffer
+                send(STREAM_HEAD)
+                for _ in range(CHUNKS):
+                    send(CHUNK)
+                send(STREAM_END)
             else:
-                connection.sock.send(INFORMATION if connection.reads_only else ANSWER)
+                connection.sock.send(STREAM)
 
     def write_piece(self, fd: int, connection: Connection) -> None:
         try:

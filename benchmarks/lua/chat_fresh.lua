@@ -1,5 +1,5 @@
 -- Chats that go on: every request repeats one of 64 histories and adds a message nobody has seen.
--- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream|steps]
+-- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream|writes|steps]
 local HISTORIES, TURN_BYTES, NEW_BYTES = 64, 300, 200
 local WORDS = { "water", "ledger", "copper", "winter", "signal", "garden", "orbit", "timber", "violin", "harbour" }
 local prefixes, sent = {}, 0
@@ -27,7 +27,12 @@ end
 
 function init(arguments)
   local bytes = tonumber(arguments[1] or "3000")
-  local kind = ({ stream = '"stream":true,', steps = '"stream":true,"user":"steps",' })[arguments[2]] or ""
+  local kind = ""
+  if arguments[2] == "stream" then
+    kind = '"stream":true,'
+  elseif (arguments[2] or "") ~= "" then
+    kind = '"stream":true,"user":"' .. arguments[2] .. '",'
+  end
   math.randomseed(20)
   for number = 1, HISTORIES do
     prefixes[number] = '{"model":"m",' .. kind .. '"messages":[' .. history(number, bytes)
