@@ -16,7 +16,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Decision
 from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.sample import Sample
-from ranvier_py.measures import samples_of
+from ranvier_py.measures import plain_samples, samples_of
 
 
 class Administered(Protocol):
@@ -30,6 +30,8 @@ class Administered(Protocol):
     def router(self) -> Router: ...
     @property
     def learner(self) -> Any: ...
+    @property
+    def recorder(self) -> Any: ...
     @property
     def server(self) -> Any: ...
     @property
@@ -68,12 +70,13 @@ class Admin:
 
     def routes(self) -> Mapping[str, Any]:
         router = self._node.router
-        counters = router.counters
+        counters, recorder = router.counters, self._node.recorder
         return {
             **asdict(router.routes.statistics()),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": asdict(router.speculation.statistics()),
             "learner": asdict(self._node.learner.statistics()),
+            **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
             "decisions": dict(counters.decisions),
             "outcomes": dict(counters.outcomes),
             "prompt_tokens": counters.prompt_tokens,
@@ -148,7 +151,9 @@ class Admin:
             node.upstream.statistics(),
             node.learner.statistics(),
         )
-        return [*samples, *(node.clustering.samples() if node.clustering is not None else ())]
+        recorder = node.recorder
+        recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
+        return [*samples, *recorded, *(node.clustering.samples() if node.clustering is not None else ())]
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()

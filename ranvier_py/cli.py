@@ -39,6 +39,9 @@ EXIT_CODES = """exit codes:
   3  an address can't be listened on
   4  the control port can't be reached"""
 
+SHORT_FLAGS = {"record_file": ("--record",)}
+"""Further spellings of a key's flag."""
+
 KILL_MARGIN_S = 10.0
 """Workers have this long after the drain deadline to close down before they are killed."""
 
@@ -136,7 +139,7 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         elif is_list(info):
             group.add_argument(flag_of(name), action="append", metavar="X", **options)
         else:
-            group.add_argument(flag_of(name), metavar="X", **options)
+            group.add_argument(flag_of(name), *SHORT_FLAGS.get(name, ()), metavar="X", **options)
 
 
 def add_control_flags(parser: argparse.ArgumentParser) -> None:

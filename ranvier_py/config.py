@@ -9,6 +9,7 @@ or a file of their own. `config_loading` finds the values and reports what is wr
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr
@@ -44,6 +45,11 @@ def key(default: Any, section: str, help_text: str) -> Any:
             default_factory=lambda: list(default), description=help_text, json_schema_extra={"section": section}
         )
     return Field(default=default, description=help_text, json_schema_extra={"section": section})
+
+
+def numbered(file: Path | None, worker: int) -> Path | None:
+    """A worker's own file, where all are told one name."""
+    return file and file.with_name(f"{file.name}.{worker}")
 
 
 class Config(BaseSettings):
@@ -210,6 +216,16 @@ class Config(BaseSettings):
 
     log_level: Literal["debug", "info", "warning", "error"] = key("info", "Logs", "debug, info, warning or error.")
     log_format: Literal["text", "json"] = key("text", "Logs", "text or json: one line for each event.")
+    record_file: OptionalPath = key(
+        None,
+        "Logs",
+        "File for a line about each request, which ranvier replay reads: fingerprints, sizes, decision and outcome, "
+        "never text. Also --record. With several workers, .i is added.",
+    )
+    record_bytes_max: Annotated[int, Field(ge=4096)] = key(
+        64 * 1024 * 1024, "Logs", "When the file has grown to this it becomes FILE.1, and a new one is begun."
+    )
+    record_files_max: Count = key(8, "Logs", "Files kept of one recording.")
 
     @classmethod
     def settings_customise_sources(
@@ -263,8 +279,8 @@ class Config(BaseSettings):
             update["advertise"] = spelled(places.advertise) if places.advertise else None
             update["join"] = [spelled(where) for where in places.join]
             update["node_name"] = self.node_name and f"{self.node_name}-{index}"
-            file = self.gossip_state_file
-            update["gossip_state_file"] = file and file.with_name(f"{file.name}.{index}")
+            update["gossip_state_file"] = numbered(self.gossip_state_file, index)
+        update["record_file"] = numbered(self.record_file, index)
         worker = self.model_copy(update=update)
         worker._worker_key = key if key_of_their_own(self._cluster_keys) else None
         return worker

@@ -33,6 +33,7 @@ from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import PromptMemory
+from ranvier_py.core.recording import Header, scheme_mark
 from ranvier_py.core.request import PromptReader
 from ranvier_py.core.retries import RetryLimits
 from ranvier_py.core.router import Router
@@ -44,6 +45,7 @@ from ranvier_py.edge.learner import Learner
 from ranvier_py.edge.logs import request_line
 from ranvier_py.edge.metrics import render
 from ranvier_py.edge.probes import ProbeOptions, Prober
+from ranvier_py.edge.recorder import Recorder
 from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
@@ -80,6 +82,9 @@ class Node:
         self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(backend_limits(config))
         self.router = make_router(config, tokenizer, self.scheme, self.registry, rng)
+        self.recorder = recorder_of(config, self.scheme)
+        if self.recorder is not None:
+            self.router.observers += (self.recorder,)
         self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
@@ -210,6 +215,8 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
     async with trio.open_nursery() as nursery:
         await nursery.start(node.learner.run)
         nursery.start_soon(node.sweep)
+        if node.recorder is not None:
+            await nursery.start(node.recorder.run)
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
         await nursery.start(node.prober.run)
@@ -279,6 +286,20 @@ def make_router(
         rng=rng,
         texts_match=scheme.texts_match,
         recent_max=config.recent_decisions,
+    )
+
+
+def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
+    """What writes flights down, where the operator wants that."""
+    if config.record_file is None:
+        return None
+    return Recorder(
+        config.record_file,
+        Header(time.time(), config.block_size_tokens, scheme_mark(scheme.identity, scheme.key)),
+        started_at=time.monotonic(),
+        clock=time.monotonic,
+        bytes_max=config.record_bytes_max,
+        files_max=config.record_files_max,
     )
 
 
