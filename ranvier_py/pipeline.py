@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, Protocol
 
 import orjson
+import trio
 
 from ranvier_py.core.backends import Outcome, Transition
 from ranvier_py.core.errors import (
@@ -37,6 +38,11 @@ from ranvier_py.core.stream import has_finished, has_token
 from ranvier_py.core.summary import RequestSummary
 
 Fields = Sequence[tuple[bytes, bytes]]
+
+FIRST_BYTE_TOTAL_S = 600.0
+"""All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
+DEFAULT_TIMEOUT). So whoever sets a deadline of seconds has stuck engines passed over, and the default of 600 s ends in
+a 504: another try would prefill the prompt once more for a client that is gone when it answers."""
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
@@ -176,7 +182,7 @@ class Pipeline:
                 await client.respond(*own)
                 progress.outcome = "success"
         except RanvierError as error:
-            progress.outcome = error.code
+            progress.outcome = Outcome.TIMEOUT.value if isinstance(error, UpstreamTimeout) else error.code
             if not client.started:
                 progress.status = error.status
             raise
@@ -237,9 +243,7 @@ class Pipeline:
         outcome, exchange = Outcome.CANCELLED, None
         try:
             lesson = self._teacher.submit(flight)
-            client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
-            address = self._address_of(flight.url)
-            exchange = await self._upstream.open(address, request, self._extra_fields(request, progress))
+            exchange = await self._open(request, client, flight, progress)
             flight.status = exchange.head.status
             answered = outcome_of(flight.status)
             if self._limits.retries.retries(exchange.head.status):
@@ -268,6 +272,21 @@ class Pipeline:
                 self._changed(transitions)
         progress.outcome = outcome.value
         return None
+
+    async def _open(self, request: HttpRequest, client: Client, flight: Flight, progress: Progress) -> Exchange:
+        """Send the request, and wait for the head of the answer. Raises UpstreamError.
+
+        The client's own deadline costs no timer, but ends the request; where there is time for one more try, a missed
+        deadline must end this try alone.
+        """
+        first_byte_s = self._limits.first_byte_s
+        address, extra = self._address_of(flight.url), self._extra_fields(request, progress)
+        if self._clock() - progress.started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S:
+            client.arm(Phase.FIRST_BYTE, first_byte_s)
+            return await self._upstream.open(address, request, extra)
+        with trio.move_on_after(first_byte_s):
+            return await self._upstream.open(address, request, extra)
+        raise UpstreamTimeout("the backend did not begin to answer in time")
 
     def _extra_fields(self, request: HttpRequest, progress: Progress) -> Fields:
         """What a backend is told beyond the client's own fields."""

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py import pipeline
 from ranvier_py.cli import leaves
 from ranvier_py.config import Config
 from ranvier_py.core.errors import ConfigError
@@ -246,6 +247,44 @@ async def test_a_backend_too_slow_to_begin_is_given_up_with_a_504_and_logged_as_
             assert (await node.at_rest())["outcomes"] == {"timeout": 1}
     (line,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
     assert (line["status"], line["outcome"]) == (504, "timeout")
+
+
+class InTurn(Scripted):
+    """One of several backends: whoever is asked next follows the next script."""
+
+    def __init__(self, scripts: Iterator[Sequence[Step]]) -> None:
+        super().__init__()
+        self.scripts = scripts
+
+    async def play(self, stream: trio.SocketStream) -> bool:
+        self.script = tuple(next(self.scripts))
+        return await super().play(stream)
+
+
+async def test_a_backend_too_slow_to_begin_is_passed_over_while_the_client_still_waits() -> None:
+    scripts = iter(([HANG], [GOOD]))
+    backends = [InTurn(scripts), InTurn(scripts)]
+    async with lab(*backends, first_byte_timeout_s=0.3) as node:
+        answered = await node.chat()
+        assert answered.status_code == 200
+        routes = await node.at_rest()
+    assert [len(backend.bodies) for backend in backends] == [1, 1]
+    assert routes["outcomes"] == {"timeout": 1, "success": 1}
+
+
+async def test_no_try_begins_that_could_outlast_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 600 s of waiting, another engine would compute the prompt for nobody."""
+    monkeypatch.setattr(pipeline, "FIRST_BYTE_TOTAL_S", 0.85)
+    backends = [Scripted(HANG) for _ in range(4)]
+    async with lab(*backends, first_byte_timeout_s=0.3, total_retries_max=3) as node:
+        late = await node.chat()
+        assert late.status_code == 504
+        assert (await node.at_rest())["outcomes"] == {"timeout": 2}
+    assert asked(backends) == 2
+
+
+def test_with_the_default_deadline_there_is_no_second_try() -> None:
+    assert 2 * Config().first_byte_timeout_s > pipeline.FIRST_BYTE_TOTAL_S
 
 
 async def test_the_log_tells_how_much_of_a_broken_answer_was_sent(caplog: pytest.LogCaptureFixture) -> None:
