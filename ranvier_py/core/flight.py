@@ -56,6 +56,7 @@ class Flight:
         "backend",
         "computed_tokens",
         "decision",
+        "decoding",
         "departed_at",
         "epoch",
         "first_at",
@@ -86,6 +87,7 @@ class Flight:
         self.speculation = speculation
         self.computed_tokens = computed_tokens  # as predicted
         self.queued = target.waiting > 1  # others came before it
+        self.decoding = target.decoding  # others that had their first token then
         self.service: Service | None = None  # once it has its first token
         self.departed_at = now
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved

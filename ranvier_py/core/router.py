@@ -199,7 +199,9 @@ class Router:
         if flight.prompt.stream:
             gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
             first_token_s = now - flight.departed_at
-            flight.service = Service(flight.backend, flight.computed_tokens, gap_s, flight.queued, first_token_s)
+            flight.service = Service(
+                flight.backend, flight.computed_tokens, gap_s, flight.queued, flight.decoding, first_token_s, now
+            )
             if self._watching is not None:
                 self._watching.served(flight.service)
         self._settle(flight)

@@ -26,7 +26,7 @@ from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.flight import Flight
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Policy
-from ranvier_py.core.placement.pace import Paces
+from ranvier_py.core.placement.pace import Paces, ahead_of
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.router import Router
 from ranvier_py.core.routes import RouteTable
@@ -182,8 +182,7 @@ class Shadow:
         decision = router.place(flight.prompt, found)
         target = router.registry[decision.backend]
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
-        since_s = now - target.progress_at
-        queue_s, prefill_s = judge[target.id].predict(computed_tokens, target.pending_tokens, target.waiting, since_s)
+        queue_s, prefill_s = judge[target.id].predict(computed_tokens, ahead_of(target, now))
         self.flights[flight] = router.depart(flight.prompt, decision, now, found=found)
         self.placed += 1
         self.elsewhere += decision.backend != flight.backend
@@ -233,11 +232,12 @@ class Shadows:
         self._landed: OrderedDict[Flight, None] = OrderedDict()
 
     def departed(self, flight: Flight, now: float) -> None:
-        seen = flight.prompt.stream  # it is counted at its backend already, and must not wait for itself
-        work = self._registry[flight.backend]
-        ahead_tokens, waiting = work.pending_tokens - seen * flight.computed_tokens, work.waiting - seen
-        since_s = now - work.progress_at
-        queue_s, prefill_s = self.judge[work.id].predict(flight.computed_tokens, ahead_tokens, waiting, since_s)
+        ahead = ahead_of(self._registry[flight.backend], now)  # it is counted there already: not ahead of itself
+        if flight.prompt.stream:
+            ahead = ahead._replace(tokens=ahead.tokens - flight.computed_tokens, waiting=ahead.waiting - 1)
+        else:
+            ahead = ahead._replace(decoding=ahead.decoding - 1)
+        queue_s, prefill_s = self.judge[flight.backend].predict(flight.computed_tokens, ahead)
         for shadow in self.shadows:
             shadow.departed(flight, self.judge, queue_s + prefill_s, now)
 

@@ -136,7 +136,9 @@ class Service(NamedTuple):
     computed_tokens: int
     gap_s: float  # since the backend's last progress: its latest first token, or the departure of a lone request
     queued: bool  # others were waiting when this one departed
+    decoding: int  # others that had their first token then
     first_token_s: float  # from departure
+    at: float  # seconds, monotonic: when it came
 
 
 class Decision(NamedTuple):

@@ -30,12 +30,21 @@ from typing import NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
-from ranvier_py.core.placement.pace import Paces
+from ranvier_py.core.placement.pace import Paces, ahead_of
 from ranvier_py.core.placement.rendezvous import Rendezvous
+
+TIE_SHARE = 0.05
+"""Sums within a twentieth of the least are equal. Two idle engines of one kind differ by chance alone, and whoever
+always follows chance fills one cache and leaves the others empty."""
 
 OTHERS_SHARE = 0.03
 """Of the harm to others that counts: it is one delay among the dozens of tokens of an answer. All of it would send
 prompts where few decode and not where little waits, which costs the Mooncake trace a tenth of its p90."""
+
+
+def positions(marks: Sequence[bool], wanted: bool) -> list[int]:
+    return [position for position, mark in enumerate(marks) if mark is wanted]
+
 
 HEAT_S = 60.0
 """The minute that a copy has to pay for itself in (the issue's rule: the saving of the next minute)."""
@@ -81,40 +90,46 @@ class Ttft:
             return Choice(candidates[0].id, "only", held.get(candidates[0].id, 0))
         costs = [self.cost(candidate, match, held.get(candidate.id, 0)) for candidate in candidates]
         sums = [cost.sum_s for cost in costs]
-        best = self.first(match, candidates, sums, min(sums), rng)
+        best = self.first(match, candidates, sums, rng)
         if not match.holders:
             return Choice(candidates[best].id, "cold" if match.home != UNKNOWN else "no_prefix", 0)
         heat = self.heat.touch(match.deepest, match.at)
         deepest = match.holders[0].tokens
         holds = [held.get(candidate.id) == deepest for candidate in candidates]
-        home = min((position for position, yes in enumerate(holds) if yes), key=sums.__getitem__)
+        home = best if holds[best] else min(positions(holds, True), key=sums.__getitem__)
         if not holds[best]:
-            if sums[home] - sums[best] > self.paces.fleet.error_s:
-                return Choice(candidates[best].id, "moved", held.get(candidates[best].id, 0))
-        elif heat >= HEAT_MIN and not all(holds):
-            copy = min((position for position, yes in enumerate(holds) if not yes), key=sums.__getitem__)
-            if self.pays(candidates[copy], costs[home].queue_s - costs[copy].queue_s, deepest, heat):
+            error_s, tokens = self.paces.fleet.error_s, held.get(candidates[best].id, 0)
+            stake_s = costs[best].prefill_s - costs[home].prefill_s
+            if stake_s <= error_s or sums[home] - sums[best] > error_s:
+                return Choice(candidates[best].id, "moved" if stake_s > error_s else "common", tokens)
+        if heat >= HEAT_MIN and not all(holds):
+            copy = min(positions(holds, False), key=sums.__getitem__)
+            saved_s = costs[home].queue_s - costs[copy].queue_s
+            saved_s = max(saved_s, self.waits(candidates[home], match.at) - self.waits(candidates[copy], match.at))
+            if self.pays(candidates[copy], saved_s, deepest, heat):
                 return Choice(candidates[copy].id, "spread", held.get(candidates[copy].id, 0))
         return Choice(candidates[home].id, "warm", deepest)
+
+    def waits(self, candidate: Candidate, now: float) -> float:
+        """Seconds that requests have lately waited there for the prefill of others, on average."""
+        return self.paces[candidate.id].waited_s(now)
 
     def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
         """Whether another holder of a prefix is worth its prefill: half of the next minute's requests would go there,
         and each of them would wait that much less."""
-        copy_s = tokens * self.paces[candidate.id].line().per_token * (1 + candidate.decoding)
+        copy_s = tokens * self.paces[candidate.id].line().per_token
         return heat / 2 * saved_s > copy_s
 
     def cost(self, candidate: Candidate, match: Match, held_tokens: int) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
-        queue_s, prefill_s = self.paces[candidate.id].predict(
-            computed_tokens, candidate.pending_tokens, candidate.waiting, match.at - candidate.progress_at
-        )
+        queue_s, prefill_s = self.paces[candidate.id].predict(computed_tokens, ahead_of(candidate, match.at))
         return Cost(queue_s, prefill_s, OTHERS_SHARE * candidate.decoding * prefill_s)
 
-    def first(
-        self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], least: float, rng: Random
-    ) -> int:
-        """Position of the least sum; ties by requests in flight for the weight, then by rendezvous of the prompt."""
-        tied = [position for position, value in enumerate(sums) if value == least]
+    def first(self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], rng: Random) -> int:
+        """Position of the least sum. Sums that hardly differ are told apart by requests in flight for the weight, then
+        by rendezvous of the prompt, which spreads prompts over the caches."""
+        tied_s = (1.0 + TIE_SHARE) * min(sums)
+        tied = [position for position, value in enumerate(sums) if value <= tied_s]
         if len(tied) == 1:
             return tied[0]
         loads = [candidates[position].load / candidates[position].weight for position in tied]

@@ -17,7 +17,7 @@ def show(pace: Pace, count: int, *, per_token: float, alone: float, queued: floa
     for _ in range(count):
         tokens, waited = rng.randrange(10, 8000), rng.random() < 0.5
         gap_s = (queued if waited else alone) + tokens * per_token
-        pace.observe(tokens, gap_s * (1 + rng.uniform(-noise, noise)), queued=waited)
+        pace.observe(tokens, 0, gap_s * (1 + rng.uniform(-noise, noise)), queued=waited)
 
 
 def test_before_anything_is_known_only_the_tokens_count() -> None:
@@ -49,6 +49,15 @@ def test_a_new_backend_is_taken_for_one_of_the_fleet_until_it_shows_another_pace
     assert slow.line().per_token > 4e-4
 
 
+def test_a_backend_that_nobody_asked_yet_keeps_up_with_what_the_fleet_shows() -> None:
+    """Else it would seem slower or faster than the others for ever, and be asked never or always."""
+    fleet = Pace()
+    unseen = Pace(fleet)
+    assert unseen.line() == NOMINAL
+    show(fleet, 200, per_token=3e-5, alone=0.01, queued=0.01)
+    assert unseen.line().per_token == pytest.approx(3e-5, rel=0.05)
+
+
 def test_a_backend_that_gets_slower_is_known_as_slower_after_a_window() -> None:
     pace = Pace()
     show(pace, 300, per_token=1e-4, alone=0.0, queued=0.0)
@@ -60,16 +69,16 @@ def test_what_the_engine_says_amends_what_was_predicted() -> None:
     """An engine that had evicted what we believed in it looks slow, until it says how much it computed."""
     pace = Pace()
     for _ in range(50):
-        pace.observe(100, 0.5, queued=False)
-        pace.amend(100, 5000, 0.5, queued=False)
-        pace.observe(2500, 0.25, queued=False)
+        pace.observe(100, 0, 0.5, queued=False)
+        pace.amend(100, 5000, 0, 0.5, queued=False)
+        pace.observe(2500, 0, 0.25, queued=False)
     assert pace.line().per_token == pytest.approx(1e-4, rel=0.1)
 
 
 def test_gaps_that_are_no_service_are_left_out() -> None:
     pace = Pace()
-    pace.observe(100, 10_000.0, queued=False)
-    pace.observe(100, -1.0, queued=False)
+    pace.observe(100, 0, 10_000.0, queued=False)
+    pace.observe(100, 0, -1.0, queued=False)
     assert pace.count == 0
     assert pace.line() == NOMINAL
 
@@ -78,13 +87,13 @@ def test_gaps_that_are_no_service_are_left_out() -> None:
 def test_no_observations_make_a_prediction_negative_or_infinite(seen: list[tuple[int, float, bool]]) -> None:
     pace = Pace(Pace())
     for tokens, gap_s, queued in seen:
-        pace.observe(tokens, gap_s, queued=queued)
-        pace.amend(tokens, tokens // 2, gap_s, queued=queued)
+        pace.observe(tokens, 0, gap_s, queued=queued)
+        pace.amend(tokens, tokens // 2, 0, gap_s, queued=queued)
         assert all(0.0 <= part < 1e9 for part in pace.line())
 
 
 def test_a_fleet_without_tokens_predicts_by_the_nominal_rate() -> None:
     pace = Pace()
-    pace.observe(0, 0.5, queued=False)
+    pace.observe(0, 0, 0.5, queued=False)
     assert pace.line() == NOMINAL
     assert fitted(Pace()._alone, Pace()._queued) == NOMINAL

@@ -38,7 +38,7 @@ def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int]
         for backend in backends:
             tokens = rng.randrange(100, 8000)
             gap_s = tokens * per_token + rng.choice((0.0, 2 * error))
-            policy.served(Service(BackendId(backend), tokens, gap_s, False, gap_s))
+            policy.served(Service(BackendId(backend), tokens, gap_s, False, 0, gap_s, 0.0))
     return policy
 
 
@@ -84,13 +84,26 @@ def test_what_everybody_holds_gives_nobody_an_advantage() -> None:
 def test_a_slow_backend_is_left_to_prompts_that_are_worth_it() -> None:
     policy = trained(backends=range(1, 4))
     for tokens in range(100, 5000, 50):
-        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, tokens * 1e-3))
-    assert choose(policy, warm((0, 5000)), engines(0, 0, 0, 0)).reason == "moved"
-    assert choose(policy, warm((0, 9900)), engines(0, 0, 0, 0)).reason == "warm"
+        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, 0, tokens * 1e-3, 0.0))
+    assert choose(policy, warm((0, 5000)), engines(0, 0, 0, 0)).backend != 0
+    assert choose(policy, warm((0, 9990)), engines(0, 0, 0, 0)) == Choice(BackendId(0), "warm", 9990)
 
 
 def test_a_cold_prompt_goes_where_least_waits() -> None:
-    assert choose(trained(), warm(), engines(900, 300, 600, 800)) == Choice(BackendId(1), "cold", 0)
+    assert choose(trained(), warm(), engines(9000, 3000, 6000, 8000)) == Choice(BackendId(1), "cold", 0)
+
+
+def test_costs_within_a_twentieth_are_equal_and_the_idler_backend_is_taken() -> None:
+    """Or the engine that is a hair faster would get everything, and its cache alone would be used."""
+    candidates = engines(0, 300, 0, decoding=(3, 0, 1))
+    assert choose(trained(), warm(), candidates).backend in (1, 2)
+    assert {
+        choose(trained(), warm()._replace(own=Fingerprint(own)), engines(0, 0, 0)).backend for own in range(1, 40)
+    } == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_equal_costs_are_told_apart_by_load_and_then_the_same_way_every_time() -> None:
