@@ -141,9 +141,9 @@ class Recorder:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled, and then what is left. Never raises for the file's sake."""
-        await self._write(())  # the first header: where the file can't be written, it is said at the start
         task_status.started()
         try:
+            await self._write(())  # the first header: where the file can't be written, it is said at the start
             while True:
                 with trio.move_on_after(SWEEP_S):
                     await self._wake.wait()
