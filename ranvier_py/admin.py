@@ -16,7 +16,8 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Decision
 from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.sample import Sample
-from ranvier_py.measures import plain_samples, samples_of
+from ranvier_py.core.shadow import Shadows
+from ranvier_py.measures import plain_samples, samples_of, shadow_samples
 
 
 class Administered(Protocol):
@@ -32,6 +33,8 @@ class Administered(Protocol):
     def learner(self) -> Any: ...
     @property
     def recorder(self) -> Any: ...
+    @property
+    def shadows(self) -> Shadows | None: ...
     @property
     def server(self) -> Any: ...
     @property
@@ -77,6 +80,7 @@ class Admin:
             "speculation": asdict(router.speculation.statistics()),
             "learner": asdict(self._node.learner.statistics()),
             **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
+            **({"shadows": shadow_view(self._node.shadows)} if self._node.shadows is not None else {}),
             "decisions": dict(counters.decisions),
             "outcomes": dict(counters.outcomes),
             "prompt_tokens": counters.prompt_tokens,
@@ -151,9 +155,10 @@ class Admin:
             node.upstream.statistics(),
             node.learner.statistics(),
         )
+        shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder
         recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
-        return [*samples, *recorded, *(node.clustering.samples() if node.clustering is not None else ())]
+        return [*samples, *recorded, *shadowed, *(node.clustering.samples() if node.clustering is not None else ())]
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()
@@ -182,6 +187,22 @@ def backend_view(backend: BackendStatistics) -> dict[str, Any]:
         "probe_ms": None if backend.probe_latency_s is None else round(backend.probe_latency_s * 1000, 2),
         "probe_detail": backend.probe_detail,
     }
+
+
+def shadow_view(shadows: Shadows) -> list[dict[str, Any]]:
+    """What each policy would have done with the requests so far. Less than 0 saved is a loss."""
+    return [
+        {
+            "policy": each.policy,
+            "placed": each.placed,
+            "elsewhere_share": share(each.elsewhere, each.placed),
+            "predicted_share": share(each.predicted_tokens, each.prompt_tokens),
+            "saved_tokens": each.saved_tokens,
+            "saved_s": round(each.saved_s, 3),
+            "saved_ms_per_request": round(1000 * each.saved_s / max(1, each.placed), 2),
+        }
+        for each in shadows.statistics()
+    ]
 
 
 def decision_view(decision: Decision, request_id: bytes, age_s: float) -> dict[str, Any]:

@@ -26,12 +26,16 @@ from ranvier_py.config_values import (
     OptionalPath,
     Place,
     Places,
+    PolicyName,
+    PolicyNames,
+    PolicyOptions,
     Seconds,
     Secret,
     Statuses,
 )
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.gossip_places import ClusterKeys, GossipPlaces, gossip_places, key_of_their_own, of_worker, spelled
+from ranvier_py.core.placement.policies import POLICIES
 
 ENV_PREFIX = "RANVIER_"
 SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key")
@@ -111,8 +115,13 @@ class Config(BaseSettings):
     )
     learn_queue_max: Count = key(1024, "Tokens", "Prompts waiting to be tokenized for learning; more are not learned.")
 
-    policy: Literal["affinity", "round_robin", "random", "least_loaded", "power_of_two"] = key(
-        "affinity", "Routing", "Placement: affinity, round_robin, random, least_loaded or power_of_two."
+    policy: PolicyName = key("affinity", "Routing", f"Placement: {', '.join(POLICIES)}.")
+    policy_option: PolicyOptions = key([], "Routing", 'Options of policies, as ["cache_threshold=0.5"]. There are:')
+    shadow: PolicyNames = key(
+        [],
+        "Routing",
+        "Policies that place the same requests without effect, so that metrics and status can tell what they would "
+        "have saved. Each costs a route table and about one more placement for each request.",
     )
     load_factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = key(
         2.0, "Routing", "affinity leaves the best holder when its load is above this times the median."
@@ -204,6 +213,12 @@ class Config(BaseSettings):
     body_bytes_max: Annotated[int, Field(ge=1024)] = key(64 * 1024 * 1024, "Limits", "Largest request body: 413 above.")
     connections_max: Count = key(10_000, "Limits", "Client connections at once; 503 above.")
     in_flight_max: Count = key(4096, "Limits", "Requests at once; 503 above.")
+    in_flight_bytes_max: Annotated[int, Field(ge=1024)] = key(
+        1024**3,
+        "Limits",
+        "Bodies of all requests at once, each kept until its answer ends; 503 above. At least body_bytes_max. With "
+        "several workers, of each.",
+    )
     drain_timeout_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = key(
         30.0, "Limits", "Time that answers have to finish after SIGTERM."
     )

@@ -14,8 +14,23 @@ from pydantic_settings import NoDecode
 
 from ranvier_py.core.addresses import host_port, is_address
 from ranvier_py.core.backend import normal_url
-from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.gossip_places import OFF, place
+from ranvier_py.core.placement.policies import POLICIES, PlacementOptions
+
+
+def policy_name(text: str) -> str:
+    if text not in POLICIES:
+        raise ValueError(f"must be one of {', '.join(POLICIES)}")
+    return text
+
+
+def policy_options(items: list[str]) -> list[str]:
+    try:
+        PlacementOptions.parse(items)
+    except ConfigError as error:
+        raise ValueError("; ".join(error.problems)) from error
+    return items
 
 
 def address(text: str) -> str:
@@ -104,6 +119,9 @@ LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValida
 Places = Annotated[list[Annotated[str, AfterValidator(place_text)]], NoDecode, BeforeValidator(split_items)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
+PolicyName = Annotated[str, AfterValidator(policy_name)]
+PolicyNames = Annotated[list[PolicyName], NoDecode, BeforeValidator(split_items)]
+PolicyOptions = Annotated[list[str], NoDecode, BeforeValidator(split_items), AfterValidator(policy_options)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]

@@ -6,7 +6,7 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ranvier_py.core.gossip.gossip import GossipStatistics
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
+from ranvier_py.core.shadow import ShadowStatistics
 
 
 def samples_of(
@@ -30,8 +31,25 @@ def samples_of(
     yield from plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept"))
     yield from plain_samples("speculation", router.speculation.statistics(), ("capacity", "flights", "fingerprints"))
     yield from plain_samples("learner", learner, ("queued",))
-    yield from plain_samples("server", server, ("connections", "in_flight"))
+    yield from plain_samples("server", server, ("connections", "in_flight", "in_flight_bytes"))
     yield from plain_samples("upstream", upstream, ("open", "pooled"))
+
+
+def shadow_samples(shadows: Iterable[ShadowStatistics]) -> Iterator[Sample]:
+    """What policies in the shadow would have done. What they would have saved may be less than 0, hence gauges."""
+    for each in shadows:
+        label = {"policy": each.policy}
+        yield Sample("shadow_placed", "counter", "Requests placed in the shadow.", each.placed, label)
+        yield Sample("shadow_elsewhere", "counter", "Of these, at another backend.", each.elsewhere, label)
+        help_text = "Prompt tokens it believed to find."
+        yield Sample("shadow_predicted_tokens", "counter", help_text, each.predicted_tokens, label)
+        help_text = "Prompt tokens that it would have saved."
+        yield Sample("shadow_saved_tokens", "gauge", help_text, each.saved_tokens, label)
+        help_text = "Seconds to first tokens that it would have saved, by learned paces."
+        yield Sample("shadow_saved_seconds", "gauge", help_text, each.saved_s, label)
+        for reason, number in each.reasons.items():
+            labels = {**label, "reason": reason}
+            yield Sample("shadow_decisions", "counter", "Placements in the shadow by reason.", number, labels)
 
 
 def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: Any, net: Any) -> Iterator[Sample]:

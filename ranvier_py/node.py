@@ -38,6 +38,7 @@ from ranvier_py.core.request import PromptReader
 from ranvier_py.core.retries import RetryLimits
 from ranvier_py.core.router import Router
 from ranvier_py.core.routes import RouteTable
+from ranvier_py.core.shadow import Shadows, make_shadow
 from ranvier_py.core.speculation import Speculation
 from ranvier_py.edge import control
 from ranvier_py.edge.allocator import keep_freed_memory
@@ -82,6 +83,9 @@ class Node:
         self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(backend_limits(config))
         self.router = make_router(config, tokenizer, self.scheme, self.registry, rng)
+        self.shadows = shadows_of(config, self.router, rng)
+        if self.shadows is not None:
+            self.router.observers += (self.shadows,)
         self.recorder = recorder_of(config, self.scheme)
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
@@ -151,6 +155,8 @@ class Node:
                 collected_at = time.monotonic()
             epochs = [slot.epoch if slot is not None and not slot.removed else -1 for slot in self.registry.slots]
             self.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+            for shadow in self.shadows.shadows if self.shadows is not None else ():
+                shadow.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
             self.upstream.prune()
 
     async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -275,18 +281,39 @@ def make_router(
         bytes_per_token=tokenizer.chars_per_token,
         digest_seed=secrets.randbits(64),
     )
-    options = PlacementOptions(divert_factor=config.load_factor, divert_floor=config.load_floor)
     return Router(
         reader=reader,
         hasher=hasher,
-        routes=RouteTable(capacity=config.route_capacity, ttl_s=config.route_ttl_s),
+        routes=make_routes(config),
         speculation=Speculation(),
         registry=registry,
-        policy=make_policy(config.policy, options),
+        policy=make_policy(config.policy, placement_options(config)),
         rng=rng,
         texts_match=scheme.texts_match,
         recent_max=config.recent_decisions,
     )
+
+
+def make_routes(config: Config) -> RouteTable:
+    return RouteTable(capacity=config.route_capacity, ttl_s=config.route_ttl_s)
+
+
+def placement_options(config: Config) -> PlacementOptions:
+    """What the operator told policies; what he named counts for more than the two keys of their own."""
+    named = PlacementOptions.parse(config.policy_option).named
+    return PlacementOptions.of({"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
+
+
+def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
+    """The policies that place without effect, where the operator wants any."""
+    if not config.shadow:
+        return None
+    options = placement_options(config)
+    made = [
+        make_shadow(router, make_policy(name, options), make_routes(config), Random(rng.getrandbits(64)))  # noqa: S311
+        for name in dict.fromkeys(config.shadow)
+    ]
+    return Shadows(made, router.registry)
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
@@ -339,6 +366,7 @@ def server_limits(config: Config) -> ServerLimits:
     return ServerLimits(
         connections_max=config.connections_max,
         in_flight_max=config.in_flight_max,
+        in_flight_bytes_max=config.in_flight_bytes_max,
         header_bytes_max=config.header_bytes_max,
         body_bytes_max=config.body_bytes_max,
         idle_s=config.idle_timeout_s,

@@ -10,6 +10,7 @@ from typing import get_origin
 from pydantic.fields import FieldInfo
 
 from ranvier_py.config import Config
+from ranvier_py.core.placement.policies import option_reference
 
 WIDTH_CHARACTERS = 110
 
@@ -37,8 +38,19 @@ def reference() -> str:
             section = here
             lines.append(f"\n\n# --- {section} " + "-" * (WIDTH_CHARACTERS - len(section)))
         lines.append("\n" + "\n".join(f"# {line}" for line in wrapped(text)))
+        if name == "policy_option":
+            lines += policy_lines()
         lines.append(f"{name} = {toml_value(info.get_default(call_default_factory=True))}")
     return "\n".join(lines) + "\n"
+
+
+def policy_lines() -> list[str]:
+    """Every option of every policy, as comments."""
+    return [
+        f"#   {line}"
+        for row in option_reference()
+        for line in wrapped(f"{row.policy}: {row.name}={toml_value(row.default)}: {row.meaning}", WIDTH_CHARACTERS - 4)
+    ]
 
 
 def key_help(name: str, info: FieldInfo) -> tuple[str, str]:

@@ -34,7 +34,9 @@ def status_page(status: NodeStatus) -> str:
     if status.cluster is not None:
         lines += cluster_lines(status.cluster)
         lines += [f"  divergence  {status.divergence}"] if status.divergence else []
-    lines += ["", "Routes and requests", *pairs(status.routes)]
+    shadows = status.routes.get("shadows", ())
+    lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
+    lines += ["", "Routes and requests", *pairs({k: v for k, v in status.routes.items() if k != "shadows"})]
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -341,3 +342,11 @@ def test_several_workers_are_several_nodes_with_ports_of_their_own_and_one_key()
 def test_python_m_is_the_same_command() -> None:
     command = [sys.executable, "-m", "ranvier_py", "version"]
     assert subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout == f"{__version__}\n"
+
+
+def test_status_shows_what_policies_in_the_shadow_would_have_saved() -> None:
+    shadows = [{"policy": "ttft", "placed": 10, "saved_s": 1.5}, {"policy": "random", "placed": 10, "saved_s": -3.0}]
+    page = status_page(NodeStatus("n", True, "", [], {"rows": 3, "shadows": shadows}))
+    assert "Shadows: what other policies would have done" in page
+    assert re.search(r"random\s+10\s+-3", page)
+    assert "rows  3" in page

@@ -129,7 +129,7 @@ def test_all_problems_are_told_at_once_each_with_its_key_and_origin(
         ({"listen": "8080"}, "listen: must be HOST:PORT, like 127.0.0.1:8080 or [::1]:8080 (from --listen)"),
         ({"listen": "a:99999"}, "listen: the port must be 0 to 65535 (from --listen)"),
         ({"listen": "::1:80"}, "listen: must be HOST:PORT"),
-        ({"policy": "best"}, "policy: must be 'affinity'"),
+        ({"policy": "best"}, "policy: must be one of affinity,"),
         ({"load_factor": "nan"}, "load_factor: must be a finite number"),
         ({"stall_timeout_s": "-1"}, "stall_timeout_s: must be greater than 0"),
         ({"retry_statuses": ["200"]}, "retry_statuses[0]: must be greater than or equal to 400"),
@@ -390,3 +390,20 @@ def test_what_is_no_backend_url_is_refused(text: str) -> None:
     assert problems({"backend": [text]}) == [
         "backend[0].url: must be a URL like http://10.0.0.1:8000, without path, query or credentials (from --backend)"
     ]
+
+
+def test_policies_and_their_options_are_checked_by_name() -> None:
+    config, _ = load({"policy": "cache_aware", "policy_option": ["cache_threshold=0.5"], "shadow": "ttft,chwbl"})
+    assert (config.policy, config.shadow) == ("cache_aware", ["ttft", "chwbl"])
+    with pytest.raises(ConfigError) as caught:
+        load({"policy": "best", "policy_option": ["cache_threshold"], "shadow": ["ttft", "worse"]})
+    problems = "\n".join(caught.value.problems)
+    assert "policy: must be one of affinity, ttft, " in problems
+    assert "policy_option: expected NAME=VALUE, not 'cache_threshold'" in problems
+    assert "shadow[1]: must be one of " in problems
+    with pytest.raises(ConfigError, match="cache_treshold: no policy has this option"):
+        load({"policy_option": ["cache_treshold=0.5"]})
+
+
+def test_the_options_of_every_policy_stand_in_the_reference() -> None:
+    assert "chwbl: virtual_nodes=150" in reference()

@@ -314,3 +314,22 @@ async def test_the_body_reaches_the_engine_as_it_came_and_the_key_is_passed_on()
             assert b"Bearer client-key" in request
             assert b"x-trace: 7" in request.lower()
         nursery.cancel_scope.cancel()
+
+
+async def test_policies_in_the_shadow_are_told_of_in_status_and_metrics_and_route_nothing() -> None:
+    async with lab(3, shadow=["round_robin", "ttft"]) as one:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+        served = set()
+        for number in range(6):
+            messages.append({"role": "user", "content": f"Question {number}: where is the atlas?"})
+            answer = await one.chat(messages)
+            messages.append(dict(answer.json()["choices"][0]["message"]))
+            served.add(answer.headers["x-ranvier-backend"])
+        assert len(served) == 1, "affinity alone routes"
+        shadows = {each["policy"]: each for each in (await one.statistics())["shadows"]}
+        assert shadows["round_robin"]["placed"] == shadows["ttft"]["placed"] == 6
+        assert shadows["round_robin"]["elsewhere_share"] > 0.5
+        assert shadows["round_robin"]["saved_tokens"] < 0
+        metrics = (await one.http.get(f"{one.control}/metrics")).text
+        assert 'ranvier_shadow_placed_total{policy="ttft"} 6.0' in metrics
+        assert 'ranvier_shadow_saved_seconds{policy="round_robin"}' in metrics

@@ -121,14 +121,8 @@ def policies_of(text: str | None) -> tuple[str, ...]:
 
 
 def policy_options(given: Sequence[str]) -> PlacementOptions:
-    named = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise AskedError(f"--policy-option: expected NAME=VALUE, not {text!r}")
-        named[name] = value
     try:
-        return PlacementOptions.of(named)
+        return PlacementOptions.parse(given)
     except ConfigError as error:
         raise AskedError(f"--policy-option: {'; '.join(error.problems)}") from error
 

@@ -23,7 +23,7 @@ Cost of one choice among 64 backends, in microseconds of processor time (best of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,6 +109,17 @@ class PlacementOptions:
                 problems += error.problems
         if problems:
             raise ConfigError(list(dict.fromkeys(problems)))  # a name that two policies share is wrong once
+
+    @classmethod
+    def parse(cls, items: Iterable[str]) -> PlacementOptions:
+        """The same from NAME=VALUE texts, the last of each name counting. Raises ConfigError."""
+        named = {}
+        for item in items:
+            name, equals, value = item.partition("=")
+            if not (name and equals):
+                raise ConfigError([f"expected NAME=VALUE, not {item!r}"])
+            named[name] = value
+        return cls.of(named)
 
     @classmethod
     def of(cls, named: Mapping[str, OptionValue]) -> PlacementOptions:
