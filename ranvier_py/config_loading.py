@@ -168,6 +168,8 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("control", "workers"), "the last worker's control port is above 65535"
     if port and host_port(config.listen) == (host, port):
         yield ("control", "listen"), "listen and control are the same address"
+    if config.in_flight_bytes_max < config.body_bytes_max:
+        yield ("in_flight_bytes_max", "body_bytes_max"), "is below body_bytes_max: the largest bodies would never pass"
     if config.total_retries_max < config.worker_retries_max:
         yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
     for name in ("cluster_secret", "gossip_admin_key"):

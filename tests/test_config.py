@@ -144,6 +144,7 @@ def test_all_problems_are_told_at_once_each_with_its_key_and_origin(
         ({"tls_key_file": "k.pem"}, "tls_certificate_file: set tls_certificate_file and tls_key_file together"),
         ({"workers": "2", "listen": "127.0.0.1:0"}, "listen: several workers can't share port 0 (from --listen)"),
         ({"workers": "2", "control": "127.0.0.1:65535"}, "control: the last worker's control port is above 65535"),
+        ({"body_bytes_max": "2000000000"}, "in_flight_bytes_max: is below body_bytes_max"),
         ({"listen": "127.0.0.1:5", "control": "127.0.0.1:5"}, "control: listen and control are the same address"),
     ],
 )

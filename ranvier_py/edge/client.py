@@ -42,11 +42,13 @@ class Client:
         api: whose error shape it expects: "openai" or "anthropic".
         last_head: of the request before this one; the next is mostly the same.
         request_id: of the current request, as soon as a handler has named it; our own answers carry it.
+        body_bytes: of the current request's body, as far as it is here.
     """
 
     __slots__ = (
         "_alarm",
         "api",
+        "body_bytes",
         "bytes_sent",
         "deadline",
         "fd",
@@ -86,6 +88,7 @@ class Client:
         self.missed: Phase | None = None
         self.verdict: RanvierError | None = None
         self.bytes_sent = 0
+        self.body_bytes = 0
 
     def arm(self, phase: Phase, seconds: float) -> None:
         """From now on wait for `phase`, at most so long."""

@@ -10,7 +10,7 @@ class Counters:
     """What happened since the start."""
 
     accepted: int = 0
-    refused: dict[str, int] = field(default_factory=dict)  # by reason: connections, in_flight, accept
+    refused: dict[str, int] = field(default_factory=dict)  # by reason: connections, in_flight, in_flight_bytes, accept
     requests: int = 0  # handed to the handler
     request_bytes: int = 0  # of bodies
     response_bytes: int = 0
@@ -26,6 +26,7 @@ class ServerStatistics:
 
     connections: int
     in_flight: int
+    in_flight_bytes: int
     accepted: int
     refused: dict[str, int]
     requests: int

@@ -10,6 +10,7 @@ Cost: a parser object and a call per field, about 8 µs for a client library's h
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import httptools
@@ -28,6 +29,9 @@ from ranvier_py.edge.client import Client
 
 HEADER, BODY = Phase.HEADER, Phase.BODY
 
+Keep = Callable[[Client, int], object]
+"""Counts bytes of a client's body that are in memory from now on. Raises NodeBusy when there is no room for them."""
+
 READ_BYTES_MAX = 262_144
 """One read of a body that goes on: a quarter of a megabyte keeps a 200 kB chat at two or three reads."""
 
@@ -38,6 +42,7 @@ class ServerLimits:
 
     connections_max: int = 4096  # of about 20 kB each
     in_flight_max: int = 1024
+    in_flight_bytes_max: int = 2**30  # of bodies: 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
     header_bytes_max: int = (
         65_536  # Envoy's max_request_headers_kb is 60; long bearer tokens and traces need more than 8 kB
     )
@@ -202,23 +207,32 @@ async def read_head(client: Client, limits: ServerLimits, head: RequestHead, dat
         data += more
 
 
-async def read_body(client: Client, limits: ServerLimits, head: RequestHead, data: bytes) -> tuple[bytes, bytes]:
-    """A body of which only `data` is here yet. Returns all of it and the bytes after it. Raises RequestError."""
+async def read_body(
+    client: Client, limits: ServerLimits, head: RequestHead, data: bytes, keep: Keep
+) -> tuple[bytes, bytes]:
+    """A body of which only `data` is here yet. Returns all of it and the bytes after it.
+
+    `keep` is told of each piece before it is kept. Raises RequestError, and what `keep` raises.
+    """
+    keep(client, len(data))
     if head.waits and not data:
         await client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
     until = time.monotonic() + limits.body_s
     if head.length < 0:
-        return await _read_chunks(client, limits, data, until)
+        return await _read_chunks(client, limits, data, until, keep)
     parts, missing = [data], head.length - len(data)
     while missing:
         more = await _receive(client, min(missing, READ_BYTES_MAX), until)
+        keep(client, len(more))
         until += len(more) / limits.body_bytes_per_s_min
         missing -= len(more)
         parts.append(more)
     return b"".join(parts), b""
 
 
-async def _read_chunks(client: Client, limits: ServerLimits, data: bytes, until: float) -> tuple[bytes, bytes]:
+async def _read_chunks(
+    client: Client, limits: ServerLimits, data: bytes, until: float, keep: Keep
+) -> tuple[bytes, bytes]:
     reader = ChunkedReader(keep=True)
     assert reader.payload is not None
     while True:
@@ -231,6 +245,7 @@ async def _read_chunks(client: Client, limits: ServerLimits, data: bytes, until:
         if reader.done:
             return b"".join(reader.payload), data[used:]
         data = await _receive(client, READ_BYTES_MAX, until)
+        keep(client, len(data))
         until += len(data) / limits.body_bytes_per_s_min
 
 

@@ -6,7 +6,8 @@ ends; an answer that cannot be finished ends in RST, never in something that loo
 
 A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
 cuts the connection afterwards; or is cancelled by a missed deadline or a client that left: see `Client.verdict`.
-Invariant: `in_flight` counts requests from their complete head to the end of their answer, and never exceeds its limit.
+Invariant: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` what
+is here of their bodies; neither exceeds its limit. A connection that waits for its next request keeps no body.
 Cost: a request that arrives in one piece takes one wait, one read, one parse and one slice.
 """
 
@@ -72,7 +73,7 @@ class DataServer:
         self._counters = Counters()
         self._clients: dict[int, Client] = {}
         self._refusing = 0
-        self._in_flight = 0
+        self._in_flight = self._in_flight_bytes = 0
         self._draining = False
         self._listeners: list[socket.socket] = []
         self._accepting = trio.CancelScope()
@@ -84,6 +85,7 @@ class DataServer:
         return ServerStatistics(
             connections=len(self._clients),
             in_flight=self._in_flight,
+            in_flight_bytes=self._in_flight_bytes,
             accepted=counters.accepted,
             refused=dict(counters.refused),
             requests=counters.requests,
@@ -282,23 +284,50 @@ class DataServer:
         client.head_only = request.method == b"HEAD"
         rest = end + head.length
         whole = end <= rest <= len(data)
-        if self._in_flight >= self._limits.in_flight_max:
-            _count(self._counters.refused, "in_flight")
+        try:
+            self._admit_request(head.length)
+        except NodeBusy as busy:
             if not whole:
-                raise NodeBusy("too many requests at once")
-            await self._answer_error(client, NodeBusy("too many requests at once"))
+                raise
+            await self._answer_error(client, busy)
             return data[rest:]
         self._in_flight += 1
         try:
             if whole:
+                self._keep(client, head.length)
                 request.body = data[end:rest]
                 data = data[rest:]
             else:
-                request.body, data = await read_body(client, self._limits, head, data[end:])
+                request.body, data = await read_body(client, self._limits, head, data[end:], self._keep)
             await self._handle(client, request)
         finally:
+            request.body = b""  # `client.last_head` keeps the request
+            self._in_flight_bytes -= client.body_bytes
+            client.body_bytes = 0
             self._in_flight -= 1
         return data
+
+    def _admit_request(self, length: int) -> None:
+        """Raises NodeBusy when there are too many, or no room for a body that is known to be so long.
+
+        Room is not reserved: else a few clients could hold all of it by announcing what they never send.
+        """
+        if self._in_flight >= self._limits.in_flight_max:
+            _count(self._counters.refused, "in_flight")
+            raise NodeBusy("too many requests at once")
+        if length > 0:
+            self._check_room(length)
+
+    def _keep(self, client: Client, count: int) -> None:
+        """So many more bytes of this client's body are in memory. Raises NodeBusy."""
+        self._check_room(count)
+        self._in_flight_bytes += count
+        client.body_bytes += count
+
+    def _check_room(self, count: int) -> None:
+        if self._in_flight_bytes + count > self._limits.in_flight_bytes_max:
+            _count(self._counters.refused, "in_flight_bytes")
+            raise NodeBusy("too many bytes of requests at once")
 
     async def _handle(self, client: Client, request: HttpRequest) -> None:
         counters = self._counters
