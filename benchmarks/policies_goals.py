@@ -42,7 +42,7 @@ class Row(NamedTuple):
     max_over_mean: float
     failed: int
     regret_s: float | None
-    wall_s: float
+    processor_s: float
 
 
 class Name(NamedTuple):

@@ -145,11 +145,12 @@ LLMD_RATES = (3, 10, 15, 20, 22, 25, 30, 35, 40, 46, 52, 60)
 
 
 def grouped_users(
-    seed: int, *, groups: int = 150, users: int = 5, stage_s: float = 7.0, slower: float = 1.0, answer: int = 1000
+    seed: int, *, groups: int = 150, users: int = 5, stage_s: float = 4.5, slower: float = 2.5, answer: int = 1000
 ) -> Trace:
     """llm-d's: 150 groups of 5 users, who each send 6,000 tokens of the group and 1,200 of their own again and again.
 
-    Who asks is drawn; arrivals are Poisson in stages of LLMD_RATES / `slower` requests/s, `stage_s` x `slower` long.
+    Who asks is drawn; arrivals are Poisson in stages of LLMD_RATES / `slower` requests/s, `stage_s` x `slower` long:
+    1,600 requests, where llm-d sends some thousands.
     """
     rng, writer = Random(f"{seed}/users"), Writer()
     prompts = []
@@ -165,7 +166,7 @@ def grouped_users(
 
 
 def chat_threads(
-    seed: int, *, threads: int = 400, within_s: float = 60.0, think_s: float = 10.0, turns_mean: float = 5.0
+    seed: int, *, threads: int = 300, within_s: float = 60.0, think_s: float = 10.0, turns_mean: float = 5.0
 ) -> Trace:
     """KubeAI's: threads as in ShareGPT, no system prompt, each turn with the whole history.
 

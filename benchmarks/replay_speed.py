@@ -1,0 +1,138 @@
+"""How fast a replay is, and how much memory it takes: the whole of mooncake_conversation through 8 engines.
+
+`python -m benchmarks.replay_speed [--policy ttft] [--quick] [--profile ttft]`
+
+12,031 requests of 12,035 prompt tokens on average, in blocks of 512; engines and caches as `ranvier replay` has them by
+default, at the trace's own rate, one node. Each policy runs with and without regret, each in a process of its own that
+reads the trace too, since that is what a user waits for and what memory is measured of. `--profile` says where the
+time of one policy goes instead.
+Goal: under 15 s for a policy. Wall times depend on the machine and on who else uses it: compare them within one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.common import ROOT, write_result
+from benchmarks.hit_rate_traces import data_folder
+from benchmarks.policies_workloads import MOONCAKE
+from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.replay.engine.values import EngineLimits
+from ranvier_py.replay.jobs import Done, Ready, Task, execute, make_ready
+from ranvier_py.replay.oracle_placer import ORACLES
+from ranvier_py.replay.run import Plan
+from ranvier_py.replay.traces.opening import open_trace
+from ranvier_py.replay.traces.options import TraceOptions
+
+MEASURED = ("ttft", "affinity", "cache_aware_smg", "kv_score", "round_robin", "oracle_greedy", "oracle_ttft")
+GOAL_S = 15.0
+ENGINES = 8
+QUICK_REQUESTS = 1000
+MIB = 1024.0  # ru_maxrss is in KiB
+PROFILE_LINES = 40
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_speed", description=__doc__)
+    parser.add_argument("--policy", action="append", choices=[*POLICIES, *ORACLES], default=[])
+    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_REQUESTS} requests, nothing is written")
+    parser.add_argument("--profile", choices=[*POLICIES, *ORACLES], help="say where the time of this policy goes")
+    parser.add_argument("--one", choices=[*POLICIES, *ORACLES], help=argparse.SUPPRESS)
+    parser.add_argument("--no-regret", action="store_true", help="for --profile")
+    return parser.parse_args(argv)
+
+
+def read(limit: int) -> Ready:
+    return make_ready(open_trace(data_folder() / "traces" / MOONCAKE, TraceOptions(limit=limit)))
+
+
+def run(ready: Ready, policy: str, *, regret: bool) -> Done:
+    limits = replace(EngineLimits(), block_size=ready.summary.block_tokens)
+    plan = Plan(policy=policy, nodes=0 if policy in ORACLES else 1, engines=(limits,) * ENGINES, regret=regret)
+    return execute(Task(ready, plan), time.perf_counter)
+
+
+def measure(policy: str, limit: int, *, regret: bool) -> dict[str, Any]:
+    """In this process, which has done nothing else."""
+    began = time.perf_counter()
+    ready = read(limit)
+    read_s = time.perf_counter() - began
+    read_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB
+    began, cpu = time.perf_counter(), time.process_time()
+    result = run(ready, policy, regret=regret).result
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    return {
+        "policy": policy,
+        "regret": regret,
+        "requests": result.requests,
+        "read_s": round(read_s, 2),
+        "wall_s": round(wall_s, 2),
+        "cpu_s": round(cpu_s, 2),
+        "requests_per_s": round(result.requests / wall_s),
+        "read_mib": round(read_mib),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB),
+        "reached": wall_s < GOAL_S,
+    }
+
+
+def measure_apart(policy: str, *, quick: bool, regret: bool) -> dict[str, Any]:
+    """The same in a process of its own."""
+    flags = ["--one", policy, *(["--quick"] * quick), *(["--no-regret"] * (not regret))]
+    done = subprocess.run(
+        (sys.executable, "-m", "benchmarks.replay_speed", *flags), cwd=ROOT, check=True, stdout=subprocess.PIPE
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def profile(policy: str, limit: int, *, regret: bool) -> None:
+    ready = read(limit)
+    profiler = cProfile.Profile()
+    profiler.runcall(run, ready, policy, regret=regret)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(PROFILE_LINES)
+
+
+def show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 also where the trace is absent: that is said."""
+    arguments = parse(argv)
+    limit = QUICK_REQUESTS if arguments.quick else 0
+    if not (data_folder() / "traces" / MOONCAKE).is_file():
+        show(f"skipped: {MOONCAKE} is not there (SHARED_DATA says where to look)")
+        return 0
+    if arguments.profile:
+        profile(arguments.profile, limit, regret=not arguments.no_regret)
+        return 0
+    if arguments.one:
+        print(json.dumps(measure(arguments.one, limit, regret=not arguments.no_regret)))
+        return 0
+    found = []
+    for policy in arguments.policy or MEASURED:
+        for regret in (False, True):
+            each = measure_apart(policy, quick=arguments.quick, regret=regret)
+            show(
+                f"{policy:<16} {'with' if regret else 'without':<7} regret  {each['requests_per_s']:>6,} requests/s"
+                f"  {each['wall_s']:5.1f} s ({each['cpu_s']:.1f} s of processor)  peak {each['peak_mib']} MiB"
+                f" ({each['read_mib']} of them the trace, read in {each['read_s']:.1f} s)"
+            )
+            found.append(each)
+    if not arguments.quick and not arguments.policy:
+        write_result("replay_speed", {"goal_s": GOAL_S, "engines": ENGINES, "runs": found})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
