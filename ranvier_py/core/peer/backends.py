@@ -50,6 +50,7 @@ class SharedBackends:
         self._seen: dict[int, Seen] = {}  # by key
         self._keys: dict[BackendId, int] = {}
         self._version = (-1, -1)
+        self._passed_over: dict[int, None] = {}  # of whom claims were not taken, their count not being known
 
     def key_of(self, backend: BackendId) -> int | None:
         """None for a backend that was not there at the last look."""
@@ -74,15 +75,29 @@ class SharedBackends:
     def holder(self, key: int, boot: int, now: float) -> tuple[int, int] | None:
         """(local id, epoch) of a backend's boot, of which the low bits are enough. None: unknown, or an earlier one.
 
-        A later boot than ours is started here first.
+        A later boot than ours is started here first. A restart that the registry saw since the last look counts now: by
+        the number of the process before it, what that one held would pass for the new one's. For the same reason
+        nothing is taken before a peer has told its counts, with the start times that belong to them.
         """
-        backend = self.find(key)
-        if backend is None:
+        seen = self._seen.get(key)
+        if seen is None or seen.backend.removed:
             return None
+        if not self.facts.is_counted(key):
+            self._passed_over[key] = None
+            return None
+        backend = seen.backend
+        self._settle(key, seen, now)
         if self.facts.boot_of(key, boot % (1 << BOOT_BITS), now) != self.facts.boot(key):
             return None
         self.follow(now)
         return backend.id, backend.epoch
+
+    def regained(self) -> bool:
+        """Whether the count of a backend has come whose claims were not taken for want of it. Says so once."""
+        known = [key for key in self._passed_over if self.facts.is_counted(key)]
+        for key in known:
+            del self._passed_over[key]
+        return bool(known)
 
     # --- down -------------------------------------------------------------------------------------------------------
 
@@ -97,18 +112,23 @@ class SharedBackends:
             backend = seen.backend
             if backend.inflight:
                 loads[key] = backend.inflight
-            started_at, told = backend.started_at or 0.0, self.facts.started_at(key)
-            if backend.epoch == seen.epoch and started_at and told and not same_process(started_at, told):
-                self._log(self.registry.restart(backend, "peers knew another process", now))
-            if backend.epoch != seen.epoch:
-                seen.epoch = backend.epoch
-                self.facts.restarted(key, started_at, now)
+            self._settle(key, seen, now)
             if backend.draining is not seen.draining:
                 seen.draining = backend.draining
                 self.facts.drain(key, backend.draining)
-            self.facts.observe(key, verdict_of(backend), started_at)
+            self.facts.observe(key, verdict_of(backend), backend.started_at or 0.0)
         self.facts.carry(loads)
         return bool(loads)
+
+    def _settle(self, key: int, seen: Seen, now: float) -> None:
+        """See that the registry's epoch and the facts' boot are of one process."""
+        backend = seen.backend
+        started_at, told = backend.started_at or 0.0, self.facts.started_at(key)
+        if backend.epoch == seen.epoch and started_at and told and not same_process(started_at, told):
+            self._log(self.registry.restart(backend, "peers knew another process", now))
+        if backend.epoch != seen.epoch:
+            seen.epoch = backend.epoch
+            self.facts.restarted(key, started_at, now)
 
     def _rename(self) -> None:
         """Backends came or went. A newcomer starts as what peers already said of it."""
@@ -140,13 +160,21 @@ class SharedBackends:
                 if seen is None or seen.backend.removed:
                     continue
                 if isinstance(each, Boot):
-                    self._log(registry.restart_told(seen.backend, each.started_at, now))
-                    seen.epoch = seen.backend.epoch
+                    self._start_boot(seen, each, now)
                 elif isinstance(each, Drain):
                     seen.draining = each.draining
                     registry.drain(seen.backend.url, each.draining)
                 else:
                     self._doubt(seen.backend, each.observers, now)
+
+    def _start_boot(self, seen: Seen, boot: Boot, now: float) -> None:
+        """The claims so far are of an earlier boot: unless the registry has begun the new one already, it begins."""
+        backend = seen.backend
+        transitions = self.registry.restart_told(backend, boot.started_at, now)
+        if not transitions and backend.epoch == seen.epoch:
+            transitions = self.registry.restart(backend, "peers count another process", now)
+        self._log(transitions)
+        seen.epoch = backend.epoch
 
     def _doubt(self, backend: Backend, observers: int, now: float) -> None:
         if backend.health is not Health.UNHEALTHY:

@@ -288,13 +288,28 @@ class RouteTable:
         if not fresh:
             return
         if known and fresh[-1] is stops[-1]:
-            parent = self._rows.name(self._rows.parent[known])
+            parent = self._note_above(known, fresh, backend, claim)
         if len(self.news) >= NEWS_MAX:
             self.news.popleft()
             self.news_dropped += 1
         self.news.append(News(backend, claim.epoch, fresh, parent, now))
         if len(self.news) == 1:
             self._news_came()
+
+    def _note_above(self, known: int, fresh: list[Stop], backend: BackendId, claim: Claim) -> int:
+        """Add the rows above a known one that lack the claim, too. Returns the name of the row above them.
+
+        They were told with a claim of an earlier process, if at all: a peer that knew better has not taken them.
+        """
+        rows = self._rows
+        row = rows.parent[known]
+        while row > 0:
+            stop = (rows.tokens[row], rows.token[row], rows.text[row])
+            if not self._is_news(stop, backend, claim):
+                break
+            fresh.append(stop)
+            row = rows.parent[row]
+        return rows.name(row)
 
     def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
         _, token, text = stop

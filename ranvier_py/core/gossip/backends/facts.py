@@ -55,9 +55,8 @@ class FactSettings:
     load_repeat_s: float = 1.0  # unchanged loads are told again: three chances before they expire
     load_life_s: float = 3.0
     repair_interval_s: float = 10.0  # everything known, to one random peer
-    everyone_max: int = 16  # up to so many peers are all told; more hear it through others
+    everyone_max: int = 16  # so many peers are told what is new; more hear it through others
     listeners_max: int = 32  # load goes to so many peers at most, other ones each time
-    fan_out: int = 3
     datagrams: bool = True
 
 
@@ -94,6 +93,7 @@ class Known:
     boot: int = 1
     started_at: float = 0.0
     told_at: float = float("-inf")  # when a peer told of this boot
+    counted: bool = False  # a peer told its count: before, ours begins at 1 whatever the cluster has seen
     verdict: Verdict = Verdict.UNKNOWN  # our own
     draining: bool = False
     drain_clock: int = 0
@@ -135,6 +135,7 @@ class BackendFacts:
         self._totals: dict[int, int] = {}
         self._peers: Sequence[Peer] = ()
         self._listeners: Sequence[Peer] = ()  # of loads
+        self._answered: dict[int, None] = {}  # live peers that told us something, and were told all
         self._seq = 0
         self._changed: dict[int, None] = {}
         self._loads: Mapping[int, int] = {}
@@ -197,6 +198,11 @@ class BackendFacts:
         known = self._known.get(backend)
         return known.started_at if known else 0.0
 
+    def is_counted(self, backend: int) -> bool:
+        """Whether any peer told its count since we started: before, one number may stand for two processes."""
+        known = self._known.get(backend)
+        return known is not None and known.counted
+
     def boot_of(self, backend: int, low_bits: int, now: float) -> int:
         """The boot of which a lesson carries the low bits: one later than ours is adopted, an earlier one is less."""
         boot = self.boot(backend)
@@ -239,9 +245,12 @@ class BackendFacts:
         there = {peer.session for peer in self._listeners}
         for session in [session for session in self._observed if session not in there]:
             self.forget(session)
+        now_there = {peer.session for peer in live}
+        self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
-        if self._known and newcomers and len(newcomers) <= self._settings.everyone_max:
-            self._tell(newcomers, list(self._known))
+        if self._known and newcomers:
+            told = self._some(newcomers, self._settings.everyone_max)  # each hears it of as many others
+            self._tell(told, list(self._known))
         self._loads_moved |= bool(self._loads and newcomers)
 
     def forget(self, session: int) -> None:
@@ -254,7 +263,7 @@ class BackendFacts:
     def tick(self, now: float) -> None:
         settings = self._settings
         if self._changed:
-            listeners = self._some(self._peers, settings.everyone_max, settings.fan_out)
+            listeners = self._some(self._peers, settings.everyone_max)
             self._tell(listeners, list(self._changed))
             self._changed.clear()
         wait_s = settings.load_interval_s if self._loads_moved else settings.load_repeat_s
@@ -275,6 +284,13 @@ class BackendFacts:
         elif isinstance(message, Facts) and message.observer == peer.session:
             for fact in message.facts:
                 self._hear_fact(peer, fact, now)
+            self._answer(peer)
+
+    def _answer(self, peer: Peer) -> None:
+        """Whoever tells something for the first time is told: what we said when we met it may have come too early."""
+        if peer.session not in self._answered and len(self._peers) <= self._settings.everyone_max:
+            self._answered[peer.session] = None
+            self._tell([peer], list(self._known))
 
     def _hear_fact(self, peer: Peer, fact: Fact, now: float) -> None:
         self.counters.facts_heard += 1
@@ -288,6 +304,7 @@ class BackendFacts:
             self.news.append(Boot(fact.backend, fact.boot, fact.started_at))
         else:
             self._merge_boot(fact, known, now)
+        known.counted = True
         if fact.drain_clock > known.drain_clock or (
             fact.drain_clock == known.drain_clock and fact.draining > known.draining
         ):
@@ -314,6 +331,8 @@ class BackendFacts:
         elif both_told and not same:
             if fact.started_at > known.started_at:
                 self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), fact.started_at, now)
+            elif fact.boot == known.boot and known.counted:  # what was heard by that number may be of either
+                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), known.started_at, now)
             elif fact.boot == known.boot:
                 known.boot = min(known.boot + 1, BOOT_MAX)
                 self._changed[fact.backend] = None
@@ -365,10 +384,8 @@ class BackendFacts:
 
     # --- what we say ------------------------------------------------------------------------------------------------
 
-    def _some(self, peers: Sequence[Peer], everyone_max: int, otherwise: int) -> Sequence[Peer]:
-        if len(peers) <= everyone_max:
-            return peers
-        return self._rng.sample(peers, min(otherwise, len(peers)))
+    def _some(self, peers: Sequence[Peer], most: int) -> Sequence[Peer]:
+        return peers if len(peers) <= most else self._rng.sample(peers, most)
 
     def _tell(self, listeners: Sequence[Peer], backends: Sequence[int]) -> None:
         for message in self._facts(backends):
@@ -389,7 +406,7 @@ class BackendFacts:
         small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
         plane = Plane.DATAGRAM if small else Plane.BULK
         most = self._settings.listeners_max
-        for peer in self._some(self._listeners, most, most):
+        for peer in self._some(self._listeners, most):
             self._outbox.append(Letter(peer.address, peer.session, plane, message))
 
 
