@@ -155,10 +155,14 @@ class Reset(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Bucket fingerprints of the sender's table: 8 bytes for each bucket, little-endian. `reply` asks for rows back."""
+    """Bucket fingerprints of the sender's table: 8 bytes for each bucket, little-endian. `reply` asks for the other's.
+
+    `request` is chosen by the asker and comes back with the answer.
+    """
 
     sums: bytes
     reply: bool
+    request: int  # u32
 
 
 class RowsWanted(NamedTuple):

@@ -27,7 +27,7 @@ from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Plane, 
 from ranvier_py.core.gossip_places import spelled
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
-from ranvier_py.core.peer.routes import SharedRoutes
+from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
 from ranvier_py.core.router import Router
 
 FLUSH_INTERVAL_S = 0.02
@@ -80,7 +80,8 @@ class RouterPeer:
         )
         self.woken: Callable[[], object] = lambda: None  # `wake_at` came nearer in between; the shell sets it
         self._flush_interval_s = settings.flush_interval_s
-        self._flushed_at = self._flush_at = now
+        self._now = self._flushed_at = self._flush_at = now
+        self.routes.asked = self._tell_everything
         router.routes.collect_news(self._hurry)
         router.registry.busied = self._hurry
 
@@ -91,8 +92,11 @@ class RouterPeer:
         return min(self._flush_at, self.gossip.wake_at)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
+        self._now = now
         self.gossip.receive(data, source, plane, now)
         self.backends.follow(now)
+        if self.backends.regained():
+            self.gossip.routes.compare_soon(now)
 
     def contact(self, addresses: Sequence[Address], now: float) -> None:
         self.gossip.contact(addresses, now)
@@ -101,6 +105,7 @@ class RouterPeer:
         self.gossip.unreachable(address, plane, now)
 
     def tick(self, now: float) -> None:
+        self._now = now
         if now >= self._flush_at:
             self.flush(now)
         self.gossip.tick(now)
@@ -112,8 +117,17 @@ class RouterPeer:
         self._flushed_at = now
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
         if self.synced:  # before, our count of boots may be behind the peers', who would not believe a lesson
-            for lesson, at in self.routes.lessons(now):
-                self.gossip.announce(lesson, at)
+            self._announce(now, HOLD_S)
+
+    def _announce(self, now: float, hold_s: float) -> None:
+        for lesson, at in self.routes.lessons(now, hold_s):
+            self.gossip.announce(lesson, at)
+
+    def _tell_everything(self) -> None:
+        """What waits for company, too."""
+        self.flush(self._now)
+        if self.synced:
+            self._announce(self._now, hold_s=0.0)
 
     def _hurry(self) -> None:
         """There is something to tell: do not wait until the next look of an idle node."""
@@ -129,7 +143,8 @@ class RouterPeer:
         return self.gossip.changes()
 
     def leave(self, now: float) -> None:
-        self.flush(now)
+        self._now = now
+        self._tell_everything()
         self.gossip.leave(now)
 
     def state(self) -> bytes:

@@ -2,13 +2,14 @@
 
 Rules: what this node served is told with the boot of the process that served it; served by a process that is gone, it
 is not told. What is heard is learned for backends of this node alone, at the age it came with, for the boot it names:
-an earlier boot is dropped, a later one makes the registry start that boot first.
+an earlier boot is dropped, a later one makes the registry start that boot first. Before the table itself is shown to a
+peer, everything in it is told: what only one peer has and no log holds is lost to the others when we die.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ranvier_py.core.gossip.backends.facts import BOOT_BITS
@@ -50,20 +51,21 @@ class SharedRoutes:
         self._orphans = Orphans(routes)
         self._held: deque[News] = deque()
         self._complete: dict[int, tuple[BackendId, float]] = {}
+        self.asked: Callable[[], object] = lambda: None  # a peer is about to get what is in the table; set by the owner
 
     # --- down -------------------------------------------------------------------------------------------------------
 
-    def lessons(self, now: float) -> Iterator[tuple[bytes, float]]:
+    def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
         news, held = self.routes.news, self._held
         while news:
             each = news.popleft()
-            if each.parent and not any(token for _, token, _ in each.stops) and len(held) < HELD_MAX:
+            if hold_s and each.parent and not any(token for _, token, _ in each.stops) and len(held) < HELD_MAX:
                 held.append(each)
             else:
                 self._note_complete(each)
                 yield from self._told(each)
-        while held and (held[0].at + HOLD_S <= now or self._is_contained(held[0])):
+        while held and (held[0].at + hold_s <= now or self._is_contained(held[0])):
             each = held.popleft()
             if self._is_contained(each):
                 self.counters.spared += 1
@@ -126,8 +128,10 @@ class SharedRoutes:
 
     def sums(self, now: float) -> Iterator[bytes | None]:
         """See RouteMemory."""
+        self.asked()
         return self._copy.sums(now)
 
     def rows(self, buckets: bytes) -> RowsWalk:
         """See RouteMemory."""
+        self.asked()
         return self._copy.rows(buckets)

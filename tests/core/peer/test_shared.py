@@ -3,7 +3,7 @@
 from random import Random
 
 from ranvier_py.core.backends import Backend, BackendLimits, Health, ProbeResult, Registry
-from ranvier_py.core.gossip.backends.facts import BackendFacts, FactSettings
+from ranvier_py.core.gossip.backends.facts import BackendFacts, FactSettings, fact_of
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
 from ranvier_py.core.gossip.routes.lessons import Lesson, encode
 from ranvier_py.core.gossip.values import Letter, Peer
@@ -47,6 +47,13 @@ class Node:
         engine = self.engine(url)
         self.table.learn(stops, engine.id, engine.epoch, Trust.LOCAL, now)
 
+    def meet(self, other: "Node", now: float = 0.0) -> None:
+        """Each tells the other what it knows of its backends, as peers do at once."""
+        for one, two in ((self, other), (other, self)):
+            facts = tuple(fact_of(key, known) for key, known in one.facts._known.items())
+            two.facts.receive(one.peer, Facts(one.peer.session, 1, facts), now)
+            two.backends.follow(now)
+
     def tell(self, other: "Node", now: float = 10.0) -> None:
         for lesson, at in list(self.routes.lessons(now)):
             other.routes.hear(lesson, now - at, now)
@@ -64,6 +71,7 @@ class Node:
 def test_the_next_turn_of_a_chat_finds_its_engine_on_another_node() -> None:
     """That node numbers its engines differently."""
     first, second = Node(1, ENGINE, OTHER), Node(2, OTHER, ENGINE)
+    first.meet(second)
     first.serve(CHAT)
     first.tell(second)
     assert second.holders(NEXT_TURN) == [(ENGINE, 64, Trust.REMOTE)]
@@ -71,6 +79,7 @@ def test_the_next_turn_of_a_chat_finds_its_engine_on_another_node() -> None:
 
 def test_only_what_is_new_is_told_and_it_hangs_where_it_belongs() -> None:
     first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
@@ -82,6 +91,7 @@ def test_only_what_is_new_is_told_and_it_hangs_where_it_belongs() -> None:
 
 def test_what_was_told_ages_on_its_way() -> None:
     first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
     first.serve(CHAT, 10.0)
     first.tell(second, 110.0)
     assert second.holders(CHAT, 110.0)
@@ -117,6 +127,7 @@ def test_served_by_a_process_that_is_gone_it_is_not_told() -> None:
 def test_a_lesson_of_a_later_boot_voids_what_the_earlier_process_held() -> None:
     """It may come before the fact of the restart does."""
     first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
     second.serve(CHAT)
     first.registry.restart(first.engine(), "test", 11.0)
     first.backends.look(11.0)
@@ -200,6 +211,7 @@ def test_a_turn_is_told_once_its_texts_with_its_tokens() -> None:
 
 def test_a_turn_whose_tokens_never_come_is_told_by_its_texts() -> None:
     first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
     first.serve(CHAT)
     first.tell(second)
     first.serve([(90, 0, 206), *CHAT], 11.0)
@@ -210,6 +222,7 @@ def test_a_turn_whose_tokens_never_come_is_told_by_its_texts() -> None:
 def test_a_new_chat_is_told_at_once_by_its_texts() -> None:
     """A crowd that comes to all nodes at once must find out where the first one went."""
     first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
     first.serve([(60, 0, 204), (30, 0, 202)])
     first.tell(second)
     assert second.holders([(60, 0, 204)]) == [(ENGINE, 60, Trust.REMOTE)]
@@ -261,3 +274,82 @@ def test_claims_of_a_process_that_we_never_met_are_not_given_to_the_next_one() -
     first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=900.0), 2.0)
     first.backends.look(2.0)
     assert not first.holders(CHAT, 2.0)
+
+
+def probe(node: Node, started_at: float, now: float) -> None:
+    node.registry.probed(node.engine().id, ProbeResult(ok=True, started_at=started_at), now)
+
+
+def test_a_restart_that_only_the_registry_has_seen_voids_what_peers_still_tell_of_the_old_process() -> None:
+    """A probe finds it between two looks: until the next look old claims were taken for the new process's."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    for node in (first, second):
+        probe(node, 100.0, 0.5)
+        node.backends.look(0.5)
+    first.meet(second)
+    second.serve(CHAT, 1.0)
+    probe(first, 900.0, 2.0)
+    second.tell(first, 2.0)
+    assert not first.holders(CHAT, 2.0)
+    first.backends.look(3.0)
+    assert not first.holders(CHAT, 3.0)
+    assert first.facts.boot(first.key()) == 2
+
+
+def test_nothing_is_taken_from_peers_before_their_counts_are_known() -> None:
+    """A node that has just started calls the new process 1, as the others call the one before."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    probe(second, 100.0, 0.5)
+    second.backends.look(0.5)
+    second.serve(CHAT, 1.0)
+    probe(first, 900.0, 1.0)
+    first.backends.look(1.0)
+    second.tell(first, 2.0)
+    assert not first.holders(CHAT, 2.0)
+    assert not first.backends.regained()
+    first.meet(second, 3.0)
+    assert first.facts.boot(first.key()) == second.facts.boot(second.key()) == 2
+    assert first.backends.regained(), "what was not taken is to be had by comparing tables"
+    assert not first.backends.regained()
+
+
+def test_a_process_that_peers_count_otherwise_starts_anew_though_we_know_it() -> None:
+    """What peers told of the one before, by the number that we gave this one, would pass for its own."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.hear(second, 0.5, boot=1, started_at=100.0)
+    second.serve(CHAT, 1.0)
+    second.tell(first, 1.0)
+    assert first.holders(CHAT, 1.0)
+    probe(first, 900.0, 2.0)
+    first.hear(second, 2.1, boot=2, started_at=900.0)
+    assert not first.holders(CHAT, 2.2)
+
+
+def test_before_the_table_is_shown_everything_in_it_is_told() -> None:
+    """Whoever gets it may be the only one who has it when we die, and then no log would bring it to the rest."""
+    first = Node(1, ENGINE)
+    told: list[bytes] = []
+    first.routes.asked = lambda: told.extend(lesson for lesson, _ in first.routes.lessons(11.0, hold_s=0.0))
+    first.serve(CHAT)
+    list(first.routes.lessons(10.0))
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    assert not list(first.routes.lessons(11.0))
+    next(first.routes.sums(11.0))
+    assert len(told) == 1
+    first.serve([(95, 0, 207), *CHAT], 11.0)
+    first.routes.rows(b"")
+    assert len(told) == 2
+
+
+def test_what_an_earlier_process_held_is_told_again_when_the_next_one_holds_it() -> None:
+    """Rows above the known one are not new to us, but to a peer that never took the claim of the earlier process."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
+    first.serve(CHAT, 10.0)
+    list(first.routes.lessons(10.0))  # and second did not hear it
+    first.registry.restart(first.engine(), "test", 11.0)
+    first.backends.look(11.0)
+    first.serve(NEXT_TURN, 12.0)
+    first.tell(second, 12.0)
+    assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
+    assert second.holders(CHAT, 12.0) == [(ENGINE, 64, Trust.REMOTE)]

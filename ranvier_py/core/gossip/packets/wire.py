@@ -151,7 +151,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.DIGEST, Digest, (U64, U64)),
     (Kind.VECTOR, Vector, (VECTOR, FLAG)),
     (Kind.RESET, Reset, (IDENTITY, U64)),
-    (Kind.SUMS, Sums, (SUMS, FLAG)),
+    (Kind.SUMS, Sums, (SUMS, FLAG, U32)),
     (Kind.ROWS_WANTED, RowsWanted, (U32, U32, BUCKETS)),
     (Kind.ROWS, Rows, (U32, U32, FLAG, BACKENDS, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN)),
     (Kind.BUSY, Busy, (U32,)),

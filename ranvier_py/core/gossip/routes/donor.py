@@ -11,8 +11,10 @@ Bounds: transfers, finished ones KEPT_MAX, waiting questions for sums SUMS_WAITI
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from ranvier_py.core.gossip.messages import Busy, RowsWanted, Sums
 from ranvier_py.core.gossip.routes.budget import Window, wire_bytes
@@ -26,7 +28,7 @@ KEPT_MAX = 4
 SILENCE_S = 5.0
 """A transfer whose peer wants nothing more for so long is over: five times what the peer takes to ask again."""
 
-SUMS_WAITING_MAX = 8
+SUMS_WAITING_MAX = 8  # 32 KiB each
 SHARE_OF_ONE = 4
 """One of several transfers has this part of the budget for rows."""
 
@@ -34,6 +36,13 @@ CHUNK_BYTES = 20_000
 """Room that a chunk is taken to need; a few are larger."""
 
 NO_ROOM_S = 0.05
+
+
+class SumsWanted(NamedTuple):
+    """One peer's question for our sums."""
+
+    message: Sums
+    since: float
 
 
 @dataclass(slots=True)
@@ -58,7 +67,13 @@ class Transfer:
 class Donor:
     """The giving side."""
 
-    def __init__(self, post: RoutePost, memory: RouteMemory, sums: OwnSums) -> None:
+    def __init__(
+        self,
+        post: RoutePost,
+        memory: RouteMemory,
+        sums: OwnSums,
+        differs: Callable[[Peer, bytes, bytes, float], None],
+    ) -> None:
         self.refused = 0
         self.chunks = 0
         self.resent = 0  # chunks that had been lost
@@ -66,8 +81,9 @@ class Donor:
         self._post = post
         self._memory = memory
         self._sums = sums
+        self._differs = differs  # told of each peer that compared: our sums and its
         self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
-        self._sums_wanted: dict[int, float] = {}  # session -> since when
+        self._sums_wanted: dict[int, SumsWanted] = {}  # by session
         self._no_room_until = 0.0
 
     @property
@@ -86,7 +102,7 @@ class Donor:
         peers = self._post.peers
         for session in [session for session in self._transfers if session not in peers]:
             self._end(session)
-        self._sums_wanted = {session: at for session, at in self._sums_wanted.items() if session in peers}
+        self._sums_wanted = {session: wanted for session, wanted in self._sums_wanted.items() if session in peers}
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
@@ -112,8 +128,8 @@ class Donor:
 
     def sums(self, peer: Peer, message: Sums, now: float) -> None:
         """A peer compares; it wants ours if it says so."""
-        if message.reply and len(self._sums_wanted) < SUMS_WAITING_MAX:
-            self._sums_wanted[peer.session] = now
+        if message.reply and (peer.session in self._sums_wanted or len(self._sums_wanted) < SUMS_WAITING_MAX):
+            self._sums_wanted[peer.session] = SumsWanted(message, now)
 
     def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
         """A request, a later cursor of it, or the same cursor again. `serving`: whether we have joined ourselves."""
@@ -147,14 +163,18 @@ class Donor:
     # --- what they get ----------------------------------------------------------------------------------------------
 
     def _send_sums(self, now: float) -> None:
-        value = self._sums.step(min(self._sums_wanted.values()), now)
+        value = self._sums.step(min(wanted.since for wanted in self._sums_wanted.values()), now)
         if value is None:
             return
-        for session in [session for session, at in self._sums_wanted.items() if at <= self._sums.begun_at]:
-            if not self._post.send(self._post.peers[session], Sums(value, reply=False), now):
+        for session, wanted in list(self._sums_wanted.items()):
+            if wanted.since > self._sums.begun_at:
+                continue
+            peer, theirs = self._post.peers[session], wanted.message
+            if not self._post.send_bulk(peer, Sums(value, reply=False, request=theirs.request), now):
                 self._no_room_until = now + NO_ROOM_S
                 return
             del self._sums_wanted[session]
+            self._differs(peer, value, theirs.sums, now)
 
     def _has_room(self, transfer: Transfer, now: float) -> bool:
         if self._post.bulk.room(now) < CHUNK_BYTES:

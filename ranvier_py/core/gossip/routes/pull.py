@@ -2,7 +2,8 @@
 
     join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
     repair  Sums -> the peer that said Reset; its Sums come, RowsWanted (buckets that differ) -> it; its Rows come
-    audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables
+    audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables.
+            Who is asked compares as well, and asks back (`differs`): after it both are equal
 
 Chunks come as fast as they are merged: RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come. With the
 same cursor once more it says that what followed was lost. When the last chunk is merged, all that the peer had before
@@ -13,6 +14,8 @@ Rules: one pull at a time. Chunks of another request or peer, and chunks that do
 Ages count from when a chunk was asked for. `synced` is for readiness: the join is over, or there was nobody to ask.
 A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no lesson can: what
 a node gave to whoever joined and died before it told the others, or what was dropped while its backend was not known.
+So after each disturbance (somebody went, or came back, or we joined) a few audits follow soon, one after the other,
+each with a random peer: what one node alone has is everywhere after about log2(N) of them.
 """
 
 from __future__ import annotations
@@ -46,9 +49,6 @@ PROGRESS_S = 1.0
 """A chunk that does not come within this is asked for again: ten times what a busy peer needs for the next one."""
 
 SUMS_S = 5.0  # for the sums of a million rows on both sides, and their turn in the budget
-OWED_S = 30.0
-"""Sums that come so late belong to no comparison any more: a stream that holds them up so long has broken."""
-
 RESUMES_MAX = 3
 NO_ROOM_S = 0.05  # until the sums are tried again after there was no room for them
 
@@ -59,8 +59,14 @@ PULL_BYTES_PER_S = 4 * 1024 * 1024
 """What repair may move on average: a table of a million rows every 8 s."""
 
 AUDIT_BUCKETS_MAX = 256
-"""Of those that an audit found to differ so many are asked for, a sixteenth of a table: among a million claims some
-hundred expire on one side a second earlier, at any time."""
+"""Of those that an audit for no reason found to differ so many are asked for, a sixteenth of a table: among a million
+claims some hundred expire on one side a second earlier, at any time."""
+
+SOON_MORE = 2
+"""Audits that follow beyond log2(N): some are wasted on a peer that has nothing new."""
+
+SOON_NODES = 16
+"""In larger clusters the audits come slower by as much: each node's part in those of all others stays the same."""
 
 MANY_BUCKETS = 2048
 """If more differ, the whole table is asked for: one way through it costs the peer the same."""
@@ -115,7 +121,6 @@ class Pull:
         self._step_at = 0.0
         self._begun_at = now
         self._not_before = now
-        self._owing: dict[int, float] = {}  # peers whose sums may still come, though we gave up waiting
         self._tried: dict[int, bool] = {}  # in this round of joining: whether that peer is new, too
         self._round_at = now
         self._alone_until = now + ALONE_S
@@ -123,6 +128,10 @@ class Pull:
         self._audit_interval_s = inf
         self._audit_at = inf
         self._auditing = False
+        self._soon_interval_s = inf
+        self._soon = 0  # audits still to come because of a disturbance
+        self._others = 0  # nodes beside us
+        self._met_nobody = False  # we hold ourselves for synced, for want of peers
 
     @property
     def wake_at(self) -> float:
@@ -134,12 +143,22 @@ class Pull:
             return self._audit_at if self._post.order else inf
         return self._round_at if self._post.order else self._alone_until
 
-    def meet(self, now: float) -> None:
-        """The live peers changed."""
-        peers = self._post.peers
+    def meet(self, others: int, now: float) -> None:
+        """The live peers changed. `others`: how many nodes there are beside us."""
+        peers, self._others = self._post.peers, others
         if self._peer is not None and self._peer.session not in peers:
             self._break_off(now)
-        self._owing = {session: until for session, until in self._owing.items() if session in peers}
+        if self._met_nobody and peers:
+            self._met_nobody = False
+            self.disturbed(now)
+
+    def disturbed(self, now: float) -> None:
+        """Somebody may have what others lack, and no log tells: compare soon."""
+        self._soon = SOON_MORE + self._others.bit_length()
+        self._audit_at = min(self._audit_at, now + self._soon_s())
+
+    def _soon_s(self) -> float:
+        return self._soon_interval_s * self._rng.uniform(0.5, 1.5) * max(1.0, self._others / SOON_NODES)
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
@@ -153,14 +172,14 @@ class Pull:
         elif self._phase is Phase.COMPARE and self._own is None and now >= self._step_at:
             sums = self._sums.step(self._begun_at, now)
             if sums is not None and self._peer is not None:
-                if self._post.send(self._peer, Sums(sums, reply=True), now):
+                if self._post.send_bulk(self._peer, Sums(sums, reply=True, request=self._request), now):
                     self._own = sums
                 else:
                     self._step_at = now + NO_ROOM_S
 
-    def audit_every(self, interval_s: float, now: float) -> None:
-        """From now on. Nodes that start together audit apart."""
-        self._audit_interval_s = interval_s
+    def audit_every(self, interval_s: float, soon_s: float, now: float) -> None:
+        """From now on, and after a disturbance every `soon_s` for a while. Nodes that start together audit apart."""
+        self._audit_interval_s, self._soon_interval_s = interval_s, soon_s
         self._audit_at = now + interval_s * self._rng.uniform(0.2, 1.0)
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -169,7 +188,7 @@ class Pull:
         """Ask one peer that was not asked in this round."""
         order = self._post.order
         if not order:
-            self.synced = now >= self._alone_until
+            self.synced = self._met_nobody = now >= self._alone_until
             return
         self._give_up_at = min(self._give_up_at, now + PATIENCE_S)
         if now < self._round_at:
@@ -179,6 +198,7 @@ class Pull:
             self._ask(self._rng.choice(candidates), b"", now)
         elif all(self._tried.get(peer.session) for peer in order) or now >= self._give_up_at:
             self.synced = True
+            self.disturbed(now)
         else:
             self._tried.clear()
             self._round_at = now + self._rng.uniform(*ROUND_S)
@@ -199,37 +219,57 @@ class Pull:
         """A peer has lessons that we lack and that are not to be had: compare tables with it."""
         if self._is_from(peer, Phase.COMPARE) and self._own is None:
             self._targets[origin] = max(base, self._targets.get(origin, 0))
-        elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before_with(peer):
+        elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
             self.deferred += 1
         else:
-            self._begin(Phase.COMPARE, peer, SUMS_S, now)
+            self._compare(peer, now)
             self._targets = {origin: base}
 
     def _audit(self, now: float) -> None:
         """Compare with some peer."""
-        self._audit_at = now + self._audit_interval_s * self._rng.uniform(0.8, 1.2)
-        if self._post.order:
-            peer = self._rng.choice(self._post.order)
-            if now >= self._not_before_with(peer):
-                self._begin(Phase.COMPARE, peer, SUMS_S, now)
-                self._auditing = True
+        wait_s = self._audit_interval_s * self._rng.uniform(0.8, 1.2)
+        if self._soon:
+            wait_s = min(wait_s, self._soon_s())
+        self._audit_at = max(now + wait_s, self._not_before)
+        if self._post.order and now >= self._not_before:
+            self._compare(self._rng.choice(self._post.order), now)
+            self._auditing = True
 
-    def _not_before_with(self, peer: Peer) -> float:
-        return max(self._not_before, self._owing.get(peer.session, -inf))
+    def _compare(self, peer: Peer, now: float) -> None:
+        self._begin(Phase.COMPARE, peer, SUMS_S, now)
+        self._request = (self._request + 1) & 0xFFFFFFFF
 
     def sums(self, peer: Peer, message: Sums, now: float) -> None:
-        """The peer's sums, which we waited for. Those that it compares itself may be older than its reset."""
+        """The peer's sums, which we waited for. Those of a comparison before may be older than its reset."""
         if message.reply or not self._is_from(peer, Phase.COMPARE) or self._own is None:
             return
-        differing = np.flatnonzero(np.frombuffer(self._own, "<u8") != np.frombuffer(message.sums, "<u8"))
+        if message.request == self._request:
+            buckets = self._differing(self._own, message.sums)
+            if buckets is None:
+                self._done(now)
+            else:
+                self._ask(peer, buckets, now)
+
+    def differs(self, peer: Peer, ours: bytes, theirs: bytes, now: float) -> None:
+        """A peer that compares with us was told our sums: what it has and we lack is to be had, too.
+
+        If nearly everything differs, one of the two is new, or is told so by the other's reset.
+        """
+        if self._phase is Phase.IDLE and self.synced and now >= self._not_before:
+            self._targets, self._auditing = {}, True
+            buckets = self._differing(ours, theirs)
+            if buckets:
+                self._ask(peer, buckets, now)
+
+    def _differing(self, ours: bytes, theirs: bytes) -> bytes | None:
+        """The buckets to ask for: u16 each, empty for the whole table. None: there is nothing to ask for."""
+        differing = np.flatnonzero(np.frombuffer(ours, "<u8") != np.frombuffer(theirs, "<u8"))
         self.differing = len(differing)
-        if self._auditing and len(differing) > AUDIT_BUCKETS_MAX:
+        if self._auditing and not self._soon and len(differing) > AUDIT_BUCKETS_MAX:
             differing = differing[self._rng.sample(range(len(differing)), AUDIT_BUCKETS_MAX)]
         if not len(differing):
-            self._done(now)
-        else:
-            buckets = differing.astype("<u2").tobytes() if len(differing) <= MANY_BUCKETS else b""
-            self._ask(peer, buckets, now)
+            return None
+        return differing.astype("<u2").tobytes() if len(differing) <= MANY_BUCKETS else b""
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -292,8 +332,6 @@ class Pull:
     def _break_off(self, now: float) -> None:
         peer = self._peer
         assert peer is not None
-        if self._phase is Phase.COMPARE:
-            self._owing[peer.session] = now + OWED_S
         if self.synced:
             self.given_up += 1
             self._not_before = now + self._rng.uniform(*ROUND_S)
@@ -311,9 +349,11 @@ class Pull:
         if self.synced:
             self.repairs += not self._auditing
             self.audits += self._auditing
+            self._soon = max(0, self._soon - self._auditing)
             self._not_before = now + self._bytes / PULL_BYTES_PER_S
         else:
             self.joins += 1
             self.synced = True
+            self.disturbed(now)
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
         self._missed(peer.session, now)

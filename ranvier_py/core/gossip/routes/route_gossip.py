@@ -15,7 +15,7 @@ Cost: 2 us to announce; 2 us for each lesson heard, plus 5 us of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -55,6 +55,7 @@ HEARD_AT_ONCE_MAX = BATCH_ENTRIES_MAX
 """Lessons of one message that are heard, 1 ms. Nobody of ours sends more; what is beyond is asked for again."""
 
 PRUNE_INTERVAL_S = 1.0
+GONE_MAX = 1024  # who went before so many others is taken for new if it comes back
 
 ORIGIN_ASK_INTERVAL_S, ORIGIN_ANSWER_S = 5.0, 1.0
 """An origin whose lessons somebody else can't give is asked itself, so often at most; without an answer in this time
@@ -135,10 +136,11 @@ class RouteGossip:
         self._eager = Eager(self._logs, self._post, settings.tick_s)
         self._repair = Repair(self._logs, self._post, self._eager, settings, rng, now)
         sums = OwnSums(memory)
-        self._donor = Donor(self._post, memory, sums)
         self._pull = Pull(self._logs, self._post, memory, sums, self._repair.missed, rng, now)
-        self._pull.audit_every(settings.audit_interval_s, now)
+        self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
+        self._donor = Donor(self._post, memory, sums, self._pull.differs)
         self._members: Sequence[int] = ()
+        self._gone: dict[int, None] = {}  # peers that went, in that order
         self._intake: dict[int, Window] = {}
         self._origin_asked_at: dict[int, float] = {}
         self._prune_at = now + PRUNE_INTERVAL_S
@@ -161,19 +163,40 @@ class RouteGossip:
         `members`: sessions of further live members, of whose lessons we hear through the peers.
         """
         others = [peer for peer in live if peer.session != self._logs.session]
+        before = self._post.peers
         self._post.meet(others)
         sessions = list(self._post.peers)
         self._members = members
-        self._logs.present([*sessions, *members], now)
+        everybody = dict.fromkeys((*sessions, *members))
+        self._logs.present(list(everybody), now)
         self._eager.meet()
         self._repair.meet()
         self._donor.meet()
-        self._pull.meet(now)
+        self._pull.meet(len(everybody), now)
+        if self._has_moved(before, everybody):
+            self._pull.disturbed(now)
         share = self._settings.intake_per_s // max(1, self._settings.fan_out if self._post.relays else len(sessions))
         self._intake = {session: self._intake.get(session) or Window(0) for session in sessions}
         for window in self._intake.values():
             window.per_s = INTAKE_SHARES * max(1, share)
         self._origin_asked_at = {key: at for key, at in self._origin_asked_at.items() if key in self._post.peers}
+
+    def _has_moved(self, before: Mapping[int, Peer], now_there: Mapping[int, None]) -> bool:
+        """Whether somebody went, or who had gone is back. A newcomer has nothing that others lack."""
+        gone = self._gone
+        back = [session for session in now_there if session in gone]
+        for session in back:
+            del gone[session]
+        went = [session for session in before if session not in now_there]
+        for session in went:
+            gone[session] = None
+        while len(gone) > GONE_MAX:
+            del gone[next(iter(gone))]
+        return bool(back or went)
+
+    def compare_soon(self, now: float) -> None:
+        """The table may lack what the logs say it has."""
+        self._pull.disturbed(now)
 
     def forget(self, session: int, now: float) -> None:
         """A member is gone for good. What it taught stays until it expires."""

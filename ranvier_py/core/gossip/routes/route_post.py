@@ -69,6 +69,17 @@ class RoutePost:
         self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
         return True
 
+    def send_bulk(self, peer: Peer, message: Message, now: float) -> bool:
+        """What belongs to whole tables. Whether there was room for it, and there is such a peer."""
+        size = wire_bytes(message)
+        if peer.session not in self.peers or size > self.bulk.room(now):
+            self.over_budget += 1
+            return False
+        self.bulk.spend(size, now)
+        self.sent_rows_bytes += size
+        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        return True
+
     def send_rows(self, peer: Peer, rows: Rows, now: float) -> None:
         """Rows are sent by who looked at `bulk` before: they exist already and would have to be read again."""
         size = wire_bytes(rows)

@@ -16,6 +16,7 @@ class RouteGossipSettings:
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops
     digest_interval_s: float = 0.5  # the longest that a lost lesson stays unnoticed by the peer that is asked
     audit_interval_s: float = 300.0  # tables of nodes that have the same numbers are compared so often
+    soon_interval_s: float = 0.6  # after somebody went or came back they are compared so often, a few times
     node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
     peer_bytes_per_s: int = 128 * 1024  # the same to one peer
     bulk_bytes_per_s: int = 64 * 1024 * 1024  # rows: a join on a local network takes a second
@@ -30,7 +31,7 @@ class RouteGossipSettings:
                 f"budgets are {MIN_BYTES_PER_S} bytes per second at least, that for rows four times as much"
             )
         if (
-            min(self.ttl_s, self.tick_s, self.digest_interval_s, self.audit_interval_s) <= 0
+            min(self.ttl_s, self.tick_s, self.digest_interval_s, self.audit_interval_s, self.soon_interval_s) <= 0
             or self.log_entries_max < 1
             or self.fan_out < 1
         ):

@@ -274,7 +274,7 @@ def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
     assert len({pack_record(record) for record in smallest}) > ROWS_REMEMBERED  # or nothing would be allocated
     for message, times, more in (
         (rows_of(6000), 3, 0),
-        (Sums(bytes(8 * BUCKETS), True), 3, 0),
+        (Sums(bytes(8 * BUCKETS), True, 7), 3, 0),
         (vector, 12, 0),
         (Members(smallest, True), 16, 0),
         (Lessons(1, 2, (Entry(300, b"\x00" * 40),) * ENTRIES_MAX), 7, 0),
@@ -386,8 +386,8 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "relay to half an address": changed(PingRequest(1, 2, "1.2.3.4", 5), 2, b"\x01\x02"),
     "half a pair": changed(Vector((), False), 0, bytes(15)),
     "long vector": changed(Vector((), False), 0, bytes(16 * (VECTOR_ENTRIES_MAX + 1))),
-    "too few sums": changed(Sums(bytes(8 * BUCKETS), True), 0, bytes(8 * BUCKETS - 8)),
-    "too many sums": changed(Sums(bytes(8 * BUCKETS), True), 0, bytes(8 * BUCKETS + 8)),
+    "too few sums": changed(Sums(bytes(8 * BUCKETS), True, 7), 0, bytes(8 * BUCKETS - 8)),
+    "too many sums": changed(Sums(bytes(8 * BUCKETS), True, 7), 0, bytes(8 * BUCKETS + 8)),
     "bucket that does not exist": changed(RowsWanted(1, 2, b""), 2, BUCKETS.to_bytes(2, "little")),
     "half a bucket": changed(RowsWanted(1, 2, b""), 2, b"\x00"),
     "more buckets than there are": changed(RowsWanted(1, 2, b""), 2, bytes(2 * BUCKETS + 2)),
@@ -432,7 +432,7 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
     """cortex#4327: when the state outgrew a limit it was never sent. Each bound is tried from within, too."""
     stream = BODY_BYTES_MAX[Plane.BULK]
     largest: tuple[Message, ...] = (
-        Sums(bytes(8 * BUCKETS), True),
+        Sums(bytes(8 * BUCKETS), True, 7),
         RowsWanted(1, 2, bytes(2 * BUCKETS)),
         Vector(((2**64 - 1, 2**64 - 1),) * VECTOR_ENTRIES_MAX, True),
         Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * BACKENDS_MAX),

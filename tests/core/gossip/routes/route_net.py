@@ -122,7 +122,7 @@ class Net:
         self.now = now
         self.link = Link()
         self.nodes: dict[int, Node] = {}
-        self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, **settings}
+        self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6, **settings}
         self.sent: list[tuple[float, int, int, Message, int]] = []  # at, source, target, message, bytes
         self.capacity = 100_000
         self._events: list[Event] = []

@@ -71,7 +71,7 @@ MESSAGES: list[Message] = [
     Vector(((TOP, TOP),), True),
     Vector(tuple((TOP - number, TOP) for number in range(ORIGINS_MAX)), True),
     Reset(TOP, TOP),
-    Sums(bytes(SUMS_BYTES), True),
+    Sums(bytes(SUMS_BYTES), True, 7),
     RowsWanted(2**32 - 1, 2**32 - 1, b""),
     RowsWanted(2**32 - 1, 2**32 - 1, bytes(8192)),
     rows(0, 0),
@@ -110,7 +110,7 @@ def test_letters_keep_both_budgets() -> None:
 def test_what_was_spent_on_a_peer_stays_spent_when_others_come() -> None:
     post, _ = post_of(peer_bytes_per_s=MIN_BYTES_PER_S)
     post.meet(PEERS[:1])
-    post.send(PEERS[0], Sums(bytes(SUMS_BYTES), True), 10.0)
+    post.send(PEERS[0], Sums(bytes(SUMS_BYTES), True, 7), 10.0)
     left = post.room(PEERS[0], 10.0)
     post.meet(PEERS[:3])
     assert post.room(PEERS[0], 10.0) == left < MIN_BYTES_PER_S / 2 + 1
@@ -160,7 +160,7 @@ def test_settings_that_can_t_work_are_refused(wrong: dict[str, int]) -> None:
     """With less than this the bucket sums, or a chunk, would be over budget for ever (cortex#4327)."""
     with pytest.raises(ValueError, match=r"budget|positive"):
         RouteGossipSettings(**wrong)
-    assert 2 * wire_bytes(Sums(bytes(SUMS_BYTES), True)) <= MIN_BYTES_PER_S + 200
+    assert 2 * wire_bytes(Sums(bytes(SUMS_BYTES), True, 7)) <= MIN_BYTES_PER_S + 200
 
 
 def test_rings_change_only_where_somebody_came_or_went() -> None:

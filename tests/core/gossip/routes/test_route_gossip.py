@@ -297,7 +297,7 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
         Digest(1, 0),
         Vector(((9, 9),), True),
         Reset(9, 9),
-        Sums(bytes(SUMS_BYTES), True),
+        Sums(bytes(SUMS_BYTES), True, 7),
         RowsWanted(1, 0, b""),
         Rows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
         Busy(1),
@@ -364,7 +364,7 @@ def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
         one.gossip.receive(peer, batch(1, 2, origin=session), now)
         one.gossip.receive(peer, batch(5, 6, origin=session), now)
         one.gossip.receive(peer, RowsWanted(1, 0, b""), now)
-        one.gossip.receive(peer, Sums(bytes(SUMS_BYTES), True), now)
+        one.gossip.receive(peer, Sums(bytes(SUMS_BYTES), True, 7), now)
         one.gossip.receive(peer, Reset(session, 50), now)
         one.gossip.tick(now)
         one.outbox.clear()
@@ -406,11 +406,14 @@ def test_whoever_was_pushed_first_is_not_always_first() -> None:
 
 
 def test_waking_is_asked_for_only_when_something_is_due() -> None:
-    """An idle node wakes for digests and to let go of what expired: three times a second."""
+    """An idle node wakes for digests and to let go of what expired: three times a second.
+
+    And now and then to compare with a peer that never answers.
+    """
     one = One()
     wakes, now = 0, NOW
     while now < NOW + 100:
         now = max(one.gossip.wake_at, now)
         one.gossip.tick(now)
         wakes += 1
-    assert wakes <= 330
+    assert wakes <= 400
