@@ -108,7 +108,6 @@ class Expect:
     failed_requests_max: int | None = None  # without those that were streaming on a killed node or engine
     agree_s: float | None = None  # after the last step or its undoing: everybody knows exactly who runs
     same_routes_s: float | None = None  # after that moment, and without traffic since: no bucket differs
-    buckets_differ_max: int = 0  # of 4096, where that is too much to ask
     dead_s: float | None = None  # each kill that lasts is known to every running node within
     learned_s: float | None = None  # a lesson of a running node is at every other within (p99)
     false_deaths_max: int | None = None  # (observer, subject) pairs, over the whole run

@@ -1,7 +1,8 @@
 """Somebody on the wire who has no key: replays what it overheard, sends it to the wrong node, forges and scribbles.
 
 Nothing of this may change what a node believes (S2, S8 and S10 would show it), may raise (S9), or make a node answer a
-stranger with more bytes than the stranger sent. Bound: the last OVERHEARD_MAX packets.
+stranger with more bytes than the stranger sent. What never arrived is no replay: to deliver it late is to be a slow
+wire, and S5 is told how slow (`held_back_s`). Bound: the last OVERHEARD_MAX packets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Attacker:
         self.net = net
         self.rng = rng
         self.invariants = invariants
-        self.heard: deque[tuple[int, int, Plane, bytes]] = deque(maxlen=OVERHEARD_MAX)
+        self.heard: deque[tuple[int, int, Plane, bytes, float]] = deque(maxlen=OVERHEARD_MAX)
+        self._cut_at: dict[tuple[int, int], float] = {}  # when a way was last seen cut
         self.sent_bytes = 0
         self.answered_bytes = 0
         self.longest = 0
@@ -39,17 +41,24 @@ class Attacker:
                 self.invariants.fail("S8", (source,), f"answers a stranger's {self.longest} bytes with {len(data)}")
             return
         target = self.net.numbers.get(to, -1)
-        if target >= 0 and self.rng.random() < 0.2:
-            self.heard.append((source, target, plane, data))
+        if target < 0:
+            return
+        now = self.net.heap.now
+        if self.net.link(source, target, plane).cut:
+            self._cut_at[source, target] = now
+        if self.rng.random() < 0.2:
+            self.heard.append((source, target, plane, data, now))
 
     def strike(self, number: int) -> None:
         """One packet for one node."""
         rng, self.packets = self.rng, self.packets + 1
         data, source, plane = rng.randbytes(rng.randrange(0, 1200)), STRANGER, Plane.DATAGRAM
         if self.heard:
-            sender, target, plane, packet = rng.choice(self.heard)
+            sender, target, plane, packet, sent_at = rng.choice(self.heard)
             kind = rng.randrange(5)
             if kind == 0:  # the same again, from where it came, to whom it went
+                if self._cut_at.get((sender, target), -1.0) >= sent_at:
+                    self.invariants.held_back(self.net.heap.now - sent_at)
                 self.net.inject(target, self.net.addresses[sender], plane, packet)
                 return
             if kind == 1:  # to somebody else

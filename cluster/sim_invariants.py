@@ -4,7 +4,8 @@
     S2  what one says of another does not fall in (epoch, incarnation); back from the dead only by a higher pair, or met
     S3  version vectors do not fall, and nobody has more of an origin than it has told (the rest is L3)
     S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
-    S5  no claim is younger than its evidence, older than its life, invented, or of an engine's earlier process
+    S5  no claim is younger than its evidence (but for its way here), older than its life, invented, or of an engine's
+        earlier process
     S6  a client gets an answer while an engine runs
     S7  every buffer within its bound; no loop runs for nothing; no second has more bytes about routes than the budget
     S8  nothing but the node's own cluster is believed; an answer to a stranger is no longer than the question
@@ -35,6 +36,10 @@ HOPS = 3
 """The time in which something is on its way is not in its age: nobody's clock is asked. So an age may be wrong by the
 slowest way of the run at each hop; three of those in a row are very unlikely."""
 
+HELD_BACK_MAX_S = 15.0
+"""Somebody on the wire may keep a packet from its receiver and deliver it late. It is taken as long as its sender
+passes for alive: a probe and the longest suspicion, which nobody confirms. After that nothing from before counts."""
+
 DEFAULT_TTL_S = 3600.0
 DEFAULT_BUDGET_BYTES_PER_S = RouteGossipSettings().node_bytes_per_s
 NO_ENGINE_S = 8.0
@@ -60,12 +65,17 @@ class Invariants:
         self.truth: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
         self.told: dict[int, int] = {}  # session -> lessons of its own
         self.looks = 0
+        self.held_back_s = 0.0  # the longest that an attacker kept what then came from him alone
         self._turn = 0
         self._rng = world.rng("invariants")
         self._served: list[int] = []  # fingerprints to look under, SERVED_MAX of them
 
     def fail(self, invariant: str, nodes: tuple[int, ...], text: str) -> None:
         raise Violated(Violation(self.world.heap.now, invariant, nodes, text))
+
+    def held_back(self, delay_s: float) -> None:
+        """What had not arrived has been delivered by somebody who kept it so long."""
+        self.held_back_s = max(self.held_back_s, min(delay_s, HELD_BACK_MAX_S))
 
     # --- at every event ---------------------------------------------------------------------------------------------
 
@@ -204,6 +214,7 @@ class Invariants:
         ttl_s = self.world.scenario.cluster.route_ttl_s or DEFAULT_TTL_S
         below = self._rng.choice(self._served) if self._served else 0
         slack_s = AGE_SLACK_S + HOPS * (self.world.net.slowest_s + max(one.slowest_s for one in self.world.hosts))
+        slack_s += self.held_back_s
         for fingerprint, number, _, age_s in (*mind.claims(0, now), *mind.claims(below, now)):
             seen_at = self.truth.get((fingerprint, number))
             if seen_at is None:

@@ -29,13 +29,6 @@ from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
 from ranvier_py.core.prompt import Boundary
 
 SUBKEYS_MAX = 16_384
-
-AUDIT_INTERVAL_S = 3.0
-"""A run lasts a minute and crashes somebody every few seconds; real nodes audit their tables every few minutes. What a
-node held and had not told anybody when it died is repaired by that alone."""
-
-AUDIT_NODES = 20
-"""Of more, each audits less often: sums are 32 KiB, and so many nodes at that pace find what there is to find."""
 """A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
 
 SCHEMA = 7
@@ -56,7 +49,6 @@ def route_settings(cluster: Cluster) -> RouteGossipSettings:
         node_bytes_per_s=budget or standard.node_bytes_per_s,
         peer_bytes_per_s=min(budget or standard.peer_bytes_per_s, standard.peer_bytes_per_s),
         log_entries_max=cluster.log_entries or standard.log_entries_max,
-        audit_interval_s=AUDIT_INTERVAL_S * max(1.0, cluster.nodes / AUDIT_NODES),
     )
 
 

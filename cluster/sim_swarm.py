@@ -195,12 +195,6 @@ ENGINE_KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = ((engine, 0.7),
 """Apart, because what they ask of a cluster is another matter: who knows which process of an engine holds what."""
 
 
-DIFFER_MAX = 4
-"""What a node held and had not told when it died is equal again only after an audit, and a run may end before one."""
-
-DIFFER_MAX_ENGINES = 256
-
-
 def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) -> Scenario:
     """The schedule of a seed, for so many nodes and so long."""
     rng = Random(f"{seed}/swarm")
@@ -225,7 +219,6 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
         expect=Expect(
             agree_s=left * 0.9,
             same_routes_s=None if liveness else left * 0.4,
-            buckets_differ_max=DIFFER_MAX_ENGINES if engines_fail else DIFFER_MAX,
         ),
     )
 

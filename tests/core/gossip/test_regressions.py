@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from cluster.scenario import Cluster as Size
-from cluster.scenario import Expect, Scenario
-from cluster.sim_mind import Minds
-from cluster.sim_run import simulate
+from cluster.scenario import Expect, Load, Scenario, Step
+from cluster.sim_invariants import HELD_BACK_MAX_S
+from cluster.sim_mind import Minds, RealMind
+from cluster.sim_run import Run, simulate
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
 from ranvier_py.core.gossip.routes.route_gossip import RouteGossip
-from ranvier_py.core.gossip.values import Peer
+from ranvier_py.core.gossip.values import Address, Peer, Plane
 from tests.core.gossip.contact.contact_world import acquainted
 from tests.core.gossip.membership.small_cluster import Cluster
 from tests.core.gossip.routes.route_net import Net
@@ -83,3 +84,52 @@ def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypat
     assert simulate(scenario, 1, Minds()).violation is None
     assert max(told) == 29
     assert len(told) < 30 * 6
+
+
+class Keeper:
+    """Somebody on the wire who keeps one stream packet with lessons that never arrives, and delivers it when told."""
+
+    def __init__(self, run: Run, sender: int, target: int) -> None:
+        self.run = run
+        self.sender = sender
+        self.target = target
+        self.kept: list[bytes] = []
+        run.world.net.overheard = self.overhear
+
+    def overhear(self, source: int, to: Address, plane: Plane, data: bytes) -> None:
+        net = self.run.world.net
+        ours = source == self.sender and net.numbers.get(to) == self.target
+        if ours and plane is Plane.BULK and net.link(source, self.target, plane).cut:
+            self.kept.append(data)
+
+    def heard_of(self) -> int:
+        """What the target has of the sender's lessons."""
+        hosts = self.run.world.hosts
+        sender, target = hosts[self.sender].mind, hosts[self.target].mind
+        assert isinstance(sender, RealMind)
+        assert isinstance(target, RealMind)
+        return target.gossip.routes.vector().get(sender.session, 0)
+
+    def deliver(self) -> None:
+        net = self.run.world.net
+        for data in self.kept:
+            net.inject(self.target, net.addresses[self.sender], Plane.BULK, data)
+
+
+@pytest.mark.parametrize(("delay_s", "taken"), [(1.0, True), (HELD_BACK_MAX_S, False)])
+def test_a_packet_that_is_held_back_counts_as_long_as_its_sender_passes_for_alive(delay_s: float, taken: bool) -> None:
+    """Its lessons were as much too young as it was late, and S5 knew of no bound for that."""
+    cut = Step(10.0, "cut", nodes=(0,))
+    size = Size(nodes=3, engines=2)
+    run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, Minds())
+    keeper = Keeper(run, 0, 1)
+    run.faults.plan()
+    run.world.clients.start()
+    heap = run.world.heap
+    heap.run(11.0)
+    assert keeper.kept
+    heap.run(10.0 + delay_s)
+    before = keeper.heard_of()
+    keeper.deliver()
+    heap.run(heap.now + 0.5)
+    assert (keeper.heard_of() > before) is taken
