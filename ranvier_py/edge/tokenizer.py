@@ -11,6 +11,7 @@ Cost: a plain tail of 200 bytes in a batch of 64 about 10 us of the lock and 80 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -45,6 +46,15 @@ from ranvier_py.core.templates import (
     stable_count,
     tail_pieces,
 )
+
+logger = logging.getLogger(__name__)
+
+HUB_ANSWER_S = 5.0
+"""A hub that says nothing for so long can't be reached. Its library would ask for each of a dozen files six times, with
+pauses of up to 8 s: a node without a way out would start after minutes, though it has all files in its cache."""
+
+SERVER_ERRORS = 500
+"""Statuses from here on say that the hub has trouble, not that it lacks what was asked for."""
 
 EMBEDDED = Path(__file__).parent.parent / "data" / "tokenizer"
 RENDER_ERRORS = (
@@ -253,18 +263,46 @@ class ChatTokenizer:
 
 
 def load_tokenizer(source: str, *, local: bool) -> Any:
-    """AutoTokenizer, quietly. Raises ConfigError."""
+    """AutoTokenizer, quietly; from the hub's cache where the hub can't be reached. Raises ConfigError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads batch; a second pool would fight them
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
 
+    reachable = local or hub_answers(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, local_files_only=local or not reachable, trust_remote_code=False
+        )
     except Exception as error:
-        raise ConfigError([f"tokenizer: {source!r} can't be loaded: {error}"]) from error
+        why = str(error) if reachable else "the hub can't be reached, and its cache on this machine does not have it"
+        raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError([f"tokenizer: {source!r} has no tokenizer.json (a fast tokenizer is needed)"])
     return tokenizer
+
+
+def hub_answers(source: str) -> bool:
+    """Whether the hub can be asked for this id. Raises ConfigError when it says that there is none."""
+    from huggingface_hub import HfApi  # noqa: PLC0415 - see load_tokenizer
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError  # noqa: PLC0415
+
+    hub = HfApi()
+    failure: Exception
+    try:
+        hub.model_info(source, timeout=HUB_ANSWER_S)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        why = f"it is no directory, and {hub.endpoint} has no such model, or none for us: private ones need HF_TOKEN"
+        raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
+    except HfHubHTTPError as error:
+        if error.response.status_code < SERVER_ERRORS:  # a mirror that has the files and not this page
+            return True
+        failure = error
+    except Exception as error:  # the hub's library does not say which
+        failure = error
+    else:
+        return True
+    logger.warning("tokenizer.hub %s can't be reached, trying its cache: %s", hub.endpoint, type(failure).__name__)
+    return False
 
 
 def read_template(tokenizer: Any, chosen: str | None) -> str | None:
