@@ -50,7 +50,7 @@ LIBRARIES = {
     "tokenizers": ("tokenizer", "templates"),
     "httpx": ("probes", "cli"),
     "cryptography": ("seal",),
-    "msgpack": ("fields",),
+    "msgpack": ("fields", "events"),
     "pydantic": ("config", "config_loading", "config_values", "reference"),
     "pydantic_settings": ("config", "config_loading", "config_values"),
 }
