@@ -127,7 +127,7 @@ class Entry(NamedTuple):
 class Lessons(NamedTuple):
     """Consecutive lessons of one origin: numbers after + 1 … after + len(entries)."""
 
-    origin: int  # session that learned them
+    origin: int  # session that learned them; 0 = the sender, as in most: 8 bytes of 140 less
     after: int  # u64
     entries: tuple[Entry, ...]
     held_ms: int = 0  # u16: how long its senders held the newest of these, so far; 65535 = so long or longer

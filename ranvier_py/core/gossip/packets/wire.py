@@ -147,7 +147,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.NACK, Nack, (U32,)),
     (Kind.PUSH, Push, (UPDATES,)),
     (Kind.MEMBERS, Members, (RECORDS, FLAG)),
-    (Kind.LESSONS, Lessons, (IDENTITY, U64, ENTRIES, U16)),
+    (Kind.LESSONS, Lessons, (U64, U64, ENTRIES, U16)),
     (Kind.DIGEST, Digest, (U64, U64)),
     (Kind.VECTOR, Vector, (VECTOR, FLAG)),
     (Kind.RESET, Reset, (IDENTITY, U64)),

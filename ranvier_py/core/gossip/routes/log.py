@@ -198,7 +198,7 @@ class Logs:
             entries.append(Entry(min(max(age_s, 0), AGE_MAX_S), lesson))
             learned = kept.learned
         held_ms = min(max(round((now - learned) * 1000), 0), HELD_MAX_MS)
-        return Lessons(origin, after, tuple(entries), held_ms)
+        return Lessons(0 if origin == self.session else origin, after, tuple(entries), held_ms)
 
     def bytes_after(self, origin: int, after: int, bytes_max: int) -> int:
         """How much room the lessons after a number take on the wire; counted until it exceeds `bytes_max`."""

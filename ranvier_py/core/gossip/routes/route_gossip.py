@@ -251,6 +251,7 @@ class RouteGossip:
     def _hear(self, peer: Peer, message: Lessons, now: float) -> None:
         """Hear what joins and was not known; keep it for those who miss it."""
         origin, after, entries, held_ms = message
+        origin = origin or peer.session
         number = self._logs.vector[origin]
         if after + len(entries) <= number or origin == self._logs.session:
             self._duplicates += len(entries)

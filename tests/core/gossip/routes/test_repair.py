@@ -56,7 +56,8 @@ class Side:
 
 
 def ranges(messages: list[Message]) -> list[tuple[int, int, int]]:
-    return [(m.origin, m.after, m.after + len(m.entries)) for m in messages if isinstance(m, Lessons)]
+    """(origin, from, to); the side's own lessons name no origin."""
+    return [(m.origin or ME.session, m.after, m.after + len(m.entries)) for m in messages if isinstance(m, Lessons)]
 
 
 def test_equal_vectors_end_after_the_digest() -> None:
@@ -137,8 +138,8 @@ def test_a_trimmed_log_is_answered_with_its_base() -> None:
     side.own(150)
     for have, answer in (
         (49, [Reset(1, 50)]),
-        (50, [Lessons(1, 50, (Entry(0, b"x" * 10),) * 100)]),
-        (149, [Lessons(1, 149, (Entry(0, b"x" * 10),))]),
+        (50, [Lessons(0, 50, (Entry(0, b"x" * 10),) * 100)]),
+        (149, [Lessons(0, 149, (Entry(0, b"x" * 10),))]),
         (150, []),
         (151, []),
     ):

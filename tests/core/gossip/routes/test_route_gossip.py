@@ -92,13 +92,20 @@ def batch(first: int, last: int, origin: int = B.session, age_s: int = 0, held_m
 # --- telling ----------------------------------------------------------------------------------------------------------
 
 
+def test_lessons_that_name_no_origin_are_their_sender_s() -> None:
+    """The session is in every packet already."""
+    one = One()
+    one.gossip.receive(B, Lessons(0, 0, (Entry(1, b"x"),), 0), NOW)
+    assert one.gossip.vector() == {B.session: 1}
+
+
 def test_what_is_learned_goes_to_every_peer_within_a_tick() -> None:
     one = One(B, C, D)
     one.gossip.announce(b"x", NOW)
     one.gossip.announce(b"y", NOW + 0.02)
     assert one.gossip.wake_at <= NOW + 0.05
     one.gossip.tick(NOW + 0.05)
-    message = Lessons(ME, 0, (Entry(1, b"x"), Entry(1, b"y")), 30)
+    message = Lessons(0, 0, (Entry(1, b"x"), Entry(1, b"y")), 30)
     assert one.said(Lessons) == [(peer.session, message) for peer in (C, D, B)]
     one.gossip.tick(NOW + 0.2)
     assert one.said(Lessons) == [], "each lesson goes once"
@@ -129,7 +136,7 @@ def test_nothing_is_written_while_there_is_nobody() -> None:
     one.gossip.peers((B,), NOW + 2)
     one.gossip.announce(b"y", NOW + 2)
     one.gossip.tick(NOW + 2.05)
-    assert one.said(Lessons) == [(B.session, Lessons(ME, 1, (Entry(1, b"y"),), 50))], "the first one is for repair"
+    assert one.said(Lessons) == [(B.session, Lessons(0, 1, (Entry(1, b"y"),), 50))], "the first one is for repair"
 
 
 @pytest.mark.parametrize("size", [0, LESSON_BYTES_MAX + 1])
