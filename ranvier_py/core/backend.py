@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.health import Circuit, Health, Outcome, Vitals
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.work import Work
+from ranvier_py.core.work import NO_LOAD, Load, SharedWork
 
 NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
 START_TOLERANCE_S = (
@@ -62,7 +62,7 @@ def same_process(started_at: float, other: float) -> bool:
     return abs(started_at - other) <= START_TOLERANCE_S
 
 
-class Backend(Work):
+class Backend(SharedWork):
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Backend(Work):
         "models",
         "name",
         "outcomes",
-        "peer_load",
+        "peers",
         "probes_failed",
         "probes_ok",
         "removed",
@@ -98,7 +98,7 @@ class Backend(Work):
         self.vitals = vitals
         self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
         self.cards: tuple[Mapping[str, Any], ...] = ()
-        self.peer_load = 0
+        self.peers = NO_LOAD
         self.load = 0  # always inflight + peer_load; an attribute because placement reads it 64 times per decision
         self.success_rate = 1.0
         self.draining = False
@@ -114,6 +114,14 @@ class Backend(Work):
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)
         return f"<Backend {self.id} {self.name} epoch {self.epoch} load {self.load} {state}>"
+
+    def peers_now(self) -> Load:
+        return self.peers
+
+    @property
+    def peer_load(self) -> int:
+        """Requests that peers have in flight there, as they report."""
+        return self.peers.requests
 
     @property
     def health(self) -> Health:

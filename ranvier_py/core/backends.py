@@ -38,6 +38,7 @@ from ranvier_py.core.backend import (
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound, RequestError
 from ranvier_py.core.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.work import Load
 
 __all__ = [
     "Backend",
@@ -379,11 +380,11 @@ class Registry:
         self.version += 1
         return [Transition(backend.id, backend.name, "models", before, ",".join(models), "listed by the engine")]
 
-    def set_peer_load(self, id: BackendId, peer_load: int) -> None:  # noqa: A002
-        """What the peers have in flight at it, as they report."""
+    def set_peer_load(self, id: BackendId, load: Load) -> None:  # noqa: A002
+        """What the peers have at it together, as they report."""
         backend = self[id]
-        backend.load += peer_load - backend.peer_load
-        backend.peer_load = peer_load
+        backend.load += load.requests - backend.peers.requests
+        backend.peers = load
 
     def count_models(self, backend: Backend, step: int) -> None:
         if backend.models is None:

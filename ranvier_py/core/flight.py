@@ -61,6 +61,7 @@ class Flight:
         "epoch",
         "first_at",
         "landed",
+        "peer_tokens",
         "prompt",
         "queued",
         "sent_bytes",
@@ -86,8 +87,9 @@ class Flight:
         self.epoch = target.epoch
         self.speculation = speculation
         self.computed_tokens = computed_tokens  # as predicted
-        self.queued = target.waiting > 1  # others came before it
+        self.queued = target.own_waiting > 1  # others of ours came before it
         self.decoding = target.decoding  # others that had their first token then
+        self.peer_tokens = target.peers_now().tokens  # that peers' requests before it had to compute
         self.service: Service | None = None  # once it has its first token
         self.departed_at = now
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved

@@ -200,7 +200,14 @@ class Router:
             gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
             first_token_s = now - flight.departed_at
             flight.service = Service(
-                flight.backend, flight.computed_tokens, gap_s, flight.queued, flight.decoding, first_token_s, now
+                backend=flight.backend,
+                computed_tokens=flight.computed_tokens,
+                gap_s=gap_s,
+                queued=flight.queued,
+                decoding=flight.decoding,
+                peer_tokens=flight.peer_tokens,
+                first_token_s=first_token_s,
+                at=now,
             )
             if self._watching is not None:
                 self._watching.served(flight.service)

@@ -32,13 +32,13 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.stream import NOTHING, Answer
-from ranvier_py.core.work import Work
+from ranvier_py.core.work import Load, SharedWork
 
 LANDED_MAX = 1024  # flights whose answers may still be read: the learner is seconds behind at most
 POOLS_MAX = 64  # as many snapshots of pools are translated at once; then all are forgotten
 
 
-class Mirrored(Work):
+class Mirrored(SharedWork):
     """A real backend with the load that a shadow has put on it. Satisfies placement.Candidate."""
 
     __slots__ = ("real",)
@@ -67,10 +67,13 @@ class Mirrored(Work):
     def weight(self) -> float:
         return self.real.weight
 
+    def peers_now(self) -> Load:
+        """What peers have there is there in any world."""
+        return self.real.peers
+
     @property
     def load(self) -> int:
-        """What peers have there is there in any world."""
-        return self.inflight + self.real.peer_load
+        return self.inflight + self.real.peers.requests
 
     @property
     def success_rate(self) -> float:

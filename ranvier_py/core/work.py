@@ -5,22 +5,45 @@ Invariant: every `begin` has one `end`, and at most one `prefilled` between them
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class Load(NamedTuple):
+    """What one router, or several together, have at one backend."""
+
+    requests: int
+    waiting: int = 0  # of these, those whose first token has not come
+    tokens: int = 0  # of these: prompt tokens to be computed before it
+
+    def plus(self, other: Load) -> Load:
+        return Load(self.requests + other.requests, self.waiting + other.waiting, self.tokens + other.tokens)
+
+    def minus(self, other: Load) -> Load:
+        return Load(self.requests - other.requests, self.waiting - other.waiting, self.tokens - other.tokens)
+
+
+NO_LOAD = Load(0)
+
 
 class Work:
     """Counts of one router's own requests at one backend."""
 
-    __slots__ = ("decoding", "inflight", "pending_tokens", "progress_at")
+    __slots__ = ("inflight", "own_decoding", "own_tokens", "progress_at")
 
     def __init__(self) -> None:
         self.inflight = 0
-        self.decoding = 0  # of these, those whose first token has come
-        self.pending_tokens = 0  # of the others: prompt tokens to be computed before it
+        self.own_decoding = 0  # of these, those whose first token has come
+        self.own_tokens = 0  # of the others: prompt tokens to be computed before it
         self.progress_at = 0.0  # when the first of the others became the first
 
     @property
-    def waiting(self) -> int:
+    def own_waiting(self) -> int:
         """Requests in flight whose first token has not come."""
-        return self.inflight - self.decoding
+        return self.inflight - self.own_decoding
+
+    @property
+    def own_load(self) -> Load:
+        return Load(self.inflight, self.inflight - self.own_decoding, self.own_tokens)
 
     def begin(self, tokens: int, now: float, *, seen: bool) -> None:
         """A request is on its way with so many tokens to compute.
@@ -28,18 +51,18 @@ class Work:
         Where its first token will not be `seen`, since the answer comes as a whole, it counts as decoding at once.
         """
         if not seen:
-            self.decoding += 1
+            self.own_decoding += 1
         else:
-            if self.inflight == self.decoding:
+            if self.inflight == self.own_decoding:
                 self.progress_at = now
-            self.pending_tokens += tokens
+            self.own_tokens += tokens
         self.inflight += 1
 
     def prefilled(self, tokens: int, now: float) -> float:
         """A first token that can be seen came; `tokens` as when it began. Returns seconds since the last progress."""
         gap_s = now - self.progress_at
-        self.pending_tokens -= tokens
-        self.decoding += 1
+        self.own_tokens -= tokens
+        self.own_decoding += 1
         self.progress_at = now
         return gap_s
 
@@ -48,6 +71,29 @@ class Work:
         assert self.inflight > 0, f"ended without beginning: {self!r}"
         self.inflight -= 1
         if decoding:
-            self.decoding -= 1
+            self.own_decoding -= 1
         else:
-            self.pending_tokens -= tokens
+            self.own_tokens -= tokens
+
+
+class SharedWork(Work):
+    """The same together with what peers have there. Satisfies what policies ask of a backend's work."""
+
+    __slots__ = ()
+
+    def peers_now(self) -> Load:
+        """What peers have there, as they report."""
+        raise NotImplementedError
+
+    @property
+    def waiting(self) -> int:
+        return self.inflight - self.own_decoding + self.peers_now().waiting
+
+    @property
+    def decoding(self) -> int:
+        peers = self.peers_now()
+        return self.own_decoding + peers.requests - peers.waiting
+
+    @property
+    def pending_tokens(self) -> int:
+        return self.own_tokens + self.peers_now().tokens

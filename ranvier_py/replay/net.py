@@ -31,6 +31,7 @@ from ranvier_py.core.peer.peer import IDLE_INTERVAL_S
 from ranvier_py.core.router import Router
 from ranvier_py.core.routes import News
 from ranvier_py.core.routes.orphans import Orphans
+from ranvier_py.core.work import NO_LOAD, Load
 
 DELAY_S = 0.0005
 """One way between two machines of a site."""
@@ -186,7 +187,7 @@ class Told(NamedTuple):
     at: float
     teller: int
     news: Sequence[News]
-    loads: Sequence[int]
+    loads: Sequence[Load]
 
 
 class DelayedNet:
@@ -196,7 +197,7 @@ class DelayedNet:
         self._routers = routers
         self._delay_s = delay_s
         self._under_way: deque[Told] = deque()  # as many as there are events in a delay; each is told and gone
-        self._loads: list[Sequence[int]] = [[0] * len(router.registry) for router in routers]
+        self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]
         for router in routers:
@@ -216,7 +217,7 @@ class DelayedNet:
 
     def touched(self, index: int, now: float) -> None:
         router = self._routers[index]
-        loads = [backend.inflight for backend in router.registry]
+        loads = [backend.own_load for backend in router.registry]
         if router.routes.news or loads != self._sent[index]:
             self._under_way.append(Told(now + self._delay_s, index, tuple(router.routes.news), loads))
             self._sent[index] = loads
@@ -227,5 +228,8 @@ class DelayedNet:
             self._orphans[index].learn(news.stops, news.parent, news.backend, news.epoch, news.at)
         registry = self._routers[index].registry
         for backend in range(len(told.loads)):
-            others = sum(loads[backend] for teller, loads in enumerate(self._loads) if teller != index)
+            others = NO_LOAD
+            for teller, loads in enumerate(self._loads):
+                if teller != index:
+                    others = others.plus(loads[backend])
             registry.set_peer_load(BackendId(backend), others)

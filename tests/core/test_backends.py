@@ -20,6 +20,7 @@ from ranvier_py.core.backends import (
 )
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.work import Load
 
 UP = ProbeResult(True, status=200)
 REFUSED = ProbeResult(False, refused=True, detail="refused")
@@ -406,9 +407,9 @@ def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
     registry = cluster(1)
     backend = registry[BackendId(0)]
     registry.dispatched(backend.id, 0)
-    registry.set_peer_load(backend.id, 5)
+    registry.set_peer_load(backend.id, Load(5))
     assert backend.load == 6
-    registry.set_peer_load(backend.id, 2)
+    registry.set_peer_load(backend.id, Load(2))
     registry.finished(backend.id, Outcome.CANCELLED, 0)
     assert (backend.load, backend.inflight, backend.peer_load) == (2, 0, 2)
 
@@ -560,3 +561,14 @@ def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignore
     failed = end(Outcome.SERVER_ERROR, 10)
     assert 0.85 < failed < 0.95
     assert failed < end(Outcome.SUCCESS, 10) < 1.0
+
+
+def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+    registry.dispatched(backend.id, 0.0, 500)
+    registry.set_peer_load(backend.id, Load(5, 2, 3000))
+    assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (6, 3, 3, 3500)
+    assert backend.own_load == Load(1, 1, 500)
+    registry.set_peer_load(backend.id, Load(0))
+    assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (1, 1, 0, 500)

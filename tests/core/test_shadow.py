@@ -89,7 +89,7 @@ def test_what_waits_counts_for_each_world_by_itself() -> None:
     for flight in flights:
         router.first_token(flight, 1.0)
         router.land(flight, Outcome.SUCCESS, 2.0)
-    assert [each.inflight + each.pending_tokens + each.decoding for each in mirrored] == [0, 0, 0, 0]
+    assert [each.inflight + each.own_tokens + each.own_decoding for each in mirrored] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.SERVER_ERROR])

@@ -202,6 +202,8 @@ class Loads(NamedTuple):
 
     seq: int  # u32
     loads: tuple[tuple[int, int], ...]  # (backend key, requests in flight u16)
+    waits: tuple[tuple[int, int], ...]  # (requests without a first token u16, tokens to be computed before it u32)
+    """Of each of `loads`, in their order."""
 
 
 class Fact(NamedTuple):

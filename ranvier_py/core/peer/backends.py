@@ -19,6 +19,7 @@ from ranvier_py.core.backends import Backend, Circuit, Health, Registry, Transit
 from ranvier_py.core.gossip.backends.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routes.scan import Names
+from ranvier_py.core.work import Load
 
 TRANSITIONS_MAX = 1000  # waiting for the log; later ones are not logged
 
@@ -107,11 +108,11 @@ class SharedBackends:
         if self._version != (registry.added, registry.removed):
             self._version = (registry.added, registry.removed)
             self._rename()
-        loads: dict[int, int] = {}
+        loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
             backend = seen.backend
             if backend.inflight:
-                loads[key] = backend.inflight
+                loads[key] = backend.own_load
             self._settle(key, seen, now)
             if backend.draining is not seen.draining:
                 seen.draining = backend.draining

@@ -40,7 +40,7 @@ class Candidate(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Requests in flight whose first token has not come."""
+        """Requests in flight whose first token has not come: our own and the peers'."""
         ...
 
     @property
@@ -137,6 +137,7 @@ class Service(NamedTuple):
     gap_s: float  # since the backend's last progress: its latest first token, or the departure of a lone request
     queued: bool  # others were waiting when this one departed
     decoding: int  # others that had their first token then
+    peer_tokens: int  # that requests of peers had to compute before it
     first_token_s: float  # from departure
     at: float  # seconds, monotonic: when it came
 

@@ -249,14 +249,20 @@ class Paces:
         return pace
 
     def served(self, service: Service) -> None:
-        """See `placement.Watches`."""
-        for pace in (self.fleet, self[service.backend]):
-            pace.observe(service.computed_tokens, service.decoding, service.gap_s, queued=service.queued)
-        self[service.backend].waited(service.computed_tokens, service.decoding, service.first_token_s, service.at)
+        """See `placement.Watches`.
+
+        What peers had waiting there was computed first, as far as it is known. Between two first tokens of ours an
+        unknown part of it was: such gaps teach nothing.
+        """
+        pace, tokens = self[service.backend], service.computed_tokens + service.peer_tokens
+        if not (service.queued and service.peer_tokens):
+            for each in (self.fleet, pace):
+                each.observe(tokens, service.decoding, service.gap_s, queued=service.queued)
+        pace.waited(service.computed_tokens, service.decoding, service.first_token_s, service.at)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """See `placement.Watches`."""
-        if computed_tokens != service.computed_tokens:
+        if computed_tokens != service.computed_tokens and not (service.queued and service.peer_tokens):
+            before, after = (tokens + service.peer_tokens for tokens in (service.computed_tokens, computed_tokens))
             for pace in (self.fleet, self[service.backend]):
-                before = service.computed_tokens
-                pace.amend(before, computed_tokens, service.decoding, service.gap_s, queued=service.queued)
+                pace.amend(before, after, service.decoding, service.gap_s, queued=service.queued)

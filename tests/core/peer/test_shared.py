@@ -148,7 +148,7 @@ def test_a_lesson_of_an_earlier_boot_is_dropped_and_counted() -> None:
 
 def test_peers_load_enters_ours_and_leaves_with_them() -> None:
     first, second = Node(1, ENGINE), Node(2, ENGINE)
-    first.facts.receive(second.peer, Loads(1, ((first.key(), 9),)), 1.0)
+    first.facts.receive(second.peer, Loads(1, ((first.key(), 9),), ()), 1.0)
     first.backends.follow(1.0)
     assert first.engine().load == 9
     first.facts.forget(second.peer.session)
@@ -158,7 +158,7 @@ def test_peers_load_enters_ours_and_leaves_with_them() -> None:
 
 def test_a_backend_added_later_starts_with_the_load_peers_already_reported() -> None:
     first, second = Node(1), Node(2, ENGINE)
-    first.facts.receive(second.peer, Loads(1, ((second.key(), 9),)), 1.0)
+    first.facts.receive(second.peer, Loads(1, ((second.key(), 9),), ()), 1.0)
     first.backends.follow(1.0)
     first.registry.add(ENGINE)
     first.backends.look(2.0)

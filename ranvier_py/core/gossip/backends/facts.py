@@ -27,10 +27,11 @@ from typing import NamedTuple
 from ranvier_py.core.backend import SAME_RESTART_S, same_process
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
+from ranvier_py.core.work import NO_LOAD, Load
 
 BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and counted
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
-LOADS_PER_DATAGRAM = 80  # of at most 14 bytes each: fits a datagram with its envelope
+LOADS_PER_DATAGRAM = 64  # of 16 bytes each: fits a datagram with its envelope
 
 BOOT_MAX = 2**32 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
@@ -105,7 +106,7 @@ class Observed:
 
     seq: int
     until: float
-    loads: dict[int, int]
+    loads: dict[int, Load]
 
 
 @dataclass(slots=True)
@@ -132,13 +133,13 @@ class BackendFacts:
         self._known: dict[int, Known] = {}
         self._doubts: dict[int, dict[int, float]] = {}
         self._observed: dict[int, Observed] = {}
-        self._totals: dict[int, int] = {}
+        self._totals: dict[int, Load] = {}
         self._peers: Sequence[Peer] = ()
         self._listeners: Sequence[Peer] = ()  # of loads
         self._answered: dict[int, None] = {}  # live peers that told us something, and were told all
         self._seq = 0
         self._changed: dict[int, None] = {}
-        self._loads: Mapping[int, int] = {}
+        self._loads: Mapping[int, Load] = {}
         self._loads_moved = False
         self._loads_sent_at = now
         self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
@@ -181,8 +182,8 @@ class BackendFacts:
             known.drain_clock += 1
             self._changed[backend] = None
 
-    def carry(self, loads: Mapping[int, int]) -> None:
-        """Our requests in flight, by backend; those with none are left out. Sent with the next tick of loads."""
+    def carry(self, loads: Mapping[int, Load]) -> None:
+        """What we have in flight, by backend; those with nothing are left out. Sent with the next tick of loads."""
         if loads != self._loads:
             self._loads = loads
             self._loads_moved = True
@@ -214,8 +215,8 @@ class BackendFacts:
         self._adopt(backend, boot + ahead, 0.0, now)
         return boot + ahead
 
-    def peer_load(self, backend: int) -> int:
-        return self._totals.get(backend, 0)
+    def peer_load(self, backend: int) -> Load:
+        return self._totals.get(backend, NO_LOAD)
 
     def doubts(self, backend: int, now: float) -> int:
         """How many peers called it ill lately."""
@@ -355,22 +356,22 @@ class BackendFacts:
         if len(message.loads) > BACKENDS_MAX:
             self.counters.dropped += 1
             return
-        loads = dict(message.loads)
+        loads = loads_of(message)
         self._replace(observed.loads if observed else {}, loads)
         until = now + self._settings.load_life_s * max(1.0, len(self._listeners) / self._settings.listeners_max)
         self._observed[peer.session] = Observed(message.seq, until, loads)
         self._expire_at = min(self._expire_at, until)
 
-    def _replace(self, before: Mapping[int, int], after: Mapping[int, int]) -> None:
+    def _replace(self, before: Mapping[int, Load], after: Mapping[int, Load]) -> None:
         totals, moved = self._totals, self.moved
         for backend, load in before.items():
-            totals[backend] -= load
+            totals[backend] = totals[backend].minus(load)
             moved[backend] = None
         for backend, load in after.items():
-            totals[backend] = totals.get(backend, 0) + load
+            totals[backend] = totals.get(backend, NO_LOAD).plus(load)
             moved[backend] = None
         for backend in before:
-            if not totals[backend]:
+            if totals[backend] == NO_LOAD:
                 del totals[backend]
 
     def _expire(self, now: float) -> None:
@@ -402,12 +403,27 @@ class BackendFacts:
         self._loads_moved = False
         self._loads_sent_at = now
         self._seq += 1
-        message = Loads(self._seq, tuple((backend, min(load, 0xFFFF)) for backend, load in self._loads.items()))
+        message = loads_message(self._seq, self._loads)
         small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
         plane = Plane.DATAGRAM if small else Plane.BULK
         most = self._settings.listeners_max
         for peer in self._some(self._listeners, most):
             self._outbox.append(Letter(peer.address, peer.session, plane, message))
+
+
+def loads_message(seq: int, loads: Mapping[int, Load]) -> Loads:
+    requests = tuple((backend, min(load.requests, 0xFFFF)) for backend, load in loads.items())
+    waits = tuple((min(load.waiting, 0xFFFF), min(load.tokens, 0xFFFF_FFFF)) for load in loads.values())
+    return Loads(seq, requests, waits)
+
+
+def loads_of(message: Loads) -> dict[int, Load]:
+    """By backend. Nobody has more waiting than he has in flight, whatever he says."""
+    waits = message.waits if len(message.waits) >= len(message.loads) else ((0, 0),) * len(message.loads)
+    return {
+        backend: Load(requests, min(waiting, requests), tokens)
+        for (backend, requests), (waiting, tokens) in zip(message.loads, waits, strict=False)
+    }
 
 
 def fact_of(backend: int, known: Known) -> Fact:

@@ -38,6 +38,7 @@ ROW_BYTES = 34
 PAIR = Struct("<QQ")
 BACKEND = Struct("<QI")
 LOAD = Struct("<QH")
+WAIT = Struct("<HI")
 FACT = Struct("<QIdBBI")
 COMMAND = Struct("<QdBHB32s")
 VERDICT_MAX = 3
@@ -99,6 +100,14 @@ def pack_loads(pairs: Pairs) -> bytes:
 
 def unpack_loads(field: object) -> Pairs:
     return tuple(LOAD.iter_unpack(column(field, LOAD.size, BACKENDS_MAX)))
+
+
+def pack_waits(pairs: Pairs) -> bytes:
+    return _pack_rows(WAIT, pairs, BACKENDS_MAX)
+
+
+def unpack_waits(field: object) -> Pairs:
+    return tuple(WAIT.iter_unpack(column(field, WAIT.size, BACKENDS_MAX)))
 
 
 def _pack_rows(row: Struct, rows: Iterable[tuple[int, int]], rows_max: int) -> bytes:

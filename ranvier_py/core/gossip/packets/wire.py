@@ -50,6 +50,7 @@ from ranvier_py.core.gossip.packets.columns import (
     pack_facts,
     pack_loads,
     pack_vector,
+    pack_waits,
     rows_column,
     unpack_backends,
     unpack_buckets,
@@ -59,6 +60,7 @@ from ranvier_py.core.gossip.packets.columns import (
     unpack_loads,
     unpack_sums,
     unpack_vector,
+    unpack_waits,
 )
 from ranvier_py.core.gossip.packets.fields import bad, fields_of, flag, identity, pack, u16, u32, u64
 from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES, BadFrame, Reason, UnknownKind
@@ -134,6 +136,7 @@ ENTRIES = Field(pack_entries, unpack_entries)
 VECTOR = Field(pack_vector, unpack_vector)
 BACKENDS = Field(pack_backends, unpack_backends)
 LOADS = Field(pack_loads, unpack_loads)
+WAITS = Field(pack_waits, unpack_waits)
 FACTS = Field(pack_facts, unpack_facts)
 COMMANDS = Field(pack_commands, unpack_commands)
 
@@ -155,7 +158,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.ROWS_WANTED, RowsWanted, (U32, U32, BUCKETS)),
     (Kind.ROWS, Rows, (U32, U32, FLAG, BACKENDS, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN)),
     (Kind.BUSY, Busy, (U32,)),
-    (Kind.LOADS, Loads, (U32, LOADS)),
+    (Kind.LOADS, Loads, (U32, LOADS, WAITS)),
     (Kind.FACTS, Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, Commands, (COMMANDS,)),
 )

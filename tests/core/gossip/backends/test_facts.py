@@ -5,6 +5,7 @@ from random import Random
 from ranvier_py.core.gossip.backends.facts import BackendFacts, Boot, Doubt, Drain, FactSettings, Verdict
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
+from ranvier_py.core.work import NO_LOAD, Load
 
 ENGINE, OTHER = 11, 22
 A, B, C = (Peer(session, ("127.0.0.1", 7000 + session)) for session in (1, 2, 3))
@@ -45,48 +46,48 @@ def hear(node: BackendFacts, peer: Peer, *facts: Fact, now: float = 1.0) -> None
 
 def test_loads_of_all_peers_add_up() -> None:
     net = Net(A, B, C)
-    net[B].carry({ENGINE: 3, OTHER: 1})
-    net[C].carry({ENGINE: 2})
+    net[B].carry({ENGINE: Load(3, 2, 900), OTHER: Load(1)})
+    net[C].carry({ENGINE: Load(2, 1, 50)})
     net.run(1.0)
-    assert net[A].peer_load(ENGINE) == 5
-    assert net[A].peer_load(OTHER) == 1
+    assert net[A].peer_load(ENGINE) == Load(5, 3, 950)
+    assert net[A].peer_load(OTHER) == Load(1)
     net[B].carry({})
     net.run(2.0)
-    assert net[A].peer_load(ENGINE) == 2
-    assert net[A].peer_load(OTHER) == 0
+    assert net[A].peer_load(ENGINE) == Load(2, 1, 50)
+    assert net[A].peer_load(OTHER) == NO_LOAD
     assert set(net[A].moved) == {ENGINE, OTHER}
 
 
 def test_an_older_report_of_load_is_ignored() -> None:
     node = Net(A, B)[A]
-    node.receive(B, Loads(2, ((ENGINE, 7),)), 1.0)
-    node.receive(B, Loads(1, ((ENGINE, 1),)), 1.1)
-    assert node.peer_load(ENGINE) == 7
+    node.receive(B, Loads(2, ((ENGINE, 7),), ()), 1.0)
+    node.receive(B, Loads(1, ((ENGINE, 1),), ()), 1.1)
+    assert node.peer_load(ENGINE) == Load(7)
     assert node.counters.loads_old == 1
 
 
 def test_the_load_of_a_silent_peer_expires() -> None:
     node = Net(A, B)[A]
-    node.receive(B, Loads(1, ((ENGINE, 7),)), 1.0)
+    node.receive(B, Loads(1, ((ENGINE, 7),), ()), 1.0)
     assert node.wake_at <= 4.0
     node.tick(3.9)
-    assert node.peer_load(ENGINE) == 7
+    assert node.peer_load(ENGINE) == Load(7)
     node.tick(4.0)
-    assert node.peer_load(ENGINE) == 0
+    assert node.peer_load(ENGINE) == NO_LOAD
 
 
 def test_the_load_of_a_peer_that_left_goes_at_once() -> None:
     node = Net(A, B)[A]
-    node.receive(B, Loads(1, ((ENGINE, 7),)), 1.0)
+    node.receive(B, Loads(1, ((ENGINE, 7),), ()), 1.0)
     node.peers([])
-    assert node.peer_load(ENGINE) == 0
+    assert node.peer_load(ENGINE) == NO_LOAD
 
 
 def test_load_travels_by_datagram_while_it_fits_one() -> None:
     net = Net(A, B)
-    net[A].carry(dict.fromkeys(range(10), 1))
+    net[A].carry(dict.fromkeys(range(10), Load(1)))
     net[A].tick(1.0)
-    net[A].carry(dict.fromkeys(range(1000), 1))
+    net[A].carry(dict.fromkeys(range(1000), Load(1)))
     net[A].tick(2.0)
     planes = [letter.plane for letter in net.outbox[A] if isinstance(letter.message, Loads)]
     assert planes == [Plane.DATAGRAM, Plane.BULK]
@@ -94,10 +95,10 @@ def test_load_travels_by_datagram_while_it_fits_one() -> None:
 
 def test_unchanged_load_is_repeated_before_it_expires() -> None:
     net = Net(A, B)
-    net[A].carry({ENGINE: 1})
+    net[A].carry({ENGINE: Load(1)})
     for tenth in range(100):
         net.run(1.0 + tenth / 10)
-        assert net[B].peer_load(ENGINE) == 1
+        assert net[B].peer_load(ENGINE) == Load(1)
 
 
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
@@ -205,3 +206,11 @@ def test_facts_of_more_backends_than_there_can_be_are_dropped_and_counted() -> N
     many = tuple(Fact(key, 1, 0.0, 1, False, 0) for key in range(5000))
     hear(node, B, *many)
     assert node.counters.dropped == 5000 - 4096
+
+
+def test_a_peer_that_tells_no_waits_is_heard_all_the_same() -> None:
+    node = Net(A, B)[A]
+    node.receive(B, Loads(1, ((ENGINE, 7), (OTHER, 1)), ((9, 500),)), 1.0)
+    assert node.peer_load(ENGINE) == Load(7)
+    node.receive(B, Loads(2, ((ENGINE, 7),), ((9, 500),)), 1.0)
+    assert node.peer_load(ENGINE) == Load(7, 7, 500), "nobody has more waiting than in flight"

@@ -73,7 +73,7 @@ EXAMPLES: tuple[Message, ...] = (
     RowsWanted(9, 2, b"\x00\x00\xff\x0f"),
     rows_of(3),
     Busy(9),
-    Loads(4, ((11, 0), (12, 65535))),
+    Loads(4, ((11, 0), (12, 65535)), ((0, 0), (65535, 2**32 - 1))),
     Facts(SESSION, 5, (Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1))),
     Commands((Command(3, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
 )
@@ -151,7 +151,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     RowsWanted: st.builds(RowsWanted, u32, u32, buckets),
     Rows: rows(),
     Busy: st.builds(Busy, u32),
-    Loads: st.builds(Loads, u32, many(st.tuples(u64, u16))),
+    Loads: st.builds(Loads, u32, many(st.tuples(u64, u16)), many(st.tuples(u16, u32))),
     Facts: st.builds(Facts, identities, u32, many(facts)),
     Commands: st.builds(Commands, many(commands, 3)),
 }
