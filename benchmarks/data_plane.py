@@ -52,15 +52,15 @@ class Case:
     name: str
     connections: int
     history_bytes: int
-    kind: str = ""  # of answer: one piece, or a stream: written at once, by chunks or in steps
+    manner: str = ""  # how engines write a stream: at_once, in single writes, in steps; "" is no stream
 
 
 CASES = (
     Case("chat_3kB", 16, 3_000),
     Case("chat_60kB", 16, 60_000),
-    Case("stream_100_chunks", 16, 3_000, kind="stream"),
-    Case("stream_100_writes", 16, 3_000, kind="writes"),
-    Case("stream_in_10_steps", 16, 3_000, kind="steps"),
+    Case("stream_100_chunks", 16, 3_000, manner="at_once"),
+    Case("stream_100_writes", 16, 3_000, manner="writes"),
+    Case("stream_in_10_steps", 16, 3_000, manner="steps"),
     Case("one_connection", 1, 3_000),
 )
 
@@ -211,21 +211,29 @@ def peer_router(peer: Peer, bin_dir: Path, urls: list[str]) -> Iterator[str]:
 def load(base: str, case: Case, seconds: float) -> dict[str, float]:
     """One run of wrk: requests/s, p50 and p99 in µs, and failures."""
     command = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "-s", str(SCRIPT)]
-    command += [f"{base}/v1/chat/completions", "--", str(case.history_bytes), case.kind]
+    command += [f"{base}/v1/chat/completions", "--", str(case.history_bytes), "stream" if case.manner else ""]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = json.loads(output.split("RESULT ", 1)[1])
     found["per_s"] = found["requests"] / found["seconds"]
     return dict(found)
 
 
-def measure(targets: dict[str, str], rounds: int, seconds: float) -> dict[str, Any]:
+def tell(engine_urls: list[str], case: Case) -> None:
+    """Have the engines stream as the case wants it: over their own port, for not every router passes fields on."""
+    for url in engine_urls:
+        await_answer(f"{url}/manner/{case.manner or 'at_once'}")
+
+
+def measure(targets: dict[str, str], engine_urls: list[str], rounds: int, seconds: float) -> dict[str, Any]:
     """By case and target: medians over the rounds, and all of them."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {case.name: {name: [] for name in targets} for case in CASES}
     for case in CASES:  # nobody is measured cold: each target has met the histories of each case
+        tell(engine_urls, case)
         for base in targets.values():
             load(base, case, WARM_UP_S)
     for number in range(rounds):
         for case in CASES:
+            tell(engine_urls, case)
             for name, base in targets.items():
                 runs[case.name][name].append(load(base, case, seconds))
                 best = runs[case.name][name][-1]
@@ -290,7 +298,7 @@ def main() -> None:
             except (OSError, subprocess.CalledProcessError) as error:  # TimeoutError is an OSError
                 left_out[peer.name] = str(error)
                 print(f"left out: {peer.name}: {error}")
-        cases = measure(targets, options.rounds, options.seconds)
+        cases = measure(targets, urls, options.rounds, options.seconds)
     result = {
         "question": "requests/s and added latency of this node beside other routers and none",
         "rounds": options.rounds,

@@ -2,9 +2,10 @@
 
 One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
 answers several times as many requests as any of them forwards. A POST gets a chat completion, or with "stream": true a
-hundred server-sent events: in one write; with "user": "writes" each in a write of its own, back to back, as engines
-write their tokens; with "user": "steps" in pieces of ten, interleaved over all running streams. A GET gets what routers
-ask engines when they register them. It trusts its clients and is for benchmarks alone.
+hundred server-sent events. GET /manner/… says how from now on: `at_once` in one write; `writes` each event in a write
+of its own, back to back, as engines write their tokens; `steps` in pieces of ten, interleaved over all running streams.
+(Routers that write the body anew move `stream` to its end, and drop fields that they do not know.) Any other GET gets
+what routers ask engines when they register them. It trusts its clients and is for benchmarks alone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ STREAM = STREAM_HEAD + CHUNK * CHUNKS + STREAM_END
 ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 STREAMED = re.compile(rb'"stream": ?true')
-MANNER = re.compile(rb'"user":"(steps|writes)"')
+FIRST_BYTES, LAST_BYTES = 200, 1000
+"""Of a body: where `stream` is found, ahead of the messages or behind them. Searching it all would cost more."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,6 @@ class Connection:
     sock: socket.socket
     missing: int = 0  # bytes of the body that are still to come
     streams: bool = False
-    manner: bytes = b""  # of streaming: b"" in one write, b"writes" or b"steps"
     reads_only: bool = False
     pieces: int = 0  # left of the stream that runs
 
@@ -66,6 +67,7 @@ class Stub:
         self.listener.setblocking(False)
         self.connections: dict[int, Connection] = {}
         self.streaming: dict[int, Connection] = {}
+        self.manner = "at_once"
         self.epoll = select.epoll()
         self.epoll.register(self.listener, select.EPOLLIN)
 
@@ -94,15 +96,18 @@ class Stub:
             self.close(fd, connection)
             return
         if connection.missing:
+            end = 0
             connection.missing -= len(data)
         else:
             end = data.find(b"\r\n\r\n") + 4
             length = LENGTH.search(data, 0, end)
             connection.missing = int(length[1]) - (len(data) - end) if length else 0
             connection.reads_only = data.startswith(b"GET")
-            connection.streams = STREAMED.search(data, end, end + 200) is not None
-            manner = MANNER.search(data, end, end + 200)
-            connection.manner = manner[1] if manner else b""
+            connection.streams = STREAMED.search(data, end, end + FIRST_BYTES) is not None
+            if data.startswith(b"GET /manner/"):
+                self.manner = data.split(b" ", 2)[1].rpartition(b"/")[2].decode()
+        if not connection.streams:
+            connection.streams = STREAMED.search(data, max(end, len(data) - LAST_BYTES)) is not None
         if connection.missing <= 0:
             connection.missing = 0
             self.answer(fd, connection)
@@ -111,11 +116,11 @@ class Stub:
         with suppress(OSError):
             if not connection.streams:
                 connection.sock.send(INFORMATION if connection.reads_only else ANSWER)
-            elif connection.manner == b"steps":
+            elif self.manner == "steps":
                 connection.sock.send(STREAM_HEAD)
                 connection.pieces = CHUNKS // CHUNKS_PER_WRITE
                 self.streaming[fd] = connection
-            elif connection.manner == b"writes":
+            elif self.manner == "writes":
                 send = connection.sock.send  # all of it is 16 kB: room for that is in every empty buffer
                 send(STREAM_HEAD)
                 for _ in range(CHUNKS):

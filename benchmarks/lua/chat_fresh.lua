@@ -1,5 +1,5 @@
 -- Chats that go on: every request repeats one of 64 histories and adds a message nobody has seen.
--- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream|writes|steps]
+-- wrk … -s chat_fresh.lua URL -- HISTORY_BYTES [stream]
 local HISTORIES, TURN_BYTES, NEW_BYTES = 64, 300, 200
 local WORDS = { "water", "ledger", "copper", "winter", "signal", "garden", "orbit", "timber", "violin", "harbour" }
 local prefixes, sent = {}, 0
@@ -27,12 +27,7 @@ end
 
 function init(arguments)
   local bytes = tonumber(arguments[1] or "3000")
-  local kind = ""
-  if arguments[2] == "stream" then
-    kind = '"stream":true,'
-  elseif (arguments[2] or "") ~= "" then
-    kind = '"stream":true,"user":"' .. arguments[2] .. '",'
-  end
+  local kind = arguments[2] == "stream" and '"stream":true,' or ""
   math.randomseed(20)
   for number = 1, HISTORIES do
     prefixes[number] = '{"model":"m",' .. kind .. '"messages":[' .. history(number, bytes)
