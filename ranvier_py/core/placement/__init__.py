@@ -44,9 +44,14 @@ class Candidate(Protocol):
         ...
 
     @property
+    def own_waiting(self) -> int:
+        """Our own of these."""
+        ...
+
+    @property
     def progress_at(self) -> float:
-        """Seconds, monotonic: when the first of the waiting ones became the first: at its departure, or at the latest
-        first token."""
+        """Seconds, monotonic: when the first of our own waiting ones became the first: at its departure, or at our
+        latest first token there."""
         ...
 
     @property
