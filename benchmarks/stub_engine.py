@@ -49,7 +49,7 @@ ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 STREAMED = re.compile(rb'"stream": ?true')
 FIRST_BYTES, LAST_BYTES = 200, 1000
-"""Of a body: where `stream` is found, ahead of the messages or behind them. Searching it all would cost more."""
+"""Of each piece of a body: where `stream` is found, ahead of the messages or behind them. All of it would cost more."""
 
 
 @dataclass(slots=True)
@@ -103,11 +103,11 @@ class Stub:
             length = LENGTH.search(data, 0, end)
             connection.missing = int(length[1]) - (len(data) - end) if length else 0
             connection.reads_only = data.startswith(b"GET")
-            connection.streams = STREAMED.search(data, end, end + FIRST_BYTES) is not None
+            connection.streams = False
             if data.startswith(b"GET /manner/"):
                 self.manner = data.split(b" ", 2)[1].rpartition(b"/")[2].decode()
-        if not connection.streams:
-            connection.streams = STREAMED.search(data, max(end, len(data) - LAST_BYTES)) is not None
+        for first, last in ((end, end + FIRST_BYTES), (max(end, len(data) - LAST_BYTES), len(data))):
+            connection.streams = connection.streams or STREAMED.search(data, first, last) is not None
         if connection.missing <= 0:
             connection.missing = 0
             self.answer(fd, connection)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,10 +13,10 @@ MESSAGES = b'"messages":[{"role":"user","content":"%b"}]' % (b"words " * 500)
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+def port() -> int:
     stub = Stub(0)
     threading.Thread(target=stub.run, daemon=True).start()
-    yield stub.listener.getsockname()[1]
+    return int(stub.listener.getsockname()[1])
 
 
 def asked(port: int, method: str, path: str, body: bytes = b"") -> bytes:
