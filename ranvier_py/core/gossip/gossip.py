@@ -22,6 +22,7 @@ from ranvier_py.core.gossip.backends.facts import BackendFacts
 from ranvier_py.core.gossip.backends.orders import Orders
 from ranvier_py.core.gossip.company import Company
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
+from ranvier_py.core.gossip.membership.circle import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.counts import MembersStatistics, MemberView
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
@@ -47,8 +48,8 @@ MYSELF_S = 60.0
 """An address that turned out to be our own is left alone so long; then it may be somebody else's."""
 
 STRANGERS_MAX = 8
-"""Of the addresses that are named at one time so many are greeted, where no live member is known: one that answers is
-enough, and DNS names them all, again and again."""
+"""Of MESH_MEMBERS_MAX addresses or more that are named at one time so many are greeted: one that answers is enough, and
+DNS names them all, again and again."""
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 
@@ -188,7 +189,7 @@ class Gossip:
         if not self.members.circle.is_mesh:
             known = {member.address for member in self.members.alive()}
             addresses = [address for address in addresses if address not in known]
-        for address in addresses[:STRANGERS_MAX]:
+        for address in addresses if len(addresses) < MESH_MEMBERS_MAX else addresses[:STRANGERS_MAX]:
             self._greet(address, now)
         self._settle(now)
 

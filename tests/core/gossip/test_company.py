@@ -48,6 +48,13 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     assert count < NODES * (NODES - 1)
 
 
+def test_lessons_are_told_on_however_few_the_neighbours_are() -> None:
+    """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
+    for mind in minds():
+        assert mind.gossip.routes._post.relays
+        assert len(mind.gossip.routes._post.listeners) == 3
+
+
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
     for mind in minds():
         near = mind.gossip.members.circle.near()

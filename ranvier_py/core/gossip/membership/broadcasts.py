@@ -4,6 +4,10 @@ One slot for each subject: a newer update replaces the older one and starts agai
 `mult * ceil(log10(members + 1))` times (SWIM; the number is memberlist's), the least often sent first; among new ones
 the latest first, so that a refutation leaves with the very next packet.
 
+While more than STORM wait, as when hundreds start together, who hears one of them again knows that others spread it,
+and counts that like `mult` sendings of his own (rumours with feedback: Demers and others, PODC 1987). That ends a storm
+in seconds instead of a minute, but leaves a gap here and there, so lists are compared after it (`member_lists`).
+
 Bounds: `2 * members` updates, at least SLOTS_MIN; beyond, the most often sent goes. An update that no datagram could
 ever hold is not queued at all (cortex#4327, smg#808); the push-pull of whole lists carries it. Both are counted.
 Cost: O(updates taken) for each packet; the size of an update is measured once.
@@ -17,6 +21,9 @@ from math import inf
 
 from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.messages import Update
+
+STORM = 256
+"""Updates: what a node sends in about a second, in packets of 17."""
 
 SLOTS_MIN = 64
 """Also a node that knows hardly anybody relays what it hears while it joins."""
@@ -75,6 +82,21 @@ class Broadcasts:
             self._drop_most_sent()
         self._put(0, subject, (update, size))
         self.wake_at = min(self.wake_at, max(now, self._tick_after))
+
+    @property
+    def storming(self) -> bool:
+        """Whether so much waits that all of it would take long."""
+        return len(self._tier_of) > STORM
+
+    def echoed(self, subject: int) -> None:
+        """What is said about it came back from somebody else."""
+        tier = self._tier_of.get(subject)
+        if tier is None or not self.storming:
+            return
+        entry = self._tiers[tier].pop(subject)
+        del self._tier_of[subject]
+        if tier + self._mult < self.times:
+            self._put(tier + self._mult, subject, entry)
 
     def drop(self, subject: int) -> None:
         """Say no more about it."""

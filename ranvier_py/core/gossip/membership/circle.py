@@ -27,8 +27,8 @@ MESH_MEMBERS_MAX = 64
 SHARED_RINGS, ALL_RINGS = (0, 1, 2), (3,)
 """Of members with the same schema; of all. Routes are told along the first ones (`route_post`)."""
 
-STEPS = 3
-"""On each ring, each way: some 24 neighbours. Two of them may be unreachable without a gap in the ring."""
+STEPS = 2
+"""On each ring, each way: some 16 neighbours. One of them may be unreachable without a gap in the ring."""
 
 
 class Side:

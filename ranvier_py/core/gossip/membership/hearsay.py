@@ -56,6 +56,8 @@ class Hearsay:
         record = update.record
         known = self._ledger.roster.get(record.session)
         if known is not None and known.record is record and record.state is State.ALIVE:
+            if not listed:
+                self._ledger.broadcasts.echoed(record.session)
             return None  # most of what goes about in a large cluster; one row is one object (`packets.records`)
         if record.epoch > EPOCH_MAX:
             self._counts.absurd += 1

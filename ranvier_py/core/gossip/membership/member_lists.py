@@ -3,7 +3,8 @@
 With whom and when: with a session that has just proved itself while this node joins, or when it was held for dead (a
 cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster, and
 sooner when somebody has come back from the dead. A node that joins reads a few lists at a quick pace first, since its
-first partner may be as new as itself.
+first partner may be as new as itself. A large cluster that grows fast is read about again soon, until a list brings
+nobody new: gossip leaves gaps then (`broadcasts`).
 
 A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
 that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK. So do
@@ -43,6 +44,9 @@ JOIN_LISTS = 3
 JOIN_S = 1.0
 """That pace; slower each time while nobody answers. Also the shortest time between two exchanges when cuts heal."""
 
+GROWING_MEMBERS, GROWING_S = 64, 3.0
+"""More members than these that have become more since the last exchange: the next one is so soon."""
+
 ANSWERED_RECORDS = 20_000
 """Sent in answer within one second, some 1.3 MB: twenty nodes that join twenty are answered at once, a thousand that
 start together take turns."""
@@ -79,6 +83,7 @@ class MemberLists:
         self._join_s = JOIN_S / 2  # doubled with each question, so the first pace is JOIN_S
         self._asked_at: dict[int, float] = {}  # who asked within the last second
         self._met_at = -JOIN_S
+        self._lived = 0  # live members at the last exchange
         self._unanswered = 0  # questions since a list came
 
     @property
@@ -95,6 +100,9 @@ class MemberLists:
         pace_s = self._health.profile.exchange_s(self._ledger.members)
         if self.joining:
             pace_s = self._join_s = min(2 * self._join_s, pace_s)
+        elif self._ledger.roster.live > max(self._lived, GROWING_MEMBERS):
+            pace_s = min(pace_s, GROWING_S)
+        self._lived = self._ledger.roster.live
         self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
         met = self._ledger.circle.acquainted()
         if met:
@@ -114,6 +122,10 @@ class MemberLists:
     def hurry(self, now: float) -> None:
         """Compare soon: what refuted a death may have been said while nobody here could hear it."""
         self.wake_at = min(self.wake_at, now + self._rng.uniform(0.2, 1.0) * JOIN_S)
+
+    def soon(self, now: float) -> None:
+        """So much is spread at once that some of it may be missed."""
+        self.wake_at = min(self.wake_at, now + self._rng.uniform(0.8, 1.2) * GROWING_S)
 
     def answer(self, peer: Peer, now: float, plane: Plane = Plane.DATAGRAM) -> None:
         """Send the list to somebody who asked for it there."""

@@ -88,16 +88,8 @@ class Members:
         self._prober = Prober(self._ledger, self._post, self._health, counts, rng)
         self._relays = Relays(self._ledger.roster, self._post, counts)
         self._hearsay = Hearsay(self._identity, self._ledger, self._post, self._health, counts)
-        self._lists = MemberLists(
-            self._identity,
-            self._ledger,
-            self._health,
-            outbox,
-            counts,
-            rng,
-            size_of=size_of,
-            datagram_bytes=room if datagrams else 0,
-        )
+        parts = self._identity, self._ledger, self._health
+        self._lists = MemberLists(*parts, outbox, counts, rng, size_of=size_of, datagram_bytes=room if datagrams else 0)
         self.circle = self._ledger.circle
         self.left_at = inf  # after `leave`: when the news has spread and this node may stop
         self._awake_at = now  # lateness before this is settled
@@ -147,9 +139,8 @@ class Members:
         if self._identity.leaving:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
         ledger = self._ledger
-        if ledger.circle.widened:
-            return 0.0
-        return min(self._timers_at, ledger.greetings.wake_at, ledger.contacts.wake_at)
+        greetings_at = 0.0 if ledger.circle.widened else ledger.greetings.wake_at
+        return min(self._timers_at, greetings_at, ledger.contacts.wake_at)
 
     @property
     def _timers_at(self) -> float:
@@ -398,3 +389,5 @@ class Members:
             if not self._post.gossip(member):
                 break
         self._broadcasts.ticked(now)
+        if self._broadcasts.storming:
+            self._lists.soon(now)

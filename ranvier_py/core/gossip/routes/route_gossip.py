@@ -164,7 +164,7 @@ class RouteGossip:
         """
         others = [peer for peer in live if peer.session != self._logs.session]
         before = self._post.peers
-        self._post.meet(others)
+        self._post.meet(others, len(members))
         sessions = list(self._post.peers)
         self._members = members
         everybody = dict.fromkeys((*sessions, *members))

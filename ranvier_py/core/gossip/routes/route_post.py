@@ -38,12 +38,12 @@ class RoutePost:
         self._node = Window(settings.node_bytes_per_s)
         self._windows: dict[int, Window] = {}
 
-    def meet(self, live: Sequence[Peer]) -> None:
-        """These are the live peers now."""
+    def meet(self, live: Sequence[Peer], members: int = 0) -> None:
+        """These are the live peers now, of so many members: in a large cluster peers are but neighbours."""
         settings = self._settings
         self.order = tuple(live)
         self.peers = {peer.session: peer for peer in live}
-        self.relays = len(live) >= settings.mesh_nodes_max
+        self.relays = max(len(live), members) >= settings.mesh_nodes_max
         self.listeners = self._rings.successors(self.order) if self.relays else self.order
         kept = self._windows
         self._windows = {

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.membership.broadcasts import MISFITS_MAX, SLOTS_MIN, Broadcasts
+from ranvier_py.core.gossip.membership.broadcasts import MISFITS_MAX, SLOTS_MIN, STORM, Broadcasts
 from ranvier_py.core.gossip.membership.counts import Counts
 from ranvier_py.core.gossip.messages import State, Update
 from tests.core.gossip.membership.small_cluster import record_of
@@ -122,3 +122,30 @@ def test_a_packet_holds_each_subject_once_and_no_more_than_its_room(
         assert len({entry.record.session for entry in taken}) == len(taken)
         assert all(latest[entry.record.session] == entry for entry in taken), "an old update after a newer one"
         assert len(broadcasts) <= max(SLOTS_MIN, 2 * members)
+
+
+def test_in_a_storm_what_others_spread_too_is_soon_said_no_more() -> None:
+    """A thousand nodes that start at once would repeat themselves for a minute."""
+    broadcasts, _ = queue(members=1000)
+    for session in range(1, STORM + 2):
+        broadcasts.push(update(session), 0.0)
+    assert broadcasts.storming
+    for _ in range(3):
+        broadcasts.echoed(1)
+    assert len(broadcasts) == STORM + 1
+    broadcasts.echoed(1)
+    assert len(broadcasts) == STORM
+    for _ in range(99):
+        broadcasts.echoed(2)
+    assert len(broadcasts) == STORM
+
+
+def test_without_a_storm_each_update_is_sent_as_often_as_it_should() -> None:
+    """Feedback leaves gaps, and lists that fill them are rare then."""
+    broadcasts, _ = queue(members=100)
+    broadcasts.push(update(1), 0.0)
+    sent = 0
+    while broadcasts.take(1000):
+        broadcasts.echoed(1)
+        sent += 1
+    assert sent == 12

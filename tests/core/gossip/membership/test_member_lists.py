@@ -97,6 +97,21 @@ def test_a_joining_node_reads_a_few_lists_quickly_and_then_seldom() -> None:
     assert len(asked) - len(quick) <= 2
 
 
+def test_a_large_cluster_that_grows_is_read_about_again_until_it_does_not() -> None:
+    """Gossip leaves gaps when hundreds join at once; the next exchange of a thousand is minutes away."""
+    node, others = Lister(), thousand(400)
+    for other in others[:3]:
+        node.members.proved(other, node.now)
+        node.reads(other, others[:200])
+    node.run(60.0)
+    node.lists()
+    node.reads(others[0], others)
+    node.members._lists.wake_at = node.now
+    node.run(40.0)
+    asked = [letter for letter in node.lists() if isinstance(letter.message, MemberList) and letter.message.reply]
+    assert len(asked) == 2
+
+
 def test_a_joining_node_that_nobody_answers_asks_ever_more_slowly() -> None:
     """Each question carries its whole list."""
     node, others = Lister(), thousand(5)
