@@ -67,30 +67,32 @@ class Cell(NamedTuple):
     seconds: float
     seed: int
     chats_per_s: float
+    commit: str
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    nodes, loss, seconds, seed, chats_per_s = cell
+    nodes, loss, seconds, seed, chats_per_s, code = cell
     began = time.perf_counter()
     gc.disable()  # as the simulator's own command: nothing here makes cycles
     result = simulate(scenario_of(nodes, loss, seconds, chats_per_s), seed, Minds())
     wall_s = time.perf_counter() - began
     assert result.violation is None, f"{nodes} nodes, loss {loss}: {result.violation}"
-    head = {"nodes": nodes, "loss": loss, "chats_per_s": chats_per_s, "virtual_s": seconds, "commit": commit()}
+    head = {"nodes": nodes, "loss": loss, "chats_per_s": chats_per_s, "virtual_s": seconds, "commit": code}
     speed = {"events_per_wall_s": round(result.events / wall_s), "virtual_per_wall": round(seconds / wall_s, 2)}
     return head | {name: result.measures[name] for name in KEPT} | speed
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
-    """All runs that were asked for."""
+    """All runs that were asked for, of the code as it is now."""
+    code = commit()
     losses = [float(percent) / 100 for percent in options.loss.split(",")]
     for nodes in map(int, options.nodes.split(",")):
         if nodes < CROWD:
-            yield Cell(nodes, 0.0, options.seconds, options.seed, 0.0)
+            yield Cell(nodes, 0.0, options.seconds, options.seed, 0.0, code)
         chats_per_s = options.chats_per_s if nodes < CROWD else min(CROWD_CHATS_PER_S, options.chats_per_s)
         for loss in losses:
             if nodes < CROWD or loss <= CROWD_LOSS_MAX:
-                yield Cell(nodes, loss, options.seconds, options.seed, chats_per_s)
+                yield Cell(nodes, loss, options.seconds, options.seed, chats_per_s, code)
 
 
 def kept(sizes: set[int]) -> list[dict[str, Any]]:
