@@ -1,0 +1,76 @@
+"""Which prefixes one engine holds, each at the nearest tier, and what changed since this was last asked.
+
+Two blocks of an engine may share a prefix of ours: blocks of 32 tokens that part after 16. So each fingerprint counts
+its holders by tier. Cost: about 1 us for a change; memory is that of a dict entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.kv.values import HELD_TIERS, Tier
+
+HOLDERS_BITS = 24  # more than blocks there can be
+HOLDERS_MASK = (1 << HOLDERS_BITS) - 1
+
+
+class Change(NamedTuple):
+    """A prefix is at `tier` now; ABSENT: it went. `parent` is the next shorter prefix, 0 for none."""
+
+    fingerprint: Fingerprint
+    tokens: int
+    tier: Tier
+    parent: Fingerprint
+
+
+class HeldPrefixes:
+    """Holders of each prefix, by tier."""
+
+    def __init__(self) -> None:
+        self._holders: dict[Fingerprint, int] = {}
+        self._before: dict[Fingerprint, Change] = {}  # as it was when this was last asked
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        return nearest(self._holders.get(fingerprint, 0))
+
+    def tiers(self) -> Mapping[Fingerprint, Tier]:
+        """All that are held. O(all)."""
+        return {fingerprint: nearest(holders) for fingerprint, holders in self._holders.items()}
+
+    def move(self, fingerprint: Fingerprint, tokens: int, parent: Fingerprint, old: Tier, new: Tier) -> None:
+        """One holder of this prefix went from one tier to another."""
+        holders = self._holders.get(fingerprint, 0)
+        before = nearest(holders)
+        if old is not Tier.ABSENT:
+            holders -= 1 << (HOLDERS_BITS * old)
+        if new is not Tier.ABSENT:
+            holders += 1 << (HOLDERS_BITS * new)
+        if holders:
+            self._holders[fingerprint] = holders
+        else:
+            del self._holders[fingerprint]
+        if nearest(holders) is not before:
+            self._before.setdefault(fingerprint, Change(fingerprint, tokens, before, parent))
+
+    def drain(self) -> tuple[Change, ...]:
+        """What is otherwise than it was at the last call."""
+        changes = []
+        for fingerprint, before in self._before.items():
+            now = self.tier(fingerprint)
+            if now is not before.tier:
+                changes.append(before._replace(tier=now))
+        self._before.clear()
+        return tuple(changes)
+
+
+def nearest(holders: int) -> Tier:
+    if holders & HOLDERS_MASK:
+        return Tier.GPU
+    if not holders:
+        return Tier.ABSENT
+    return next(tier for tier in HELD_TIERS if holders >> (HOLDERS_BITS * tier) & HOLDERS_MASK)
