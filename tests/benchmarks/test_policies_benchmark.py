@@ -1,0 +1,186 @@
+"""The arithmetic of the policies benchmark's goals on made-up figures, and one run from traffic to goals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import policies, policies_workloads, shapes_traces
+from benchmarks.policies_goals import (
+    Cells,
+    Row,
+    affinity_hits,
+    better_than_each,
+    cells_of,
+    goals,
+    negative_control,
+    never_worse,
+    ratio,
+)
+from benchmarks.policies_workloads import AMPLE, TIGHT, WORKLOADS, alone, sessions
+from ranvier_py.replay.jobs import execute_all
+from ranvier_py.replay.trace import Trace
+
+
+def row(policy: str, p90_s: float, *, load: float = 0.5, nodes: int = 1, hits: float = 0.5, workload: str = "w") -> Row:
+    return Row(
+        workload=workload,
+        cache=AMPLE,
+        nodes=0 if policy.startswith("oracle") else nodes,
+        load=load,
+        rate=load,
+        policy=policy,
+        ttft_p50_s=p90_s / 2,
+        ttft_p90_s=p90_s,
+        ttft_p99_s=2 * p90_s,
+        ttft_mean_s=p90_s / 2,
+        e2e_p50_s=1.0,
+        hit_rate=hits,
+        predicted_hit_rate=hits,
+        requests_per_s=1.0,
+        max_over_mean=1.0,
+        failed=0,
+        regret_s=None,
+        processor_s=0.0,
+    )
+
+
+def cells(*rows: Row) -> Cells:
+    return cells_of(rows)
+
+
+def test_an_oracle_stands_beside_every_number_of_nodes_of_its_load() -> None:
+    found = cells(row("ttft", 1.0), row("ttft", 1.0, nodes=4), row("ttft", 1.0, load=0.9), row("oracle_ttft", 0.9))
+    assert [sorted(cell) for cell in found.values()] == [["oracle_ttft", "ttft"], ["oracle_ttft", "ttft"], ["ttft"]]
+
+
+def test_ttft_may_be_two_percent_behind_the_best_other_policy_and_no_more() -> None:
+    within = never_worse(cells(row("ttft", 1.02), row("affinity", 1.0), row("random", 5.0), row("oracle_ttft", 0.1)))
+    assert within["reached"]
+    beyond = never_worse(cells(row("ttft", 1.03), row("affinity", 1.0), row("random", 5.0)))
+    assert not beyond["reached"]
+    assert [(miss["other"], miss["ratio"]) for miss in beyond["missed"]] == [("affinity", 1.03)]
+
+
+def test_misses_are_listed_with_the_worst_first() -> None:
+    found = never_worse(
+        cells(
+            row("ttft", 1.1),
+            row("affinity", 1.0),
+            row("ttft", 3.0, load=0.9),
+            row("affinity", 1.0, load=0.9),
+            row("ttft", 0.5, load=0.7),
+            row("affinity", 1.0, load=0.7),
+        )
+    )
+    assert [miss["ratio"] for miss in found["missed"]] == [3.0, 1.1]
+    assert found["cells"] == 3
+    assert found["ratio"] == pytest.approx((1.1 * 3.0 * 0.5) ** (1 / 3), abs=1e-4)
+
+
+def test_nothing_to_compare_is_no_goal_reached() -> None:
+    assert not never_worse({})["reached"]
+
+
+def test_two_thirds_of_the_cells_are_counted_for_each_other_policy() -> None:
+    rows = [row("ttft", 1.0, load=load) for load in (0.1, 0.2, 0.3)]
+    rows += [row("affinity", p90_s, load=load) for p90_s, load in ((2.0, 0.1), (2.0, 0.2), (0.9, 0.3))]
+    rows += [row("random", p90_s, load=load) for p90_s, load in ((1.0, 0.1), (2.0, 0.2), (0.9, 0.3))]
+    found = better_than_each(cells(*rows))
+    assert found["by_policy"]["affinity"]["share"] == pytest.approx(2 / 3, abs=1e-3)
+    assert found["missed"] == ["random"]  # a draw is not better
+
+
+def test_hits_are_compared_where_caches_suffice_alone() -> None:
+    pair = [row("affinity", 1.0, hits=0.70), row("oracle_greedy", 1.0, hits=0.73)]
+    assert [miss["below"] for miss in affinity_hits(cells(*pair), AMPLE)["missed"]] == [0.03]
+    assert affinity_hits(cells(*(each._replace(cache=TIGHT) for each in pair)), AMPLE)["cells"] == 0
+    near = [row("affinity", 1.0, hits=0.711), row("oracle_greedy", 1.0, hits=0.73)]
+    assert affinity_hits(cells(*near), AMPLE)["reached"]
+
+
+def test_the_negative_control_asks_every_policy_on_that_workload_alone() -> None:
+    found = negative_control(
+        cells(
+            row("least_loaded", 1.0), row("affinity", 1.005), row("chwbl", 1.5), row("oracle_greedy", 9.0),
+            row("least_loaded", 1.0, workload="other"), row("affinity", 9.0, workload="other"),
+        ),
+        ["w"],
+    )  # fmt: skip
+    assert found["missed"] == ["chwbl"]
+    assert sorted(found["by_policy"]) == ["affinity", "chwbl"]
+
+
+@pytest.mark.parametrize(("ours", "other", "expected"), [(1.0, 2.0, 0.5), (0.0, 0.0, 1.0), (1.0, 0.0, 1e9)])
+def test_nothing_against_nothing_is_a_draw(ours: float, other: float, expected: float) -> None:
+    assert ratio(ours, other) == expected
+
+
+# --- traffic --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retime", [alone, sessions, policies_workloads.poisson])
+def test_a_draw_moves_requests_in_time_and_changes_nothing_else(retime: policies_workloads.Retime) -> None:
+    trace = shapes_traces.chat_threads(1, threads=20)
+    drawn, again, other = retime(trace, 1), retime(trace, 1), retime(trace, 2)
+    times = [request.at for request in drawn.requests]
+    assert times == sorted(times)
+    assert times == [request.at for request in again.requests] != [request.at for request in other.requests]
+    assert sorted(request.blocks for request in drawn.requests) == sorted(request.blocks for request in trace.requests)
+    assert times[-1] == pytest.approx(trace.requests[-1].at, rel=0.5)
+
+
+def test_turns_keep_their_distances_when_sessions_are_drawn_anew() -> None:
+    trace = shapes_traces.chat_threads(1, threads=20)
+
+    def gaps(of: Trace) -> list[float]:
+        times = [request.at for request in of.requests if request.session == "thread 3"]
+        return [round(at - times[0], 6) for at in times]
+
+    assert gaps(sessions(trace, 5)) == gaps(trace)
+
+
+def test_every_workload_has_a_capacity_for_both_caches_and_room_for_its_longest_request() -> None:
+    for workload in WORKLOADS.values():
+        assert sorted(workload.capacity) == [AMPLE, TIGHT]
+        assert len(workload.engines(TIGHT, 16)) == policies_workloads.ENGINES
+        assert workload.engines(TIGHT, 16)[0].cache_tokens < workload.engines(AMPLE, 16)[0].cache_tokens
+    assert [workload.name for workload in WORKLOADS.values() if workload.negative] == ["sharegpt"]
+
+
+# --- a run ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_run_goes_from_traffic_to_goals() -> None:
+    workload = replace(WORKLOADS["shared_prefix_groups"], draws=2, retimed=policies_workloads.poisson)
+    trace = shapes_traces.shared_prefix_groups(1, groups=5)
+    arguments = policies.parse(["--policy", "ttft,affinity,least_loaded,oracle_ttft,oracle_greedy", "--load", "0.7"])
+    cases = policies.cases_of(workload, trace, arguments)
+    counts = [(case.cache, case.draw, case.task.plan.policy, case.task.plan.nodes) for case in cases]
+    assert len(set(counts)) == len(counts) == 2 * (3 * 3 + 2 * 2)  # both draws; 1 and 4 nodes, tight; oracles once each
+    results = [each.result for each in execute_all([case.task for case in cases], 1, lambda: 0.0)]
+    rows = policies.rows_of(cases, results)
+    assert len(rows) == len(cases) / 2
+    found = goals(rows, ample=AMPLE, controls=["shared_prefix_groups"])
+    assert found["ttft_never_worse"]["cells"] == 3
+    assert found["ttft_near_oracle"]["cells"] == 3
+    assert found["affinity_hits"]["cells"] == 2
+    assert all(each.failed == 0 and each.ttft_p90_s > 0 for each in rows)
+    text = policies.page_of(cases, results, {"seed": 1})
+    assert "shared_prefix_groups, tight caches" in text
+    assert "oracle_greedy" in text
+
+
+def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the benchmark must never take the place of the committed figures."""
+    written: list[str] = []
+    monkeypatch.setattr(policies, "write_result", lambda name, result: written.append(name))
+    flags = ["--quick", "--workload", "shared_prefix_groups", "--policy", "least_loaded", "--nodes", "1", "--jobs", "1"]
+    assert policies.main(flags) == 0
+    assert written == []
+
+
+def test_a_policy_that_is_none_is_said_before_anything_is_read() -> None:
+    with pytest.raises(SystemExit, match="no such policy: best"):
+        policies.main(["--policy", "ttft,best"])
