@@ -31,6 +31,8 @@ NODES_MAX = 64
 SPEED_MAX = 10_000.0
 JOBS_MAX = 1024
 REQUESTS_MAX = 1 << 32
+SPAN_S_MAX = 1e9
+"""Thirty years from the first request to the last: stamps of two clocks, or of another unit, are further apart."""
 
 SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKMG]?)")
 UNITS = (("", 1), ("k", 1_000), ("K", 1_000), ("M", 1_000_000), ("G", 1_000_000_000))
@@ -77,6 +79,8 @@ def asked(given: argparse.Namespace, cores: int) -> Asked:
     """Raises AskedError. `cores`: how many runs go at a time when nobody says."""
     if given.sweep is not None and given.speed != "1":
         raise AskedError("--sweep: names its speeds itself, so --speed has no place beside it")
+    if given.arrivals_replace and given.arrivals is None:
+        raise AskedError("--arrivals-replace: needs the file of --arrivals")
     engines = engines_of(given)
     plan = Plan(
         policy="",
@@ -97,7 +101,9 @@ def asked(given: argparse.Namespace, cores: int) -> Asked:
         plan=plan,
         policies=policies_of(given.policy),
         nodes=several("--nodes", given.nodes, whole(1, NODES_MAX)),
-        rates=sweep_of(given.sweep) if given.sweep else (read("--speed", given.speed, positive(SPEED_MAX)),),
+        rates=sweep_of(given.sweep)
+        if given.sweep is not None
+        else (read("--speed", given.speed, positive(SPEED_MAX)),),
         jobs=cores if given.jobs is None else read("--jobs", given.jobs, whole(1, JOBS_MAX)),
         out=given.out,
         per_request=given.per_request,
@@ -135,7 +141,7 @@ def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
         raise AskedError(f"--preset: {error}") from error
     if given.cache_tokens is not None:
         cache_tokens = read("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
-        kinds = [replace(kind, cache_tokens=cache_tokens) for kind in kinds]
+        kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # the trace has its own
     return tuple(kinds[index % len(kinds)] for index in range(count))
 
 
@@ -178,7 +184,8 @@ def trace_options(given: argparse.Namespace) -> TraceOptions:
 
 def existing(flag: str, path: Path) -> Path:
     if not path.is_file():
-        raise AskedError(f"{flag}: there is no file {path}")
+        other = " (it is no regular file, which is read twice)" if path.exists() else ""
+        raise AskedError(f"{flag}: there is no file {path}{other}")
     return path
 
 

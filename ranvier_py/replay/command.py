@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TextIO
 
 import orjson
 
 from ranvier_py import __version__
-from ranvier_py.replay.asked import Asked, AskedError, asked
+from ranvier_py.replay.asked import SPAN_S_MAX, Asked, AskedError, asked
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute_all, make_ready, plain
 from ranvier_py.replay.page import page
 from ranvier_py.replay.results import ReplayResults
@@ -29,6 +30,7 @@ from ranvier_py.replay.trace import TraceError
 from ranvier_py.replay.traces.opening import open_trace
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
+EXIT_INTERRUPTED = 130  # as shells have it: nothing was written, so it must not pass for done
 RESULTS, PAGE = "results.json", "report.html"
 
 BAR_CELLS = 30
@@ -39,12 +41,17 @@ def replay(given: argparse.Namespace) -> int:
     """The command, its flags parsed. Returns the exit code."""
     try:
         wanted = asked(given, cores())
-        make_folders(wanted)
+        make_places(wanted)
         ready = [read_trace(path, wanted) for path in wanted.traces]
         done = run(ready, wanted)
         results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
+        write(results, done, wanted)  # first: whoever reads the table may go away
         print(table(results, bold=sys.stdout.isatty()), flush=True)
-        write(results, done, wanted)
+    except BrokenPipeError:  # `ranvier replay … | head`; the command line knows what to do
+        raise
+    except KeyboardInterrupt:
+        print("ranvier: interrupted, nothing was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except (AskedError, TraceError) as error:
         print(f"ranvier: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -59,15 +66,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_folders(wanted: Asked) -> None:
-    """Before any work: whoever waited for an hour of runs shall not hear then that there is no room for them."""
-    folders = [wanted.out, wanted.per_request.parent if wanted.per_request else None]
-    for folder in folders:
+def make_places(wanted: Asked) -> None:
+    """Before any work: whoever waited for an hour of runs shall not hear then that there is no place for them."""
+    files = [wanted.out / RESULTS, wanted.out / PAGE] if wanted.out else []
+    files += [wanted.per_request] if wanted.per_request else []
+    for file in files:
         try:
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.is_dir():
+                raise AskedError(f"{file}: is a directory, expected a file")
+            if not is_special(file):
+                with NamedTemporaryFile(dir=file.parent, prefix=".ranvier-"):  # taken away at once
+                    pass
         except OSError as error:
-            raise AskedError(f"{folder}: {error.strerror or error}") from error
+            raise AskedError(f"{file}: {error.strerror or error}") from error
 
 
 def read_trace(path: Path, wanted: Asked) -> Ready:
@@ -77,7 +89,15 @@ def read_trace(path: Path, wanted: Asked) -> Ready:
         raise AskedError(f"{path}: {error.strerror or error}") from error
     if not trace.requests:
         raise AskedError(f"{path}: there is no request in it")
-    return make_ready(trace)
+    ready = make_ready(trace)
+    wanted.plans(ready.summary.block_tokens)  # what is wrong with them is said before the next file is read
+    span_s = ready.summary.span_s / min(wanted.rates)
+    if span_s > SPAN_S_MAX:
+        raise AskedError(
+            f"{path}: the requests come within {span_s:.2g} s, expected up to {SPAN_S_MAX:g}: "
+            "are the time stamps of one clock and unit, and is the speed right?"
+        )
+    return ready
 
 
 def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:
@@ -118,9 +138,22 @@ def write(results: ReplayResults, done: Sequence[Done], wanted: Asked) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
+    """The old file stays until the new one is whole. A device or a pipe is written to as it is. Raises OSError."""
+    if is_special(path):
+        path.write_bytes(data)
+        return
     beside = path.with_name(f".{path.name}.new")
-    beside.write_bytes(data)
-    beside.replace(path)
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def is_special(path: Path) -> bool:
+    """Whether it is neither a file nor a place for one, as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 class Progress:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ranvier_py.core.placement.policies import POLICIES
 from ranvier_py.replay.engine.presets import PRESETS
 
 DESCRIPTION = """Replay traces through the real router and modelled engines, in virtual time: what would each policy
@@ -19,8 +20,9 @@ EPILOG = """examples:
 
 exit codes:
   0  done
-  1  a run died
-  2  the command line, or a trace, is wrong: one line says how"""
+  1  a run died, or a file can't be written
+  2  the command line, or a trace, is wrong: one line says how
+  130  interrupted; nothing was written"""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +39,8 @@ def add_run_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
         metavar="A,B",
-        help="policies and oracles, or all (ttft, affinity, least_loaded, round_robin, oracle_greedy, oracle_ttft)",
+        help=f"of {', '.join(POLICIES)}, and of the bounds oracle_greedy and oracle_ttft; or all (ttft, affinity, "
+        "least_loaded, round_robin and the bounds)",
     )
     group.add_argument("--policy-option", action="append", default=[], metavar="NAME=VALUE", help="for all policies")
     group.add_argument("--nodes", default="1", metavar="1,4", help="nodes that requests enter at random (1)")

@@ -3,7 +3,8 @@
 Processes are forked: a trace that was prepared once is there in all of them, and is never sent. What comes back is one
 small result, and the lines of single requests where they were asked for. With one job at a time nothing is forked.
 
-Rules: a run that dies takes the command with it, with its own words; no process outlives the command.
+Rules: a run that dies takes the command with it, with its own words; no process outlives the command, however that
+ends: each looks for it while it works.
 Bound: `jobs` processes, each with its own engines, nodes and routes; the trace is shared until it is written to.
 """
 
@@ -178,9 +179,12 @@ class Crew:
     def _serve(self, index: int, to: Connection) -> None:
         """In the new process. Ctrl-C is for the command, which ends us."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        parent = multiprocessing.parent_process()
 
         def told(count: int) -> None:
             self._counts[index] = count
+            if parent is not None and not parent.is_alive():
+                raise SystemExit  # it was killed: nobody waits for this run
 
         try:
             to.send(execute(self._tasks[index], self._clock, told))
@@ -192,7 +196,7 @@ class Crew:
         index, process = self._running.pop(source)
         try:
             answer = source.recv()
-        except EOFError:
+        except (EOFError, OSError):  # before a word, or in the middle of one
             answer = "its process was killed"
         source.close()
         process.join()

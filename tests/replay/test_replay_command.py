@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
+import os
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from ranvier_py.cli import main
+from ranvier_py.replay import command
 from ranvier_py.replay.asked import size_of
-from ranvier_py.replay.command import Progress
+from ranvier_py.replay.command import Progress, replace_file
+from ranvier_py.replay.flags import add_flags
 
 
 @pytest.fixture
@@ -144,3 +149,104 @@ def test_a_file_that_is_not_there_or_no_trace_is_named(tmp_path: Path, capsys: p
 )
 def test_sizes_are_read_as_people_write_them(text: str, value: int | None) -> None:
     assert size_of(text) == value
+
+
+# --- what a person does who has not read anything -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--cache-tokens", "3"], "--cache-tokens: expected at least the 512 tokens of a block"),
+        (["--arrivals-replace"], "--arrivals-replace: needs the file of --arrivals"),
+        (["--sweep", ""], "--sweep: a sweep is rate="),
+        (["--speed", "1e-300"], "the requests come within"),
+    ],
+)
+def test_what_can_not_be_run_is_said_in_one_line(
+    trace: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(trace, *words) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert line in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_time_stamps_of_two_clocks_are_told_from_a_long_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "far.jsonl"
+    line = {"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+    path.write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'timestamp': 10**15})}\n")
+    assert replay(path, "--jobs", 1) == 2
+    assert "are the time stamps of one clock" in capsys.readouterr().err
+
+
+def test_a_place_that_can_not_be_written_is_refused_before_the_work(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    assert replay(trace, "--per-request", tmp_path) == 2
+    assert replay(trace, "--per-request", "") == 2
+    assert replay(trace, "--out", tmp_path / "out") == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("is a directory, expected a file") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "small.jsonl"]
+
+
+def test_a_device_is_written_to_and_never_replaced(trace: Path, tmp_path: Path) -> None:
+    """A rename would put a file in the place of /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert replay(trace, "--policy", "random", "--per-request", pipe, "--limit", 3, "--jobs", 1) == 0
+    assert os.read(reader, 1 << 16).count(b"\n") == 3
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_full_disk_leaves_the_old_results_and_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.json"
+    path.write_bytes(b"old")
+
+    def full(self: Path, _: bytes) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_of_the_table_who_goes_away_costs_no_results(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    with pytest.raises(BrokenPipeError):
+        command.replay(parsed(trace, "--policy", "random", "--out", str(tmp_path), "--jobs", "1"))
+    assert json.loads((tmp_path / "results.json").read_text())["runs"]
+
+
+def test_an_interrupted_replay_does_not_pass_for_done(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "execute_all", interrupted)
+    assert replay(trace) == 130
+    assert capsys.readouterr().err == "ranvier: interrupted, nothing was written\n"
+
+
+def parsed(trace: Path, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return parser.parse_args([str(trace), *words])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from dataclasses import replace
 
 import orjson
@@ -17,6 +20,7 @@ from tests.replay.synthetic import BLOCK, chats
 
 LIMITS = EngineLimits(cache_tokens=200_000, block_size=BLOCK)
 READY = make_ready(chats())
+RUNS_END_S = 3.0  # a run looks for its command several times a second
 
 
 def plan(policy: str = "affinity", nodes: int = 1, **given: object) -> Plan:
@@ -157,6 +161,26 @@ def test_a_run_that_dies_says_where() -> None:
     broken = Task(Ready(READY.summary, (None,)), plan())  # type: ignore[arg-type]
     with pytest.raises(RunFailed, match=r"affinity on 1 nodes at rate 1 died: (?s:.*)Traceback"):
         execute_all([broken, broken], 2, lambda: 0.0)
+
+
+def test_a_run_ends_when_its_command_was_killed() -> None:
+    """Whoever kills the command has no other way to end the processes that it began."""
+    told, telling = os.pipe()
+    command = os.fork()
+    if command == 0:  # the command; it is killed as soon as its runs are under way, of which each takes ten seconds
+        long = Ready(READY.summary, make_ready(chats(1500)).items)
+
+        def killed(requests: int, _: int) -> None:
+            if requests:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        execute_all([Task(long, plan())] * 2, 2, lambda: 0.0, killed)
+        os._exit(0)
+    os.close(telling)  # open in the command and in its runs alone
+    os.waitpid(command, 0)
+    ended, _, _ = select.select([told], [], [], RUNS_END_S)
+    os.close(told)
+    assert ended, "a run goes on"
 
 
 def test_a_trace_of_prompts_without_a_whole_block_is_served() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -83,6 +84,8 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 data = file.readline(LINE_BYTES_MAX + 1)
                 if not data:
                     return
+                if number == 1:
+                    data = data.removeprefix(BOM_UTF8)  # some editors begin every file with it
                 if len(data) > LINE_BYTES_MAX:
                     raise TraceError(f"{path}:{number}: found a line of more than {LINE_BYTES_MAX} bytes")
                 if data.strip():

@@ -210,3 +210,10 @@ def test_the_published_arrivals_are_read() -> None:
 
 def test_every_format_has_its_loader() -> None:
     assert {name for name in get_args(Format) if name} == LOADERS.keys() == {name for name, _ in MARKS}
+
+
+def test_a_byte_order_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> None:
+    """Some editors begin every file with one."""
+    line = {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}
+    path = written(tmp_path / "marked.jsonl", [b"\xef\xbb\xbf" + orjson.dumps(line), line])
+    assert len(open_trace(path).requests) == 2
