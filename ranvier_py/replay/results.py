@@ -67,6 +67,11 @@ class RunResult:
     wall_s: float = field(compare=False, default=0.0)
 
     @property
+    def served(self) -> int:
+        """Requests that were answered. Where there are none, no time and no share means anything."""
+        return self.requests - self.failed
+
+    @property
     def is_oracle(self) -> bool:
         """Whether it knew what no router can know."""
         return self.nodes == 0

@@ -18,7 +18,7 @@ def result(
     policy: str = "affinity", nodes: int = 1, rate: float = 1.0, p90_s: float = 0.5, hits: float = 0.5
 ) -> RunResult:
     tally = Tally(2, 0.0)
-    tally.ttft_s = [0.1]
+    tally.ttft_s, tally.requests = [0.1], 1
     measures = {**tally.measures(10.0), "hit_rate": hits, "ttft_s": {**TIMES, "p90": p90_s}}
     return RunResult(trace="t", policy=policy, nodes=nodes, engines=2, rate=rate, seed=1, **measures)
 
@@ -102,10 +102,34 @@ def test_where_all_are_equal_nobody_is_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "12 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (119.0, "119.0 s"), (600.0, "10 min")]
+    ("value", "text"),
+    [
+        (0.0123, "12 ms"),
+        (1.5, "1.50 s"),
+        (12.34, "12.3 s"),
+        (119.0, "119.0 s"),
+        (600.0, "10 min"),
+        (36_000.0, "10 h"),
+        (864_000.0, "10 days"),
+    ],
 )
 def test_times_are_written_with_their_unit(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+def test_who_served_nobody_has_no_figures_and_wins_nothing() -> None:
+    """Its times would be 0 ms: the best of all."""
+    refused = replace(result("ttft", p90_s=0.0, hits=0.0), requests=9, failed=9, failures={"prompt_too_long": 9})
+    lines = table(results(result("affinity"), result("random", p90_s=0.7), refused), bold=True).splitlines()
+    assert f"{BOLD}500 ms{PLAIN}" in lines[2]
+    assert BOLD not in lines[4]
+    assert lines[4].split() == ["ttft", "1", "1", *"-" * 9, "9", "0.0", "s"]
+    assert lines[5].startswith("failed, in all runs: 9 because prompt and answer are longer than an engine's cache")
+
+
+def test_one_of_a_kind_is_not_many() -> None:
+    alone = ReplayResults({}, [TraceSummary("t", 1, 5, 1, 16, 0.0, timed=True)], [replace(result(), engines=1)])
+    assert table(alone, bold=False).startswith("t: 1 request in 0 ms, 5 prompt tokens, 1 engine\n")
 
 
 # --- sweeps ---------------------------------------------------------------------------------------------------------
