@@ -48,6 +48,7 @@ LIBRARIES = {
     "prometheus_client": ("metrics",),
     "transformers": ("tokenizer", "templates"),
     "tokenizers": ("tokenizer", "templates"),
+    "huggingface_hub": ("tokenizer",),
     "httpx": ("probes", "cli"),
     "cryptography": ("seal",),
     "msgpack": ("fields", "events"),
