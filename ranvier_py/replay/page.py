@@ -13,6 +13,8 @@ from itertools import groupby
 
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import COLOURS, Axis, Bar, Series, bar_chart, line_chart
+from ranvier_py.replay.table import counted
+from ranvier_py.replay.table import seconds as length
 
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
 """What a load balancer without a memory does; the first of them that was run is what gains are told against."""
@@ -24,7 +26,15 @@ NOTHING = "-"
 LOADS_MAX = 6  # pictures of load over time: the policies that differ most are enough
 
 
+FAILED_SHARE_MAX = 0.01
+"""More failed requests than of the policy with the fewest, as a share: who refuses the slow ones is not quick."""
+
+CURVES_MAX = 12  # in one picture; where there are more, the medians are left out
+
+
 def seconds(value: float) -> str:
+    if 0.0 < value < 0.001:
+        return f"{value * 1e3:.2g} ms"
     return f"{value * 1e3:.0f} ms" if value < 1.0 else f"{value:.2f} s" if value < 10.0 else f"{value:.0f} s"
 
 
@@ -73,19 +83,22 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     rates = sorted({run.rate for run in runs})
     rate = busiest(runs, rates)
     shown = [run for run in runs if run.rate == rate and run.nodes in (0, nodes[0])]
-    parts = [f"<h2>{escape(trace.name)}</h2>", f"<p>{escape(about(trace, runs[0]))}</p>"]
-    parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs, shown))}</ul>")
-    parts.append(table(runs, several_nodes=len(nodes) > 1, several_rates=len(rates) > 1))
     at = f" at rate {rate:g}" if len(rates) > 1 else ""
+    at += f" with {nodes[0]} node{'s' * (nodes[0] != 1)}" if len(nodes) > 1 else ""
+    parts = [f"<h2>{escape(trace.name)}</h2>", f"<p>{escape(about(trace, runs[0]))}</p>"]
+    parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs, shown, at))}</ul>")
+    parts.append(table(runs, several_nodes=len(nodes) > 1, several_rates=len(rates) > 1))
     figures = [
         ("Prompt tokens found in the cache" + at, hit_bars(shown, colours)),
         ("Times to first token" + at, distribution(shown, colours)),
     ]
     if len(rates) > 1:
-        figures.append(("Saturation: p90, and p50 dashed, by rate", sweep(runs, nodes[0], colours)))
-    if any(run.regret_s for run in shown):
+        medians = 2 * len({run.policy for run in runs}) <= CURVES_MAX
+        name = "Saturation: p90, and p50 dashed, by rate" if medians else "Saturation: p90 by rate, oracles dashed"
+        figures.append((name, sweep(runs, nodes[0], colours, medians=medians)))
+    if any(run.regret_s and not run.is_oracle for run in shown):
         figures.append(("Lost against the best engine, by request" + at, regret_bars(shown, colours)))
-    figures += [(f"Requests in flight: {run.policy}{at}", load(run)) for run in most_different(shown)]
+    figures += [(f"Requests in flight: {run.policy}{at}", LOADS + load(run)) for run in most_different(shown)]
     parts.append(legend(shown, colours))
     parts.append(f'<div class="figures">{"".join(figure(name, chart) for name, chart in figures)}</div>')
     parts.append(reasons(shown))
@@ -107,18 +120,21 @@ def busiest(runs: Sequence[RunResult], rates: Sequence[float]) -> float:
 def about(trace: TraceSummary, run: RunResult) -> str:
     timed = "" if trace.timed else " Its times are made up, since the file has none."
     return (
-        f"{trace.requests:,} requests within {trace.span_s / 60:.0f} minutes, {trace.prompt_tokens:,} prompt tokens "
-        f"and {trace.answer_tokens:,} of answers, on {run.engines} engines.{timed}"
+        f"{counted(trace.requests, 'request')} within {length(trace.span_s)}, {trace.prompt_tokens:,} prompt tokens "
+        f"and {trace.answer_tokens:,} of answers, on {counted(run.engines, 'engine')}.{timed}"
     )
 
 
-def findings(runs: Sequence[RunResult], shown: Sequence[RunResult]) -> list[str]:
-    """What to make of it, in words."""
-    real = [run for run in shown if not run.is_oracle and run.requests > run.failed]
+def findings(runs: Sequence[RunResult], shown: Sequence[RunResult], at: str = "") -> list[str]:
+    """What to make of it, in words. `at`: where the runs that are shown were done, if there are others."""
+    real = comparable(run for run in shown if not run.is_oracle)
     if not real:
-        return ["No policy served a request."]
+        return [nobody(shown), *failures(runs)]
     best = min(real, key=lambda run: run.ttft_s["p90"])
-    found = [f"Least p90 to the first token: {best.policy}, {seconds(best.ttft_s['p90'])}."]
+    if len(real) > 1 and all(run.ttft_s["p90"] == best.ttft_s["p90"] for run in real):
+        found = [f"All policies have the same p90 to the first token{at}: {seconds(best.ttft_s['p90'])}."]
+    else:
+        found = [f"Least p90 to the first token{at}: {best.policy}, {seconds(best.ttft_s['p90'])}."]
     base = next((run for name in BASELINES for run in real if run.policy == name), None)
     if base is not None and base is not best:
         found.append(
@@ -127,7 +143,7 @@ def findings(runs: Sequence[RunResult], shown: Sequence[RunResult]) -> list[str]
             f"tokens found instead of {percent(base.hit_rate)}."
         )
     oracle = next((run for run in shown if run.policy == "oracle_ttft"), None)
-    if oracle is not None and oracle.ttft_s["p90"] > 0:
+    if oracle is not None and oracle.served:
         found.append(
             f"Who sees into the engines (oracle_ttft) reaches {seconds(oracle.ttft_s['p90'])}: "
             f"{best.policy} has {change(best.ttft_s['p90'], oracle.ttft_s['p90'])}."
@@ -139,13 +155,30 @@ def findings(runs: Sequence[RunResult], shown: Sequence[RunResult]) -> list[str]
             f"{best.policy} believed {percent(abs(wrong))} of the prompt tokens {less} to be cached than were: "
             + ("the caches are smaller than the traffic." if wrong > 0 else "answers or peers taught it too little.")
         )
-    failed = [run for run in runs if run.failed]
-    if failed:
-        worst = max(failed, key=lambda run: run.failed)
-        found.append(
-            f"{worst.failed:,} requests failed with {worst.policy} at rate {worst.rate:g}: {named(worst.failures)}."
-        )
-    return found
+    return [*found, *failures(runs)]
+
+
+def comparable(runs: Iterable[RunResult]) -> list[RunResult]:
+    """Those that served requests, and about as many as the others."""
+    served = [run for run in runs if run.served]
+    fewest = min((run.failed / run.requests for run in served), default=0.0)
+    return [run for run in served if run.failed / run.requests <= fewest + FAILED_SHARE_MAX]
+
+
+def nobody(shown: Sequence[RunResult]) -> str:
+    """Why there is nothing to compare."""
+    if any(not run.is_oracle for run in shown):
+        return "No policy served a request."
+    return "Only oracles were run: they are bounds, and no router can do what they do."
+
+
+def failures(runs: Sequence[RunResult]) -> list[str]:
+    """The run with the most failed requests, and why they failed."""
+    worst = max(runs, key=lambda run: run.failed)
+    if not worst.failed:
+        return []
+    told = f"{counted(worst.failed, 'request')} failed with {worst.policy} at rate {worst.rate:g}"
+    return [f"{told}: {named(worst.failures)}."]
 
 
 def change(now: float, before: float) -> str:
@@ -170,21 +203,30 @@ def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool
     rows = []
     for _, group in groupby(ordered, key=lambda run: (run.rate, run.nodes)):
         together = list(group)
-        least = min(run.ttft_s["p90"] for run in together)
-        rows += [
-            row(run, several_nodes, several_rates, run.ttft_s["p90"] == least and not run.is_oracle) for run in together
-        ]
+        rivals = comparable(run for run in together if not run.is_oracle)
+        figures = [run.ttft_s["p90"] for run in rivals]
+        marks = [run in rivals and run.ttft_s["p90"] == min(figures) and best_is_one(figures) for run in together]
+        rows += [row(run, several_nodes, several_rates, mark) for run, mark in zip(together, marks, strict=True)]
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def best_is_one(figures: Sequence[float]) -> bool:
+    """Whether the least of them says anything: there is no other, or not all are equal."""
+    return len(figures) == 1 or min(figures) < max(figures)
 
 
 def row(run: RunResult, several_nodes: bool, several_rates: bool, best: bool) -> str:
     cells = [run.policy]
     cells += [str(run.nodes or NOTHING)] * several_nodes + [f"{run.rate:g}"] * several_rates
+    fixed = len(cells)
     cells += [f"{run.requests_per_s:.2f}", percent(run.hit_rate), percent(run.predicted_hit_rate)]
     cells += [seconds(run.ttft_s[name]) for name in ("p50", "p90", "p99")]
     cells += [seconds(run.e2e_s[name]) for name in ("p50", "p90")]
-    cells += [f"{run.max_over_mean:.2f}", seconds(run.regret_s["mean"]) if run.regret_s else NOTHING, f"{run.failed:,}"]
+    cells += [f"{run.max_over_mean:.2f}", seconds(run.regret_s["mean"]) if run.regret_s else NOTHING]
+    if not run.served:
+        cells[fixed:] = [NOTHING] * (len(cells) - fixed)
+    cells.append(f"{run.failed:,}")
     kind = ' class="best"' if best else ' class="oracle"' if run.is_oracle else ""
     return f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
@@ -213,20 +255,21 @@ def distribution(runs: Sequence[RunResult], colours: Colours) -> str:
             colours.dashed(run),
         )
         for run in runs
+        if run.served
     ]
     return line_chart(
         "Distribution of times to first token", lines, SECONDS, Axis("share of requests", written=percent)
     )
 
 
-def sweep(runs: Sequence[RunResult], nodes: int, colours: Colours) -> str:
+def sweep(runs: Sequence[RunResult], nodes: int, colours: Colours, *, medians: bool) -> str:
     lines = []
     ordered = sorted((run for run in runs if run.nodes in (0, nodes)), key=lambda run: (run.policy, run.rate))
     for _, group in groupby(ordered, key=lambda run: run.policy):
         together = list(group)
         first = together[0]
-        for name in ("p50", "p90"):
-            points = [(run.offered_per_s, run.ttft_s[name]) for run in together]
+        for name in ("p50", "p90") if medians else ("p90",):
+            points = [(run.offered_per_s, run.ttft_s[name]) for run in together if run.served]
             lines.append(
                 Series(f"{first.policy} {name}", points, colours[first], colours.dashed(first) or name == "p50")
             )
@@ -241,7 +284,7 @@ def load(run: RunResult) -> str:
         Series("mean", [(at, sum(loads) / len(loads)) for at, loads in moments], 0),
         Series("idlest engine", [(at, min(loads)) for at, loads in moments], 2),
     ]
-    return line_chart(f"Load under {run.policy}", lines, Axis("seconds"), Axis("in flight: busiest, mean, idlest"))
+    return line_chart(f"Load under {run.policy}", lines, Axis("seconds"), Axis("requests in flight"))
 
 
 def most_different(runs: Sequence[RunResult]) -> list[RunResult]:
@@ -249,6 +292,10 @@ def most_different(runs: Sequence[RunResult]) -> list[RunResult]:
     ranked = sorted((run for run in runs if run.load_over_time), key=lambda run: run.load_cv)
     kept = ranked if len(ranked) <= LOADS_MAX else [*ranked[: LOADS_MAX // 2], *ranked[-LOADS_MAX // 2 :]]
     return [run for run in runs if any(run is each for each in kept)]
+
+
+LOADS = '<p class="key"><i class="c1"></i>busiest engine <i class="c0"></i>mean <i class="c2"></i>idlest engine</p>'
+"""What the colours of `load` mean."""
 
 
 def figure(name: str, chart: str) -> str:
@@ -280,7 +327,7 @@ STYLE = (
     "body{margin:0;background:var(--back);color:var(--text);font:15px/1.5 system-ui,sans-serif}"
     "main{max-width:1180px;margin:auto;padding:16px}h1{font-size:22px}h2{font-size:18px;margin-top:32px}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "td,th{padding:3px 10px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}"
+    "td,th{padding:3px 7px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}"
     "td:first-child,th:first-child{text-align:left}th{color:var(--soft);font-weight:500}tr.best td{font-weight:700}"
     "tr.oracle td{color:var(--soft);font-style:italic}details td{white-space:normal;text-align:left}"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:16px;margin:20px 0}"
@@ -289,8 +336,11 @@ STYLE = (
     ".grid{stroke:var(--grid);stroke-width:1}.label{fill:var(--soft);font-size:13px}"
     ".line{fill:none;stroke:currentColor;stroke-width:2}.dash{stroke-dasharray:5 4}.dot,.bar{fill:currentColor}"
     ".faint{opacity:.45}.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;padding:0}"
-    ".legend i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;background:currentColor}"
+    ".key{margin:0 6px;font-size:13px;color:var(--soft)}"
+    ".legend i,.key i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px}"
+    ".legend i,.key i{background:currentColor}"
     ".small{color:var(--soft);font-size:12px}"
     ".c0{color:#2f6fde}.c1{color:#d9622b}.c2{color:#2a9d63}.c3{color:#b03a8c}.c4{color:#8a6d1d}.c5{color:#1d9aa8}"
-    ".c6{color:#7a55d6}.c7{color:#cf3b4d}.c8{color:#6b7a8f}.c9{color:#4d8b1f}"
+    ".c6{color:#7a55d6}.c7{color:#cf3b4d}.c8{color:#6b7a8f}.c9{color:#4d8b1f}.c10{color:#d6a11c}.c11{color:#9c6b4a}"
+    ".c12{color:#e07aa8}.c13{color:#5aa9e6}"
 )

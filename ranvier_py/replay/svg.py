@@ -1,7 +1,7 @@
 """Charts as SVG text: lines and bars, on linear or logarithmic axes. No script, no style sheet of others.
 
 A chart is drawn from plain series and says so in words, too: each line and bar has a <title>, which browsers show where
-the pointer rests, and the whole has an aria-label. Colours are classes (`c0` … `c9`), so that the page decides them,
+the pointer rests, and the whole has an aria-label. Colours are classes (`c0`, `c1` …), so that the page decides them,
 for light and for dark. Values that no measurement has are left out: not finite, negative, 0 on a logarithmic axis.
 """
 
@@ -13,8 +13,8 @@ from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-COLOURS = 10
-"""Classes of colour that a page has to define; more series begin again with the first, dashed."""
+COLOURS = 14
+"""Classes of colour that a page has to define: one for each policy and oracle; more begin again with the first."""
 
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 78, 24, 12, 44

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.replay.page import page
+from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.replay.oracle_placer import ORACLES
+from ranvier_py.replay.page import page, seconds
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import Axis, Bar, Series, bar_chart, line_chart, linear_ticks, log_ticks
 
@@ -109,6 +111,59 @@ def test_the_best_router_of_each_rate_is_marked_and_never_an_oracle() -> None:
 
 def test_failures_are_told() -> None:
     assert "7 requests failed with a at rate 1: queue_full 7." in report(run("a", 1.0, failed=7))
+
+
+def test_oracles_alone_are_called_what_they_are() -> None:
+    text = report(run("oracle_greedy", 1.0), run("oracle_ttft", 0.8))
+    assert "Only oracles were run" in text
+    assert "No policy served" not in text
+    assert "Lost against" not in text  # a picture without a bar
+
+
+def test_who_served_nobody_or_refused_the_slow_ones_is_never_the_best() -> None:
+    """The times of such a run are 0, or those of the requests that were easy."""
+    none = replace(run("refuses", 0.0), failed=1000, failures={"prompt_too_long": 1000})
+    few = run("picks", 0.1, failed=300)
+    text = report(none, few, run("serves", 1.0))
+    assert "Least p90 to the first token: serves, 1.00 s." in text
+    assert re.findall(r'<tr class="best"><td>(\w+)', text) == ["serves"]
+    cells = re.findall(r"<td>([^<]*)</td>", text)
+    assert cells[cells.index("refuses") :][:12] == ["refuses", *"-" * 10, "1,000"]
+    assert "1,000 requests failed with refuses at rate 1: prompt_too_long 1,000." in text
+
+
+def test_where_all_are_equal_nobody_is_called_the_best() -> None:
+    text = report(run("a", 1.0), run("b", 1.0))
+    assert "All policies have the same p90 to the first token: 1.00 s." in text
+    assert 'class="best"' not in text
+
+
+def test_the_words_name_the_rate_and_the_nodes_that_they_are_of() -> None:
+    text = report(*(run("a", 1.0, rate=rate, nodes=nodes) for rate in (1.0, 2.0) for nodes in (1, 4)))
+    assert "Least p90 to the first token at rate 2 with 1 node: a, 1.00 s." in text
+
+
+def test_every_policy_has_a_colour_of_its_own() -> None:
+    names = [*POLICIES, *ORACLES]
+    text = report(*(run(name, 1.0) for name in names))
+    used = set(re.findall(r'<i class="(c\d+)"></i>(?!busiest|mean|idlest)', text))
+    assert len(used) == len(names)
+    assert all(f".{colour}{{color:#" in text for colour in used)
+
+
+def test_a_sweep_of_many_policies_shows_one_line_for_each() -> None:
+    few, many = (
+        report(*(run(f"p{number}", 1.0, rate=rate) for number in range(count) for rate in (1.0, 2.0)))
+        for count in (6, 7)
+    )
+    assert ("p0 p50</title>" in few, "p0 p90</title>" in few) == (True, True)
+    assert ("p0 p50</title>" in many, "p0 p90</title>" in many) == (False, True)
+
+
+def test_times_below_a_millisecond_are_not_zero() -> None:
+    assert [seconds(value) for value in (0.0, 0.0001, 0.00025, 0.001, 0.5)] == [
+        "0 ms", "0.1 ms", "0.25 ms", "1 ms", "500 ms",
+    ]  # fmt: skip
 
 
 def test_nothing_to_show_is_shown_without_an_error() -> None:
