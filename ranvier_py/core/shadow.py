@@ -165,36 +165,42 @@ class ShadowStatistics:
 class Shadow:
     """One policy's world, and how it compares. `router` is its own, over a MirroredRegistry."""
 
-    __slots__ = ("elsewhere", "flights", "placed", "router", "saved_s", "saved_tokens")
+    __slots__ = ("elsewhere", "flights", "placed", "router", "saved_s", "saved_tokens", "targets")
 
     def __init__(self, router: Router) -> None:
         self.router = router
         self.flights: dict[Flight, Flight] = {}  # the real one -> its shadow
+        self.targets: dict[Flight, Mirrored] = {}  # where the shadow of a real one is, until it lands
         self.placed = 0
         self.elsewhere = 0
         self.saved_tokens = 0
         self.saved_s = 0.0
 
-    def departed(self, flight: Flight, judge: Paces, real_s: float, now: float) -> None:
-        """Place it in this world. `real_s` is what it is expected to take in the real one."""
+    def departed(
+        self, flight: Flight, judge: Paces, real_s: float, now: float, tried: Collection[BackendId] = ()
+    ) -> None:
+        """Place it in this world. `real_s` is what it is expected to take in the real one, where it has `tried` some
+        backends in vain: they would have failed here, too.
+        """
         router = self.router
         try:
-            found = router.find(flight.prompt, now)
+            found = router.find(flight.prompt, now, tried)
         except RanvierError:  # nobody may serve any more: the real one departed as the last
             return
         decision = router.place(flight.prompt, found)
-        target = router.registry[decision.backend]
+        target = cast("Mirrored", router.registry[decision.backend])
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
         queue_s, prefill_s = judge[target.id].predict(computed_tokens, ahead_of(target, now))
         self.flights[flight] = router.depart(flight.prompt, decision, now, found=found)
+        self.targets[flight] = target
         self.placed += 1
         self.elsewhere += decision.backend != flight.backend
         self.saved_tokens += flight.computed_tokens - computed_tokens
-        self.saved_s += real_s - queue_s - prefill_s
+        self.saved_s += real_s - (queue_s + prefill_s)  # summed as the real one is, so that equals give nothing
 
     def started(self, flight: Flight, now: float) -> None:
         own = self.flights.get(flight)
-        if own is not None:
+        if own is not None and not self.is_gone(self.targets[flight]):
             self.router.first_token(own, now)
 
     def answered(self, flight: Flight, end: Boundary, now: float) -> None:
@@ -204,8 +210,17 @@ class Shadow:
 
     def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
         own = self.flights.get(flight)
-        if own is not None:
+        if own is None:
+            return
+        if not self.is_gone(self.targets.pop(flight)):
             self.router.land(own, outcome, now)
+        elif own.speculation is not None:
+            self.router.speculation.remove(own.speculation)
+            own.speculation = None
+
+    def is_gone(self, target: Mirrored) -> bool:
+        """Whether it was removed. The real registry waits for real requests there alone, then gives its id away."""
+        return self.router.registry.slots[target.id] is not target.real
 
     def statistics(self) -> ShadowStatistics:
         counters = self.router.counters
@@ -241,8 +256,14 @@ class Shadows:
         else:
             ahead = ahead._replace(decoding=ahead.decoding - 1)
         queue_s, prefill_s = self.judge[flight.backend].predict(flight.computed_tokens, ahead)
+        tried = self._tried(flight, now)
         for shadow in self.shadows:
-            shadow.departed(flight, self.judge, queue_s + prefill_s, now)
+            shadow.departed(flight, self.judge, queue_s + prefill_s, now, tried)
+
+    def _tried(self, flight: Flight, now: float) -> Collection[BackendId]:
+        """Whom the real router did not ask for this request, though they may be asked."""
+        able, asked = self._registry.pool(flight.prompt.model, now).ids, flight.decision.candidates
+        return () if able is asked or able == asked else [backend for backend in able if backend not in asked]
 
     def started(self, flight: Flight, now: float) -> None:
         if flight.service is not None:

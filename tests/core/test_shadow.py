@@ -13,7 +13,7 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.shadow import LANDED_MAX, Shadow, Shadows, make_shadow
 from ranvier_py.core.stream import NOTHING, Answer
-from tests.core.test_router import chat, depart, make_router, serve
+from tests.core.test_router import CHAT_PATH, chat, depart, make_router, serve
 
 
 def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
@@ -105,3 +105,46 @@ def test_flights_whose_answers_nobody_reads_are_forgotten() -> None:
     flights: list[Flight] = [serve(router, chat("one")) for _ in range(LANDED_MAX + 10)]
     assert len(shadow.flights) == LANDED_MAX
     router.answered(flights[0], flights[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
+
+
+def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
+    """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
+    router, (shadow,) = shadowed("round_robin")
+    flights = [depart(router, stream(chat("one"))) for _ in range(3)]
+    assert len({flight.backend for flight in flights}) == 1
+    elsewhere = [flight for flight in flights if shadow.flights[flight].backend != flight.backend]
+    places = [shadow.flights[flight].backend for flight in elsewhere]
+    for place in places:
+        router.registry.remove(router.registry[place].name)
+    again = router.registry.add("http://10.0.0.99:8000")
+    assert again.id in places
+    for flight in flights:
+        router.first_token(flight, 1.0)
+        router.answered(flight, flight.prompt.end, NOTHING, 2.0)
+        router.land(flight, Outcome.SUCCESS, 2.0)
+    assert shadow.router.registry[again.id].inflight == 0
+    assert [backend.inflight for backend in router.registry] == [0, 0, 0]
+    assert (len(elsewhere), len(shadow.targets), len(shadow.router.speculation)) == (2, 0, 0)
+
+
+def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
+    """Else the shadow of the real policy would find at a dead backend what the real one has to compute elsewhere."""
+    router, (shadow,) = shadowed("affinity")
+    first = serve(router, chat("one"))
+    prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
+    router.land(router.depart(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0), Outcome.BROKEN, 1.0)
+    found = router.find(prompt, 1.0, [first.backend])
+    second = router.depart(prompt, router.place(prompt, found), 1.0, found=found)
+    assert second.backend != first.backend
+    assert shadow.flights[second].backend == second.backend
+    assert (shadow.elsewhere, shadow.saved_tokens) == (0, 0)
+
+
+def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
+    """Rounding would be shown as «-0»."""
+    router, (shadow,) = shadowed("affinity")
+    for number in range(50):
+        flight = depart(router, stream(chat(f"{number}", "x" * number)), float(number))
+        router.first_token(flight, number + 0.1 + number / 7)
+        router.land(flight, Outcome.SUCCESS, number + 0.9 + number / 7)
+    assert (shadow.placed, shadow.saved_s) == (50, 0.0)
