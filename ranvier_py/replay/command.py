@@ -45,8 +45,10 @@ def replay(given: argparse.Namespace) -> int:
         ready = [read_trace(path, wanted) for path in wanted.traces]
         done = run(ready, wanted)
         results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
-        write(results, done, wanted)  # first: whoever reads the table may go away
-        print(table(results, bold=sys.stdout.isatty()), flush=True)
+        try:
+            write(results, done, wanted)  # first: whoever reads the table may go away
+        finally:
+            print(table(results, bold=sys.stdout.isatty()), flush=True)  # at least that, on a full disk
     except BrokenPipeError:  # `ranvier replay … | head`; the command line knows what to do
         raise
     except KeyboardInterrupt:
@@ -146,9 +148,9 @@ def replace_file(path: Path, data: bytes) -> None:
     try:
         beside.write_bytes(data)
         beside.replace(path)
-    except OSError:
+    except OSError as error:
         beside.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def is_special(path: Path) -> bool:

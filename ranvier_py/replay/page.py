@@ -88,6 +88,7 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     parts = [f"<h2>{escape(trace.name)}</h2>", f"<p>{escape(about(trace, runs[0]))}</p>"]
     parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs, shown, at))}</ul>")
     parts.append(table(runs, several_nodes=len(nodes) > 1, several_rates=len(rates) > 1))
+    shown = [run for run in shown if run.served]  # of the others there is nothing to see
     figures = [
         ("Prompt tokens found in the cache" + at, hit_bars(shown, colours)),
         ("Times to first token" + at, distribution(shown, colours)),
@@ -99,6 +100,8 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     if any(run.regret_s and not run.is_oracle for run in shown):
         figures.append(("Lost against the best engine, by request" + at, regret_bars(shown, colours)))
     figures += [(f"Requests in flight: {run.policy}{at}", LOADS + load(run)) for run in most_different(shown)]
+    if not shown:
+        return f"<section>{''.join(parts)}</section>"
     parts.append(legend(shown, colours))
     parts.append(f'<div class="figures">{"".join(figure(name, chart) for name, chart in figures)}</div>')
     parts.append(reasons(shown))

@@ -9,11 +9,11 @@ import pytest
 from ranvier_py.core.backends import Outcome
 from ranvier_py.core.flight import Flight
 from ranvier_py.core.placement.policies import make_policy
-from ranvier_py.core.router import Router
+from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.shadow import LANDED_MAX, Shadow, Shadows, make_shadow
 from ranvier_py.core.stream import NOTHING, Answer
-from tests.core.test_router import CHAT_PATH, chat, depart, make_router, serve
+from tests.core.test_router import chat, depart, make_router, serve
 
 
 def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:

@@ -132,6 +132,12 @@ def test_who_served_nobody_or_refused_the_slow_ones_is_never_the_best() -> None:
     assert "1,000 requests failed with refuses at rate 1: prompt_too_long 1,000." in text
 
 
+def test_there_are_no_pictures_of_nothing() -> None:
+    none = replace(run("refuses", 0.0), failed=1000, failures={"prompt_too_long": 1000})
+    assert "<svg" not in report(none)
+    assert "<title>refuses" not in report(none, run("serves", 1.0))
+
+
 def test_where_all_are_equal_nobody_is_called_the_best() -> None:
     text = report(run("a", 1.0), run("b", 1.0))
     assert "All policies have the same p90 to the first token: 1.00 s." in text

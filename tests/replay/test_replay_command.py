@@ -216,10 +216,23 @@ def test_a_full_disk_leaves_the_old_results_and_nothing_half(tmp_path: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*results\.json'"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_does_not_cost_the_table(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "results.json")
+
+    monkeypatch.setattr(command, "replace_file", full)
+    assert replay(trace, "--policy", "random", "--out", tmp_path, "--jobs", 1) == 1
+    told = capsys.readouterr()
+    assert "random" in told.out
+    assert "No space left on device: 'results.json'" in told.err
 
 
 def test_a_reader_of_the_table_who_goes_away_costs_no_results(
