@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -168,17 +170,20 @@ def test_one_run_goes_from_traffic_to_goals() -> None:
     assert found["affinity_hits"]["cells"] == 2
     assert all(each.failed == 0 and each.ttft_p90_s > 0 for each in rows)
     text = policies.page_of(cases, results, {"seed": 1})
-    assert "shared_prefix_groups, tight caches" in text
+    assert "shared_prefix_groups" in text
     assert "oracle_greedy" in text
+    written = json.loads(policies.json_of({"goals": found}, rows))
+    assert [dict(zip(written["columns"], each, strict=True)) for each in written["rows"]] == [
+        each._asdict() for each in rows
+    ]
 
 
-def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A part of the benchmark must never take the place of the committed figures."""
-    written: list[str] = []
-    monkeypatch.setattr(policies, "write_result", lambda name, result: written.append(name))
+    monkeypatch.setattr(policies, "RESULTS", tmp_path)
     flags = ["--quick", "--workload", "shared_prefix_groups", "--policy", "least_loaded", "--nodes", "1", "--jobs", "1"]
     assert policies.main(flags) == 0
-    assert written == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_policy_that_is_none_is_said_before_anything_is_read() -> None:
