@@ -96,7 +96,7 @@ def asked(given: argparse.Namespace, cores: int) -> Asked:
         per_request=given.per_request is not None,
     )
     return Asked(
-        traces=tuple(existing("TRACE", path) for path in given.traces),
+        traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),
         options=trace_options(given),
         plan=plan,
         policies=policies_of(given.policy),

@@ -12,7 +12,9 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TextIO
@@ -42,7 +44,7 @@ def replay(given: argparse.Namespace) -> int:
     try:
         wanted = asked(given, cores())
         make_places(wanted)
-        ready = [read_trace(path, wanted) for path in wanted.traces]
+        ready = told_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
         done = run(ready, wanted)
         results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
         try:
@@ -100,6 +102,16 @@ def read_trace(path: Path, wanted: Asked) -> Ready:
             "are the time stamps of one clock and unit, and is the speed right?"
         )
     return ready
+
+
+def told_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
+    """Traces of one name by their paths: everything that is told of a run names its trace."""
+    names = Counter(each.summary.name for each in ready)
+    wanted = [
+        each.summary.name if names[each.summary.name] == 1 else str(path)
+        for each, path in zip(ready, paths, strict=True)
+    ]
+    return [each._replace(summary=replace(each.summary, name=name)) for each, name in zip(ready, wanted, strict=True)]
 
 
 def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:

@@ -248,6 +248,17 @@ def test_a_reader_of_the_table_who_goes_away_costs_no_results(
     assert json.loads((tmp_path / "results.json").read_text())["runs"]
 
 
+def test_traces_of_one_name_are_told_apart(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recordings of two workers are `rec.jsonl.0` and `rec.jsonl.1`: both were called `rec.jsonl`."""
+    paths = [tmp_path / f"rec.jsonl.{number}" for number in range(2)]
+    for path in paths:
+        path.write_bytes(trace.read_bytes())
+    assert replay(*paths, trace, trace, "--policy", "random", "--jobs", 1) == 0
+    tables = capsys.readouterr().out.split("\n\n")
+    assert [table.partition(":")[0] for table in tables] == [*map(str, paths), "small"]
+    assert [len(table.splitlines()) for table in tables] == [3, 3, 3]
+
+
 def test_an_interrupted_replay_does_not_pass_for_done(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
