@@ -98,7 +98,7 @@ class Block:
             child = child.after
 
     def count(self, tier: Tier) -> int:
-        return self.copies >> (COPIES_BITS * tier) & COPIES_MASK
+        return self.copies >> COPIES_BITS * tier & COPIES_MASK
 
     def more(self, tier: Tier) -> bool:
         """One more copy; False when they can't be counted any more."""

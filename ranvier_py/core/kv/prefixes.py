@@ -14,6 +14,7 @@ from ranvier_py.core.kv.values import HELD_TIERS, Tier
 
 HOLDERS_BITS = 24  # more than blocks there can be
 HOLDERS_MASK = (1 << HOLDERS_BITS) - 1
+ONE_HOLDER = tuple(1 << HOLDERS_BITS * tier for tier in HELD_TIERS)
 
 
 class Change(NamedTuple):
@@ -30,7 +31,7 @@ class HeldPrefixes:
 
     def __init__(self) -> None:
         self._holders: dict[Fingerprint, int] = {}
-        self._before: dict[Fingerprint, Change] = {}  # as it was when this was last asked
+        self._before: dict[Fingerprint, tuple[int, Fingerprint, Tier]] = {}  # tokens, parent, tier at the last call
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -44,26 +45,27 @@ class HeldPrefixes:
 
     def move(self, fingerprint: Fingerprint, tokens: int, parent: Fingerprint, old: Tier, new: Tier) -> None:
         """One holder of this prefix went from one tier to another."""
-        holders = self._holders.get(fingerprint, 0)
-        before = nearest(holders)
+        then = now = self._holders.get(fingerprint, 0)
         if old is not Tier.ABSENT:
-            holders -= 1 << (HOLDERS_BITS * old)
+            now -= ONE_HOLDER[old]
         if new is not Tier.ABSENT:
-            holders += 1 << (HOLDERS_BITS * new)
-        if holders:
-            self._holders[fingerprint] = holders
+            now += ONE_HOLDER[new]
+        if now:
+            self._holders[fingerprint] = now
         else:
             del self._holders[fingerprint]
-        if nearest(holders) is not before:
-            self._before.setdefault(fingerprint, Change(fingerprint, tokens, before, parent))
+        if then and now and nearest(then) is nearest(now):
+            return
+        if fingerprint not in self._before:
+            self._before[fingerprint] = (tokens, parent, nearest(then))
 
     def drain(self) -> tuple[Change, ...]:
         """What is otherwise than it was at the last call."""
         changes = []
-        for fingerprint, before in self._before.items():
-            now = self.tier(fingerprint)
-            if now is not before.tier:
-                changes.append(before._replace(tier=now))
+        for fingerprint, (tokens, parent, before) in self._before.items():
+            now = nearest(self._holders.get(fingerprint, 0))
+            if now is not before:
+                changes.append(Change(fingerprint, tokens, now, parent))
         self._before.clear()
         return tuple(changes)
 

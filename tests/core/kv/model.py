@@ -6,7 +6,8 @@ import numpy as np
 
 from ranvier_py.core.fingerprint import TokenHasher
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.residency import Changes, Residency, Scope
+from ranvier_py.core.kv.residency import Residency
+from ranvier_py.core.kv.residency_values import Changes, Scope
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, EngineHash, Event, Tier
 
 KEY = b"sixteen bytes or more"

@@ -8,7 +8,8 @@ import pytest
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.kv.prefixes import Change
-from ranvier_py.core.kv.residency import Residency, Scope
+from ranvier_py.core.kv.residency import Residency
+from ranvier_py.core.kv.residency_values import Scope
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Tier
 from tests.core.kv.model import PLAIN, SIZE, Listener, fingerprint, hasher, namespace_of
 

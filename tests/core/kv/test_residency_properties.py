@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from array import array
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.kv.events import ARRAY_FIELDS, EventDecoder
 from ranvier_py.core.kv.residency import Residency
 from ranvier_py.core.kv.values import HELD_TIERS, BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
 from ranvier_py.replay.engine import block_cache
@@ -134,6 +136,26 @@ def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_m
     assert listener.tiers == {}
 
 
+def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.Random) -> list[Event]:
+    """One message of an engine, each event in either encoding."""
+    written: list[object] = []
+    for event in events:
+        if isinstance(event, block_cache.BlocksStored):
+            fields = [event.keys, event.parent or None, event.ids.tolist(), width]
+            names = ARRAY_FIELDS["BlockStored"][:4]
+            tag = "BlockStored"
+        elif isinstance(event, block_cache.BlockRemoved):
+            fields, names, tag = [[event.key]], ("block_hashes",), "BlockRemoved"
+        else:
+            fields, names, tag = [], (), "AllBlocksCleared"
+        is_map = rng.random() < 0.5
+        written.append({"type": tag, **dict(zip(names, fields, strict=True))} if is_map else [tag, *fields])
+    decoder = EventDecoder()
+    batch = decoder.decode(msgpack.packb([0.0, written, 0]))
+    assert decoder.counts.unread == decoder.counts.tags_skipped == decoder.counts.fields_skipped == 0
+    return list(batch.events)
+
+
 def translated(event: block_cache.CacheEvent, width: int) -> Event:
     if isinstance(event, block_cache.BlocksStored):
         data = event.ids.astype(np.uint32).tobytes()
@@ -168,8 +190,10 @@ def test_the_block_table_of_a_cache_that_evicts_is_known_exactly(width: int, cap
         running = [(lease, done) for lease, done in running if done < lease.job.tokens_computed]
         if rng.random() < 0.005:
             cache.clear()
-        for event in cache.drain_events():
-            residency.apply(translated(event, width))
+        events = cache.drain_events()
+        heard = over_the_wire(events, width, rng) if step % 2 else [translated(event, width) for event in events]
+        for event in heard:
+            residency.apply(event)
         doubled = max(doubled, *residency.copies(Tier.GPU).values(), 0)
         listener.hear(steps_max=10)
         if step % 20 == 0:
