@@ -328,7 +328,7 @@ STYLE = (
     ":root{color-scheme:light dark;--text:#1c2430;--soft:#5b6676;--grid:#d9dee6;--back:#fff;--card:#f6f8fa}"
     "@media(prefers-color-scheme:dark){:root{--text:#e6eaf0;--soft:#9aa5b4;--grid:#333c48;--back:#12161c;--card:#1a2029}}"
     "body{margin:0;background:var(--back);color:var(--text);font:15px/1.5 system-ui,sans-serif}"
-    "main{max-width:1180px;margin:auto;padding:16px}h1{font-size:22px}h2{font-size:18px;margin-top:32px}"
+    "main{max-width:1180px;margin:auto;padding:16px}h1{font-size:22px}h2{font-size:18px;margin-top:32px;overflow-wrap:anywhere}"
     ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
     "td,th{padding:3px 7px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}"
     "td:first-child,th:first-child{text-align:left}th{color:var(--soft);font-weight:500}tr.best td{font-weight:700}"

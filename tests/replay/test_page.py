@@ -103,6 +103,10 @@ def test_names_of_files_and_policies_cannot_become_markup() -> None:
     assert "chats &amp; &lt;more&gt;" in text
 
 
+def test_a_long_name_of_a_file_breaks_instead_of_the_page() -> None:
+    assert re.search(r"h2\{[^}]*overflow-wrap:anywhere", report(run("a", 1.0)))
+
+
 def test_the_best_router_of_each_rate_is_marked_and_never_an_oracle() -> None:
     text = report(*(run(name, p90, rate=rate) for rate in (1.0, 2.0) for name, p90 in (("a", 2.0), ("b", 1.0))))
     assert re.findall(r'<tr class="best"><td>(\w+)', text) == ["b", "b"]
