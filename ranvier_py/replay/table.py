@@ -138,4 +138,6 @@ def seconds(value: float) -> str:
     for unit_s, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if value >= 2 * unit_s:
             return f"{value / unit_s:,.0f} {unit}"
+    if 0.0 < value < 0.001:
+        return f"{value * 1000.0:.2g} ms"
     return f"{value:.1f} s" if value >= 10.0 else f"{value:.2f} s" if value >= 1.0 else f"{value * 1000.0:.0f} ms"
