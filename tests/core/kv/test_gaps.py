@@ -192,6 +192,16 @@ def test_a_copy_that_cannot_be_told_to_be_of_this_run_is_refused(last: int, run:
     assert (stream.applied, stream.machine.counts.copies_refused) == (before, 1)
 
 
+def test_a_copy_is_not_taken_on_what_was_known_before_we_were_cut_off() -> None:
+    """The engine may have been restarted meanwhile, and the peer not know it either."""
+    stream = at(5, replay=False)
+    stream.hear(stream.machine.disconnected(0.0))
+    stream.hear(stream.machine.connected(0.0))
+    stream.offer(5)
+    assert stream.level is Level.DEGRADED
+    assert stream.machine.counts.copies_refused == 1
+
+
 def test_peers_are_asked_again_while_something_is_missing() -> None:
     stream = at(5, peer_timeout_s=5.0, peer_interval_s=30.0)
     stream.live(12)

@@ -147,6 +147,18 @@ def test_parked_blocks_have_a_bound_and_the_oldest_go_first() -> None:
     assert (held.view().entries, held.view().parked) == (0, 0)
 
 
+def test_with_a_parked_block_goes_all_that_continues_it() -> None:
+    """What stayed would wait for a parent that is another one when it comes."""
+    held = residency(parked_max=7)
+    held.apply(stored([2], TEXT[16:32], parent=1))
+    held.apply(stored([8], TEXT[16:32], parent=7))
+    held.apply(stored([3], range(16), parent=1))
+    assert (held.counts.dropped, held.view().parked) == (3, 2)
+    held.apply(stored([1, 3], [*TEXT[:16], *range(16)]))
+    assert depths(held, [*TEXT[:16], *range(16)]) == [16, 32]
+    assert held.counts.contradicted == 0
+
+
 def test_new_blocks_are_refused_where_there_is_no_room() -> None:
     held = residency(entries_max=20)
     held.apply(stored(range(1, 65), TEXT[:1024]))

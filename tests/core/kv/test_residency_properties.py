@@ -37,7 +37,8 @@ def family(seed: int, width: int, count: int) -> list[tuple[EngineHash, EngineHa
 
 actions = st.lists(
     st.tuples(st.sampled_from(["store", "store", "run", "remove", "tier", "clear", "settle"]), st.integers(0, 2**16)),
-    max_size=60,
+    min_size=20,
+    max_size=80,
 )
 
 
@@ -47,7 +48,7 @@ def test_what_is_reported_is_what_a_walk_over_all_blocks_finds(
     seed: int, width: int, todo: list[tuple[str, int]]
 ) -> None:
     """Any order of events: children before parents, beginnings removed before ends, copies on several tiers."""
-    blocks = family(seed, width, 14)
+    blocks = family(seed, width, 8)
     model, residency = Model(), Residency(hasher(), namespace_of)
     listener = Listener(residency)
     for action, number in todo:
@@ -89,7 +90,8 @@ def event_of(action: str, number: int, blocks: list, model: Model, width: int) -
             return None
         return BlocksStored(hashes=(key,), parent=parent, salt=salt, medium=MEDIUM[tier])
     if action == "remove":
-        return BlocksRemoved(hashes=(key,), medium=MEDIUM[tier])
+        at = [each for each in HELD_TIERS if model.copies.get((key, each))] or [tier]
+        return BlocksRemoved(hashes=(key,), medium=MEDIUM[at[number // 16 % len(at)]])
     return CacheCleared() if action == "clear" and number % 8 == 0 else None
 
 
@@ -116,7 +118,7 @@ hostile_events = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(hostile_events, max_size=40), st.integers(1, 30), st.integers(0, 12))
 def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_max: int, parked_max: int) -> None:
     residency = Residency(hasher(), namespace_of, entries_max=entries_max, parked_max=parked_max)
