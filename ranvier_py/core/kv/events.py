@@ -9,7 +9,7 @@ skipped whole and counted as unread: a block whose salt is unknown must not pass
 at all raises BadBatch, and nothing else is ever raised.
 Bounds: the whole is walked before anything of it is built, so a length that lies costs nothing, nor does nesting; then
 one event is built at a time. Memory is a small multiple of the largest event, and of what the values keep.
-Cost: about 15 us for a stored block alone, 2 us for each where many are stored at once, 5 us for a removal.
+Cost: about 6 us for a stored block alone, 0.7 us for each where many are stored at once, 3 us for a removal.
 """
 
 from __future__ import annotations
