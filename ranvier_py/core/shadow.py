@@ -35,6 +35,7 @@ from ranvier_py.core.stream import NOTHING, Answer
 from ranvier_py.core.work import Load, SharedWork
 
 LANDED_MAX = 1024  # flights whose answers may still be read: the learner is seconds behind at most
+LANDED_BYTES_MAX = 64 << 20  # of their bodies, which a flight keeps alive
 POOLS_MAX = 64  # as many snapshots of pools are translated at once; then all are forgotten
 
 
@@ -240,7 +241,7 @@ class Shadows:
     """A flight.Observer that lets every shadow place what departs.
 
     Answers are read after a flight has landed, too, and not of every flight: landed ones are kept until `LANDED_MAX`
-    later ones have landed.
+    later ones have landed, or those with `LANDED_BYTES_MAX` of bodies.
     """
 
     def __init__(self, shadows: Sequence[Shadow], registry: Registry) -> None:
@@ -248,6 +249,7 @@ class Shadows:
         self.judge = Paces()
         self._registry = registry
         self._landed: OrderedDict[Flight, None] = OrderedDict()
+        self._landed_bytes = 0
 
     def departed(self, flight: Flight, now: float) -> None:
         ahead = ahead_of(self._registry[flight.backend], now)  # it is counted there already: not ahead of itself
@@ -281,8 +283,10 @@ class Shadows:
         for shadow in self.shadows:
             shadow.landed(flight, outcome, now)
         self._landed[flight] = None
-        if len(self._landed) > LANDED_MAX:
+        self._landed_bytes += len(flight.prompt.body)
+        while len(self._landed) > LANDED_MAX or self._landed_bytes > LANDED_BYTES_MAX:
             oldest, _ = self._landed.popitem(last=False)
+            self._landed_bytes -= len(oldest.prompt.body)
             for shadow in self.shadows:
                 shadow.flights.pop(oldest, None)
 

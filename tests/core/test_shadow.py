@@ -107,6 +107,16 @@ def test_flights_whose_answers_nobody_reads_are_forgotten() -> None:
     router.answered(flights[0], flights[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
 
 
+def test_bodies_of_landed_flights_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flight keeps its body alive: a thousand long ones are a gigabyte."""
+    body = chat("one")
+    monkeypatch.setattr("ranvier_py.core.shadow.LANDED_BYTES_MAX", 3 * len(body))
+    router, (shadow,) = shadowed("affinity")
+    for _ in range(10):
+        serve(router, body)
+    assert len(shadow.flights) == 3
+
+
 def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
     router, (shadow,) = shadowed("round_robin")
