@@ -126,8 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for regret in (False, True):
             each = measure_apart(policy, quick=arguments.quick, regret=regret)
             show(
-                f"{policy:<16} {'with' if regret else 'without':<7} regret  {each['requests_per_processor_s']:>6,} requests"
-                f" per s of processor  {each['cpu_s']:.1f} s of {each['wall_s']:5.1f} s  peak {each['peak_mib']} MiB"
+                f"{policy:<16} {'with' if regret else 'without':<7} regret"
+                f"  {each['requests_per_processor_s']:>6,} requests per s of processor"
+                f"  {each['cpu_s']:.1f} s of {each['wall_s']:5.1f} s  peak {each['peak_mib']} MiB"
                 f" ({each['read_mib']} of them the trace, read in {each['read_s']:.1f} s)"
             )
             found.append(each)
