@@ -119,7 +119,7 @@ def poisson(trace: Trace, draw: int) -> Trace:
 
 MOONCAKE, TAUBENCH = "mooncake_conversation.jsonl.gz", "taubench_gpt4o_airline.jsonl.gz"
 QMSUM, SHAREGPT = "qmsum_doc_qa.jsonl.gz", "sharegpt-llama-3.1-8b-300-sps10.jsonl.gz"
-MOONCAKE_REQUESTS = 3000
+MOONCAKE_REQUESTS = 2000
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {
@@ -136,7 +136,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 name="mooncake",
                 load=from_file(MOONCAKE, limit=MOONCAKE_REQUESTS),
                 tight_tokens=A100_8B.cache_tokens,
-                capacity={AMPLE: 1.76, TIGHT: 1.48},
+                capacity={AMPLE: 1.76, TIGHT: 1.54},
                 file=MOONCAKE,
                 limits=f"the first {MOONCAKE_REQUESTS} of 12,031 requests",
             ),
@@ -145,7 +145,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(QMSUM, "llama3"),
                 tight_tokens=100_000,
                 capacity={AMPLE: 16.7, TIGHT: 14.7},
-                draws=3,
+                draws=2,
                 retimed=alone,
                 file=QMSUM,
             ),
@@ -154,7 +154,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
                 load=from_file(SHAREGPT),
                 tight_tokens=40_000,
                 capacity={AMPLE: 9.93, TIGHT: 1.83},
-                draws=5,
+                draws=4,
                 retimed=poisson,
                 file=SHAREGPT,
                 negative=True,
