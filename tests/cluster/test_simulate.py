@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.scenario import load_scenario, scenario_names
+from cluster.scenario import Expect, Load, load_scenario, scenario_names
 from cluster.sim_mind import Minds
 from cluster.sim_run import simulate
-from cluster.simulate import Order, command_of, main, scenario_of
+from cluster.simulate import Order, command_of, main, run, scenario_of
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
 LONG = ("partition_long", "thousand", "chaos")
-"""Minutes of virtual time or a thousand nodes: for `python -m cluster sim --scenario NAME`."""
+"""Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have a test of their own."""
 
 
 def simulated(name: str) -> bool:
@@ -35,6 +35,40 @@ def test_the_invariants_hold_for_many_seeds() -> None:
 def test_a_cluster_lives_through(name: str) -> None:
     result = simulate(load_scenario(name), 1, Minds())
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
+
+
+@pytest.mark.slow
+def test_a_thousand_nodes_know_each_other_each_death_and_each_lesson() -> None:
+    """And greet some neighbours each: half a million handshakes would be 500 greetings a node.
+
+    Shorter than the scenario, which is for `python -m cluster sim`: nine seconds after the last crash instead of 14.
+    """
+    scenario = load_scenario("thousand")
+    steps = tuple(replace(step, at_s=3.0) for step in scenario.steps)
+    expect = replace(scenario.expect, dead_s=9.0, agree_s=8.5)
+    result, _ = run(replace(scenario, for_s=13.0, steps=steps, expect=expect), 1)
+    assert result.violation is None, result.violation
+    assert result.measures["agreed_s"] is not None
+    assert result.measures["lessons_late"] == 0
+    assert result.measures["everywhere_t100_s"] is not None
+    assert result.measures["node_greetings"] < 150 * 1000
+
+
+def test_a_large_cluster_that_loses_packets_notices_a_death_and_tells_all() -> None:
+    """Beyond the mesh: probes of strangers, relays drawn from acquaintances, lessons along rings."""
+    scenario = load_scenario("kill_one")
+    steps = tuple(replace(step, at_s=5.0) if step.do == "kill" else replace(step, for_s=9.0) for step in scenario.steps)
+    scenario = replace(
+        scenario,
+        for_s=18.0,
+        cluster=replace(scenario.cluster, nodes=90, spread_s=1.0),
+        load=Load(chats_per_s=0.5, turns=2),
+        steps=steps,
+        expect=Expect(failed_requests_max=0, dead_s=11.0, agree_s=9.0, learned_s=3.0, false_deaths_max=0),
+    )
+    result = simulate(scenario, 1, Minds())
+    assert result.violation is None
+    assert result.measures["lessons_late"] == 0
 
 
 def test_a_hundred_nodes_start_at_once_and_know_each_other() -> None:
