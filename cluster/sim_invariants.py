@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil
 
+from cluster.sim_engine import SimEngine
 from cluster.sim_host import SPINS_MAX, SimHost
 from cluster.sim_node import Look, Seen
 from cluster.sim_world import Violated, Violation, World
@@ -65,6 +66,7 @@ class Invariants:
         self.truth: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
         self.told: dict[int, int] = {}  # session -> lessons of its own
         self.looks = 0
+        self._known_since: dict[tuple[int, int, int, int], float] = {}  # of a process of an engine, by one of a node
         self.held_back_s = 0.0  # the longest that an attacker kept what then came from him alone
         self._turn = 0
         self._rng = world.rng("invariants")
@@ -226,8 +228,14 @@ class Invariants:
             if true_s > ttl_s + slack_s + AGE_SLACK_S:
                 self.fail("S5", (host.index,), f"a claim lives after {true_s:.1f} s, its life is {ttl_s:g} s")
             engine = self.world.engines[number]
-            knows = self.world.probed.get((host.index, host.generation, number)) == engine.boots
-            if knows and seen_at + 1.0 < engine.born_at - 2 * AGE_SLACK_S:
+            if self._knows(host, engine) and seen_at + 1.0 < engine.born_at - 2 * AGE_SLACK_S:
                 self.fail(
                     "S5", (host.index,), f"a claim on engine {number} is of an earlier process than the known one"
                 )
+
+    def _knows(self, host: SimHost, engine: SimEngine) -> bool:
+        """Whether its probe found this process by our last look: what a probe finds counts from the next look on."""
+        now = self.world.heap.now
+        if self.world.probed.get((host.index, host.generation, engine.number)) != engine.boots:
+            return False
+        return now > self._known_since.setdefault((host.index, host.generation, engine.number, engine.boots), now)
