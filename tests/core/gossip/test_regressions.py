@@ -83,7 +83,7 @@ def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypat
     )
     assert simulate(scenario, 1, Minds()).violation is None
     assert max(told) == 29
-    assert len(told) < 30 * 6
+    assert len(told) < 30 * 10  # 30 x 29 proofs: each once would be 870
 
 
 class Keeper:
