@@ -3,7 +3,8 @@
 Rule. For each candidate, in seconds:
 
     own     what waits there, at the backend's own pace, + the tokens of this prompt that it does not hold
-    others  each request that decodes there waits while this prompt is computed
+    others  each request that will come behind this one waits while it is computed (as many as wait there now: in a
+            steady state as many arrive during a wait as are waiting), and a little each that decodes
 
 The least sum wins. Where it is not the deepest holder, it must win by more than what predictions are usually wrong by
 (`error_s`, learned), or chats would move about for nothing. Ties: the deepest holder, the fewest requests in flight,
@@ -16,7 +17,7 @@ that is no longer asked lapses with its claim.
 
 There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
-others and the deliberate copies are ours. Reasons: only, warm, moved, spread, cold, no_prefix.
+others and the deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
 Cost: O(candidates), about 0.6 us for each.
 """
 
@@ -38,7 +39,7 @@ TIE_SHARE = 0.05
 always follows chance fills one cache and leaves the others empty."""
 
 OTHERS_SHARE = 0.03
-"""Of the harm to others that counts: it is one delay among the dozens of tokens of an answer. All of it would send
+"""Of the harm to those that decode: it is one delay among the dozens of tokens of an answer. All of it would send
 prompts where few decode and not where little waits, which costs the Mooncake trace a tenth of its p90."""
 
 
@@ -123,7 +124,8 @@ class Ttft:
     def cost(self, candidate: Candidate, match: Match, held_tokens: int) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
         queue_s, prefill_s = self.paces[candidate.id].predict(computed_tokens, ahead_of(candidate, match.at))
-        return Cost(queue_s, prefill_s, OTHERS_SHARE * candidate.decoding * prefill_s)
+        others = OTHERS_SHARE * candidate.decoding + candidate.waiting
+        return Cost(queue_s, prefill_s, others * prefill_s)
 
     def first(self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], rng: Random) -> int:
         """Position of the least sum. Sums that hardly differ are told apart by requests in flight for the weight, then

@@ -60,7 +60,7 @@ def test_the_deepest_of_the_idle_holders_is_chosen() -> None:
 
 
 def test_a_queue_longer_than_the_prefill_it_saves_moves_the_prompt() -> None:
-    candidates = engines(0, 7000, 0, 0)
+    candidates = engines(0, 5000, 0, 0)
     assert choose(trained(), warm((1, 8000)), candidates) == Choice(BackendId(1), "warm", 8000)
     moved = choose(trained(), warm((1, 8000)), engines(0, 9000, 0, 0))
     assert (moved.reason, moved.tokens) == ("moved", 0)
@@ -78,7 +78,7 @@ def test_half_of_a_prefix_at_an_idle_backend_beats_all_of_it_in_a_queue() -> Non
 
 def test_what_everybody_holds_gives_nobody_an_advantage() -> None:
     everywhere = [(backend, 2000) for backend in range(4)]
-    assert choose(trained(), warm(*everywhere), engines(900, 300, 600, 800)).backend == 1
+    assert choose(trained(), warm(*everywhere), engines(9000, 3000, 6000, 8000)).backend == 1
 
 
 def test_a_slow_backend_is_left_to_prompts_that_are_worth_it() -> None:
@@ -172,3 +172,12 @@ def test_demand_fades_within_a_minute_and_is_bounded() -> None:
         heat.touch(Fingerprint(10 + number), 400.0)
     assert len(heat.known) == HEATS_MAX
     assert heat.forgotten == 6
+
+
+def test_a_prefill_costs_those_who_will_queue_behind_it() -> None:
+    """Under overload whoever saves no prefill for them makes all of them wait, and the throughput falls."""
+    policy, candidates = trained(), engines(8000, 8000)
+    candidates[1].waiting = candidates[1].load = 4
+    few, many = policy.terms(warm(), candidates)
+    assert many["others_s"] == pytest.approx(4 * few["others_s"], rel=0.05)
+    assert choose(policy, warm(), candidates).backend == 0
