@@ -6,7 +6,7 @@ instead), then one node killed. Times are virtual and depend on the seed alone; 
 `noticed` from the kill to the first and to the last node that says so. Bytes are those sent by one node on average; a
 simulated node audits its table every few seconds, a real one every few minutes. From CROWD nodes on there are fewer
 chats and losses and no idle run: three copies of each lesson go to every node, and a run takes minutes. `--keep` keeps
-what the file says of other sizes; each row has its own commit.
+what the file says of other runs; each row has its own commit.
 
     python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--jobs 2]
 """
@@ -95,11 +95,16 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
                 yield Cell(nodes, loss, options.seconds, options.seed, chats_per_s, code)
 
 
-def kept(sizes: set[int]) -> list[dict[str, Any]]:
-    """Rows of the file about other sizes, each with its commit."""
+def key(row: dict[str, Any]) -> tuple[int, float, float]:
+    return row["nodes"], row["chats_per_s"], row["loss"]
+
+
+def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The file's rows that none of these replaces, each with its commit."""
+    replaced = {key(row) for row in rows}
     before = json.loads((RESULTS / "convergence.json").read_text())
     origin = {"virtual_s": before["settings"]["virtual_s"], "commit": before["commit"]}
-    return [origin | row for row in before["rows"] if row["nodes"] not in sizes]
+    return [origin | row for row in before["rows"] if key(row) not in replaced]
 
 
 def main() -> None:
@@ -113,12 +118,12 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the file's rows about other sizes")
     options = parser.parse_args()
     asked = list(cells(options))
-    rows = kept({cell.nodes for cell in asked}) if options.keep else []
+    rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for row in pool.map(measured, asked):
             rows.append(row)
             print(shown(row), flush=True)
-    rows.sort(key=lambda row: (row["nodes"], row["chats_per_s"] > 0, row["loss"]))
+    rows = sorted([*rows, *(kept(rows) if options.keep else ())], key=key)
     settings = {"seed": options.seed, "virtual_s": options.seconds, "link": "0.2 ms and an exponential 0.2 ms one way"}
     print(write_result("convergence", {"settings": settings, "rows": rows}))
 
