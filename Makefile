@@ -38,7 +38,8 @@ bench: $(STAMP) ## one benchmark, as in NAME=decision
 chaos: $(STAMP) ## real processes are killed, paused, cut off and starved under traffic, 15 minutes (SCENARIO=name: one)
 	@$(BIN)/python -m cluster chaos $(foreach name,$(or $(SCENARIO),$(CHAOS)),--scenario $(name)) $(ARGS)
 
-soak: $(STAMP) ## simulated clusters, seed after seed, until one fails or SOAK_S=600 seconds are over
+soak: $(STAMP) ## a thousand simulated nodes, then small clusters, seed after seed, until one fails or SOAK_S=600 seconds are over
+	@RANVIER_SOAK=1 $(BIN)/python -m pytest -q tests/cluster/test_simulate.py -k thousand
 	@$(BIN)/python -m cluster sim --until-fail --jobs 2 --budget-s $(SOAK_S) $(ARGS)
 
 lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14 (UPGRADE=1: to newer versions)

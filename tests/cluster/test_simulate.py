@@ -1,6 +1,7 @@
 """The simulator as `make test` uses it: many seeds, the named scenarios, a large cluster, and that a run replays."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -37,7 +38,7 @@ def test_a_cluster_lives_through(name: str) -> None:
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
 
 
-@pytest.mark.slow
+@pytest.mark.skipif("RANVIER_SOAK" not in os.environ, reason="takes minutes of a core: make soak")
 def test_a_thousand_nodes_know_each_other_each_death_and_each_lesson() -> None:
     """And greet some neighbours each: half a million handshakes would be 500 greetings a node.
 
