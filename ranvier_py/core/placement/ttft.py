@@ -3,8 +3,9 @@
 Rule. For each candidate, in seconds:
 
     own     what waits there, at the backend's own pace, + the tokens of this prompt that it does not hold
-    others  each request that will come behind this one waits while it is computed (as many as wait there now: in a
-            steady state as many arrive during a wait as are waiting), and a little each that decodes
+    others  each request that will come behind this one waits while it is computed, and a little each that decodes.
+            In a steady state as many arrive during a wait as are waiting: the mean of those there and those anywhere,
+            since placement evens queues out
 
 The least sum wins. Where it is not the deepest holder, it must win by more than what predictions are usually wrong by
 (`error_s`, learned), or chats would move about for nothing. Ties: the deepest holder, the fewest requests in flight,
@@ -41,6 +42,10 @@ always follows chance fills one cache and leaves the others empty."""
 OTHERS_SHARE = 0.03
 """Of the harm to those that decode: it is one delay among the dozens of tokens of an answer. All of it would send
 prompts where few decode and not where little waits, which costs the Mooncake trace a tenth of its p90."""
+
+
+def mean_waiting(candidates: Sequence[Candidate]) -> float:
+    return sum(candidate.waiting for candidate in candidates) / len(candidates)
 
 
 def positions(marks: Sequence[bool], wanted: bool) -> list[int]:
@@ -89,7 +94,8 @@ class Ttft:
         held = {holder.backend: holder.tokens for holder in match.holders}
         if len(candidates) == 1:
             return Choice(candidates[0].id, "only", held.get(candidates[0].id, 0))
-        costs = [self.cost(candidate, match, held.get(candidate.id, 0)) for candidate in candidates]
+        mean = mean_waiting(candidates)
+        costs = [self.cost(candidate, match, held.get(candidate.id, 0), mean) for candidate in candidates]
         sums = [cost.sum_s for cost in costs]
         best = self.first(match, candidates, sums, rng)
         if not match.holders:
@@ -118,13 +124,13 @@ class Ttft:
     def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
         """Whether another holder of a prefix is worth its prefill: half of the next minute's requests would go there,
         and each of them would wait that much less."""
-        copy_s = tokens * self.paces[candidate.id].line().per_token
+        copy_s = tokens * self.paces[candidate.id].line().per_token * (1 + candidate.waiting)
         return heat / 2 * saved_s > copy_s
 
-    def cost(self, candidate: Candidate, match: Match, held_tokens: int) -> Cost:
+    def cost(self, candidate: Candidate, match: Match, held_tokens: int, mean: float = 0.0) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
         queue_s, prefill_s = self.paces[candidate.id].predict(computed_tokens, ahead_of(candidate, match.at))
-        others = OTHERS_SHARE * candidate.decoding + candidate.waiting
+        others = OTHERS_SHARE * candidate.decoding + (candidate.waiting + mean) / 2
         return Cost(queue_s, prefill_s, others * prefill_s)
 
     def first(self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], rng: Random) -> int:
@@ -157,7 +163,7 @@ class Ttft:
         held = {holder.backend: holder.tokens for holder in match.holders}
         found = []
         for candidate in candidates:
-            cost = self.cost(candidate, match, held.get(candidate.id, 0))
+            cost = self.cost(candidate, match, held.get(candidate.id, 0), mean_waiting(candidates))
             line = self.paces[candidate.id].line()
             found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / line.per_token})
         return found
