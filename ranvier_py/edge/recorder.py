@@ -153,8 +153,10 @@ class Recorder:
                     await self._write([self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))])
         finally:
             self._sweep(inf)
+            last = list(self._queue)
+            self._queue.clear()
             with trio.move_on_after(LAST_WRITE_S, shield=True):
-                await self._write(list(self._queue))
+                await self._write(last)
 
     async def _write(self, records: Sequence[Record]) -> None:
         trouble = await trio.to_thread.run_sync(self._files.write, records, abandon_on_cancel=True, limiter=self._one)

@@ -93,6 +93,9 @@ async def test_a_flight_whose_lesson_does_not_come_is_written_without(
     target = made(tmp_path / "a")
     async with trio.open_nursery() as nursery:
         await nursery.start(target.run)
+        while not target.statistics().bytes:  # the thread that begins the file knows nothing of a mocked clock
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(20)
         target.landed(flight(), Outcome.SUCCESS, trio.current_time())
         await trio.sleep(recorder.LESSON_WAIT_S - 2)
