@@ -67,10 +67,6 @@ class Cost(NamedTuple):
     others_s: float
 
     @property
-    def own_s(self) -> float:
-        return self.queue_s + self.prefill_s
-
-    @property
     def sum_s(self) -> float:
         return self.queue_s + self.prefill_s + self.others_s
 
@@ -112,14 +108,11 @@ class Ttft:
         if heat >= HEAT_MIN and not all(holds):
             copy = min(positions(holds, False), key=sums.__getitem__)
             saved_s = costs[home].queue_s - costs[copy].queue_s
-            saved_s = max(saved_s, self.waits(candidates[home], match.at) - self.waits(candidates[copy], match.at))
+            home_s, copy_s = (self.paces[candidates[at].id].waited_s(match.at) for at in (home, copy))
+            saved_s = max(saved_s, home_s - copy_s)  # an instant's queues, or what was waited there lately
             if self.pays(candidates[copy], saved_s, deepest, heat):
                 return Choice(candidates[copy].id, "spread", held.get(candidates[copy].id, 0))
         return Choice(candidates[home].id, "warm", deepest)
-
-    def waits(self, candidate: Candidate, now: float) -> float:
-        """Seconds that requests have lately waited there for the prefill of others, on average."""
-        return self.paces[candidate.id].waited_s(now)
 
     def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
         """Whether another holder of a prefix is worth its prefill: half of the next minute's requests would go there,
