@@ -22,7 +22,7 @@ import trio
 from ranvier_py.config import Config
 from ranvier_py.core.addresses import is_loopback
 from ranvier_py.core.backends import Transition
-from ranvier_py.core.gossip.backends.facts import FactSettings
+from ranvier_py.core.gossip.backends.fact_settings import FactSettings
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.messages import Command

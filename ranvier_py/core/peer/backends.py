@@ -148,12 +148,12 @@ class SharedBackends:
     def follow(self, now: float) -> None:
         """Apply what was heard since the last call."""
         facts, registry = self.facts, self.registry
-        if facts.moved:
-            for key in facts.moved:
+        if facts.loads.moved:
+            for key in facts.loads.moved:
                 backend = self.find(key)
                 if backend is not None:
                     registry.set_peer_load(backend.id, facts.peer_load(key))
-            facts.moved.clear()
+            facts.loads.moved.clear()
         if facts.news:
             news, facts.news = facts.news, []
             for each in news:

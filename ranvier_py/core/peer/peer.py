@@ -16,7 +16,8 @@ from random import Random
 from typing import Any
 
 from ranvier_py.core.backends import Transition
-from ranvier_py.core.gossip.backends.facts import BackendFacts, FactSettings
+from ranvier_py.core.gossip.backends.fact_settings import FactSettings
+from ranvier_py.core.gossip.backends.facts import BackendFacts
 from ranvier_py.core.gossip.backends.orders import Orders
 from ranvier_py.core.gossip.gossip import Gossip, GossipSettings
 from ranvier_py.core.gossip.membership.counts import MemberView

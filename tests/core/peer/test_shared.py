@@ -3,7 +3,8 @@
 from random import Random
 
 from ranvier_py.core.backends import Backend, BackendLimits, Health, ProbeResult, Registry
-from ranvier_py.core.gossip.backends.facts import BackendFacts, FactSettings, fact_of
+from ranvier_py.core.gossip.backends.fact_settings import FactSettings
+from ranvier_py.core.gossip.backends.facts import BackendFacts, fact_of
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
 from ranvier_py.core.gossip.routes.lessons import Lesson, encode
 from ranvier_py.core.gossip.values import Letter, Peer

@@ -7,8 +7,7 @@ Four kinds of knowledge, each with its own merge:
 - *Draining*: the order with the greater clock wins.
 - *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
   DOUBT_S, or one and a failure of our own, are taken for the truth; "healthy" is only what we saw ourselves.
-- *Load*: one number for each observer, the latest counts, none after `load_life_s` of silence. It is nobody's to pass
-  on: in a large cluster each node tells some, other ones each time, and sums up those it heard.
+- *Load*: see `loads`.
 
 Boots and drains travel by being repeated: whoever learns something tells its peers what it now knows, and everybody
 tells somebody now and then. So they reach everyone who can be reached, in any order and however often.
@@ -25,13 +24,13 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.backend import SAME_RESTART_S, same_process
+from ranvier_py.core.gossip.backends.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
+from ranvier_py.core.gossip.backends.loads import PeerLoads
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
-from ranvier_py.core.work import NO_LOAD, Load
+from ranvier_py.core.work import Load
 
-BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and counted
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
-LOADS_PER_DATAGRAM = 64  # of 16 bytes each: fits a datagram with its envelope
 
 BOOT_MAX = 2**32 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
@@ -46,19 +45,6 @@ class Verdict(IntEnum):
 
 
 ILL = (Verdict.UNHEALTHY, Verdict.CIRCUIT_OPEN)
-
-
-@dataclass(frozen=True, slots=True)
-class FactSettings:
-    load_interval_s: float = 0.05
-    """In-flight counts reach the others within this, and at once after a quiet time. While they do not know, all nodes
-    fill the same gap: a crowd that comes within it is spread by chance only."""
-    load_repeat_s: float = 1.0  # unchanged loads are told again: three chances before they expire
-    load_life_s: float = 3.0
-    repair_interval_s: float = 10.0  # everything known, to one random peer
-    everyone_max: int = 16  # so many peers are told what is new; more hear it through others
-    listeners_max: int = 32  # load goes to so many peers at most, other ones each time
-    datagrams: bool = True
 
 
 class Boot(NamedTuple):
@@ -100,50 +86,24 @@ class Known:
     drain_clock: int = 0
 
 
-@dataclass(slots=True)
-class Observed:
-    """The loads one peer reported last."""
-
-    seq: int
-    until: float
-    loads: dict[int, Load]
-
-
-@dataclass(slots=True)
-class FactCounters:
-    facts_heard: int = 0
-    facts_adopted: int = 0
-    loads_heard: int = 0
-    loads_old: int = 0
-    loads_expired: int = 0
-    dropped: int = 0
-
-
 class BackendFacts:
     """One node's knowledge of all backends. Backends are named by their key (core/peer/backends.py)."""
 
     def __init__(self, session: int, settings: FactSettings, outbox: list[Letter], rng: Random, now: float) -> None:
         self.counters = FactCounters()
         self.news: list[News] = []  # drained by the owner after every call; at most one or two for each fact heard
-        self.moved: dict[int, None] = {}  # backends whose peers' load changed; drained by the owner
+        self.loads = PeerLoads(settings, outbox, rng, self.counters, now)
         self._session = session
         self._settings = settings
         self._outbox = outbox
         self._rng = rng
         self._known: dict[int, Known] = {}
         self._doubts: dict[int, dict[int, float]] = {}
-        self._observed: dict[int, Observed] = {}
-        self._totals: dict[int, Load] = {}
         self._peers: Sequence[Peer] = ()
-        self._listeners: Sequence[Peer] = ()  # of loads
         self._answered: dict[int, None] = {}  # live peers that told us something, and were told all
         self._seq = 0
         self._changed: dict[int, None] = {}
-        self._loads: Mapping[int, Load] = {}
-        self._loads_moved = False
-        self._loads_sent_at = now
         self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
-        self._expire_at = float("inf")
 
     # --- what we see ourselves --------------------------------------------------------------------------------------
 
@@ -184,9 +144,7 @@ class BackendFacts:
 
     def carry(self, loads: Mapping[int, Load]) -> None:
         """What we have in flight, by backend; those with nothing are left out. Sent with the next tick of loads."""
-        if loads != self._loads:
-            self._loads = loads
-            self._loads_moved = True
+        self.loads.carry(loads)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -216,7 +174,7 @@ class BackendFacts:
         return boot + ahead
 
     def peer_load(self, backend: int) -> Load:
-        return self._totals.get(backend, NO_LOAD)
+        return self.loads.of(backend)
 
     def doubts(self, backend: int, now: float) -> int:
         """How many peers called it ill lately."""
@@ -226,14 +184,9 @@ class BackendFacts:
 
     @property
     def wake_at(self) -> float:
-        at = min(self._repair_at if self._peers else float("inf"), self._expire_at)
         if self._changed:
             return 0.0
-        if self._loads_moved:
-            return min(at, self._loads_sent_at + self._settings.load_interval_s)
-        if self._loads:
-            return min(at, self._loads_sent_at + self._settings.load_repeat_s)
-        return at
+        return min(self._repair_at if self._peers else float("inf"), self.loads.wake_at)
 
     def peers(self, live: Sequence[Peer], listeners: Sequence[Peer] | None = None) -> None:
         """Who is there now. A newcomer is told everything; who is gone takes its loads with it.
@@ -242,22 +195,17 @@ class BackendFacts:
         """
         before = {peer.session for peer in self._peers}
         self._peers = live
-        self._listeners = live if listeners is None else listeners
-        there = {peer.session for peer in self._listeners}
-        for session in [session for session in self._observed if session not in there]:
-            self.forget(session)
+        self.loads.peers(live if listeners is None else listeners)
         now_there = {peer.session for peer in live}
         self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
-        if self._known and newcomers:
+        if newcomers:
             told = self._some(newcomers, self._settings.everyone_max)  # each hears it of as many others
             self._tell(told, list(self._known))
-        self._loads_moved |= bool(self._loads and newcomers)
+            self.loads.newcomers()
 
     def forget(self, session: int) -> None:
-        observed = self._observed.pop(session, None)
-        if observed is not None:
-            self._replace(observed.loads, {})
+        self.loads.forget(session)
         for observers in self._doubts.values():
             observers.pop(session, None)
 
@@ -267,11 +215,7 @@ class BackendFacts:
             listeners = self._some(self._peers, settings.everyone_max)
             self._tell(listeners, list(self._changed))
             self._changed.clear()
-        wait_s = settings.load_interval_s if self._loads_moved else settings.load_repeat_s
-        if (self._loads_moved or self._loads) and now >= self._loads_sent_at + wait_s:
-            self._tell_loads(now)
-        if now >= self._expire_at:
-            self._expire(now)
+        self.loads.tick(now)
         if now >= self._repair_at:
             self._repair_at = now + settings.repair_interval_s * self._rng.uniform(0.8, 1.2)
             if self._peers and self._known:
@@ -281,7 +225,7 @@ class BackendFacts:
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         if isinstance(message, Loads):
-            self._hear_loads(peer, message, now)
+            self.loads.hear(peer, message, now)
         elif isinstance(message, Facts) and message.observer == peer.session:
             for fact in message.facts:
                 self._hear_fact(peer, fact, now)
@@ -347,42 +291,6 @@ class BackendFacts:
         self._changed[backend] = None
         self.news.append(Boot(backend, boot, started_at))
 
-    def _hear_loads(self, peer: Peer, message: Loads, now: float) -> None:
-        self.counters.loads_heard += 1
-        observed = self._observed.get(peer.session)
-        if observed is not None and message.seq <= observed.seq:
-            self.counters.loads_old += 1
-            return
-        if len(message.loads) > BACKENDS_MAX:
-            self.counters.dropped += 1
-            return
-        loads = loads_of(message)
-        self._replace(observed.loads if observed else {}, loads)
-        until = now + self._settings.load_life_s * max(1.0, len(self._listeners) / self._settings.listeners_max)
-        self._observed[peer.session] = Observed(message.seq, until, loads)
-        self._expire_at = min(self._expire_at, until)
-
-    def _replace(self, before: Mapping[int, Load], after: Mapping[int, Load]) -> None:
-        totals, moved = self._totals, self.moved
-        for backend, load in before.items():
-            totals[backend] = totals[backend].minus(load)
-            moved[backend] = None
-        for backend, load in after.items():
-            totals[backend] = totals.get(backend, NO_LOAD).plus(load)
-            moved[backend] = None
-        for backend in before:
-            if totals[backend] == NO_LOAD:
-                del totals[backend]
-
-    def _expire(self, now: float) -> None:
-        for observed in self._observed.values():
-            if observed.until <= now and observed.loads:
-                self._replace(observed.loads, {})
-                observed.loads = {}
-                self.counters.loads_expired += 1
-        waiting = (each.until for each in self._observed.values() if each.loads)
-        self._expire_at = min(waiting, default=float("inf"))
-
     # --- what we say ------------------------------------------------------------------------------------------------
 
     def _some(self, peers: Sequence[Peer], most: int) -> Sequence[Peer]:
@@ -398,32 +306,6 @@ class BackendFacts:
             self._seq += 1
             chosen = backends[start : start + FACTS_PER_MESSAGE]
             yield Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in chosen))
-
-    def _tell_loads(self, now: float) -> None:
-        self._loads_moved = False
-        self._loads_sent_at = now
-        self._seq += 1
-        message = loads_message(self._seq, self._loads)
-        small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
-        plane = Plane.DATAGRAM if small else Plane.BULK
-        most = self._settings.listeners_max
-        for peer in self._some(self._listeners, most):
-            self._outbox.append(Letter(peer.address, peer.session, plane, message))
-
-
-def loads_message(seq: int, loads: Mapping[int, Load]) -> Loads:
-    requests = tuple((backend, min(load.requests, 0xFFFF)) for backend, load in loads.items())
-    waits = tuple((min(load.waiting, 0xFFFF), min(load.tokens, 0xFFFF_FFFF)) for load in loads.values())
-    return Loads(seq, requests, waits)
-
-
-def loads_of(message: Loads) -> dict[int, Load]:
-    """By backend. Nobody has more waiting than he has in flight, whatever he says."""
-    waits = message.waits if len(message.waits) >= len(message.loads) else ((0, 0),) * len(message.loads)
-    return {
-        backend: Load(requests, min(waiting, requests), tokens)
-        for (backend, requests), (waiting, tokens) in zip(message.loads, waits, strict=False)
-    }
 
 
 def fact_of(backend: int, known: Known) -> Fact:

@@ -2,7 +2,8 @@
 
 from random import Random
 
-from ranvier_py.core.gossip.backends.facts import BackendFacts, Boot, Doubt, Drain, FactSettings, Verdict
+from ranvier_py.core.gossip.backends.fact_settings import FactSettings
+from ranvier_py.core.gossip.backends.facts import BackendFacts, Boot, Doubt, Drain, Verdict
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
 from ranvier_py.core.work import NO_LOAD, Load
@@ -55,7 +56,7 @@ def test_loads_of_all_peers_add_up() -> None:
     net.run(2.0)
     assert net[A].peer_load(ENGINE) == Load(2, 1, 50)
     assert net[A].peer_load(OTHER) == NO_LOAD
-    assert set(net[A].moved) == {ENGINE, OTHER}
+    assert set(net[A].loads.moved) == {ENGINE, OTHER}
 
 
 def test_an_older_report_of_load_is_ignored() -> None:
