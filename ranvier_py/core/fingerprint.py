@@ -134,6 +134,7 @@ class TokenState(NamedTuple):
     tokens: int
     total: int  # running sum over the whole blocks, modulo 2^64
     rest: tuple[int, ...]  # tokens after the last whole block, fewer than a block
+    veil: int = 0  # keyed sum of tokens of the rest that are written as 0 there; see `TokenHasher.veiled`
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,14 @@ class TokenHasher:
     def salted(self, state: TokenState, salt: bytes) -> TokenState:
         """The state of the same tokens where media came with them, of which tokens are mere placeholders."""
         number = int.from_bytes(blake2b(salt, digest_size=8).digest(), "little")
-        return TokenState(state.tokens, mix(state.total ^ number), state.rest)
+        return TokenState(state.tokens, mix(state.total ^ number), state.rest, state.veil)
+
+    def veiled(self, state: TokenState) -> TokenState:
+        """The same state with no token id in it: hashing goes on from it as from the other, with the same results."""
+        if not state.rest:
+            return state
+        hidden = np.array(state.rest, dtype=U64) @ self._token_keys[: len(state.rest)]
+        return state._replace(rest=(0,) * len(state.rest), veil=(int(hidden) + state.veil) & MASK)
 
     def extend(self, state: TokenState, ids: TokenIds, ends: Sequence[int]) -> list[Segment]:
         """Segments of consecutive stretches: stretch i is ids[ends[i-1]:ends[i]], after the prefix `state` stands for.
@@ -182,14 +190,17 @@ class TokenHasher:
         size = self.block_tokens
         pieces: list[TokenIds] = []
         counts: list[int] = []
+        veils: list[tuple[int, int]] = []  # block, what is to be added to its sum of tokens
         for state, ids, _ in jobs:
             count = (len(state.rest) + len(ids)) // size
             counts.append(count)
             if count:
+                if state.veil:
+                    veils.append((sum(counts[:-1]), state.veil))
                 if state.rest:
                     pieces.append(np.array(state.rest, dtype=np.uint32))
                 pieces.append(ids[: count * size - len(state.rest)])
-        running = self._running(pieces, [state.tokens // size for state, _, _ in jobs], counts)
+        running = self._running(pieces, [state.tokens // size for state, _, _ in jobs], counts, veils)
         results = []
         start = 0
         for (state, ids, ends), count in zip(jobs, counts, strict=True):
@@ -199,16 +210,21 @@ class TokenHasher:
             start += count
         return results
 
-    def _running(self, pieces: list[TokenIds], dones: list[int], counts: list[int]) -> list[int]:
+    def _running(
+        self, pieces: list[TokenIds], dones: list[int], counts: list[int], veils: Sequence[tuple[int, int]]
+    ) -> list[int]:
         """0 and then the running sum after each block, over all jobs one after the other, modulo 2^64."""
         if not pieces:
             return [0]
         blocks = np.concatenate(pieces).reshape(-1, self.block_tokens).astype(U64)
-        digests = mix_array((blocks + U64(1)) @ self._token_keys)
+        sums = (blocks + U64(1)) @ self._token_keys
+        for place, veil in veils:
+            sums[place] = (int(sums[place]) + veil) & MASK
+        digests = mix_array(sums)
         places = [np.arange(done + 1, done + count + 1, dtype=U64) for done, count in zip(dones, counts, strict=True)]
         weights = mix_array(np.concatenate(places) * U64(GOLDEN) + U64(self._position_seed)) | U64(1)
-        sums: list[int] = np.cumsum(digests * weights, dtype=U64).tolist()
-        return [0, *sums]
+        running: list[int] = np.cumsum(digests * weights, dtype=U64).tolist()
+        return [0, *running]
 
     def _segments(self, state: TokenState, ids: TokenIds, ends: Sequence[int], totals: list[int]) -> list[Segment]:
         """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
@@ -221,7 +237,8 @@ class TokenHasher:
             if not wanted or wanted[-1] != blocks:
                 wanted.append(blocks)
             pairs = [self._pair(depth, totals[depth - done]) for depth in wanted]
-            after = TokenState(tokens, totals[blocks - done], self._rest(state, ids, end, blocks))
+            veil = state.veil if blocks == done else 0
+            after = TokenState(tokens, totals[blocks - done], self._rest(state, ids, end, blocks), veil)
             segments.append(Segment(tuple(pairs[:-1]), pairs[-1], after))
             low = blocks
         return segments

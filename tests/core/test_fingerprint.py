@@ -134,3 +134,20 @@ def test_tools_count_in_the_order_in_which_a_template_would_print_them() -> None
     hasher = TextHasher(KEY)
     assert hasher.namespace({"tools": [{"a": 1, "b": 2}]}) != hasher.namespace({"tools": [{"b": 2, "a": 1}]})
     assert hasher.namespace({"model": "m", "cache_salt": "s"}) == hasher.namespace({"cache_salt": "s", "model": "m"})
+
+
+@given(TOKENS, TOKENS, st.lists(st.integers(0, 40), max_size=8), st.sampled_from([4, 16]))
+def test_hashing_goes_on_from_a_state_that_has_no_token_in_it(
+    ids: list[int], more: list[int], cuts: list[int], block: int
+) -> None:
+    """A peer's copy of what an engine holds has such states only."""
+    hasher = TokenHasher(KEY, block)
+    state = hasher.extend(hasher.start(Fingerprint(7)), np.array(ids, dtype=np.uint32), [len(ids)])[0].state
+    veiled = hasher.veiled(state)
+    assert not any(veiled.rest)
+    ends = sorted({*(cut for cut in cuts if cut <= len(more)), len(more)})
+    tail = np.array(more, dtype=np.uint32)
+    filler = (hasher.start(Fingerprint(9)), np.arange(50, dtype=np.uint32), [50])
+    (_, known), (_, found) = (hasher.extend_many([filler, (one, tail, ends)]) for one in (state, veiled))
+    assert [(one.anchors, one.end) for one in known] == [(one.anchors, one.end) for one in found]
+    assert [hasher.veiled(one.state) for one in known] == [hasher.veiled(one.state) for one in found]
