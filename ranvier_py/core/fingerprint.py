@@ -62,6 +62,18 @@ def anchors_between(low_blocks: int, high_blocks: int) -> list[int]:
     return found
 
 
+def is_anchor(blocks: int) -> bool:
+    """Whether this depth is an anchor."""
+    return blocks > 0 and (blocks % ANCHOR_STEP_BLOCKS == 0 or blocks in ANCHOR_BLOCKS_DENSE)
+
+
+def anchor_below(blocks: int) -> int:
+    """The deepest anchor above this depth, in blocks; 0 for none."""
+    if blocks > ANCHOR_STEP_BLOCKS:
+        return (blocks - 1) // ANCHOR_STEP_BLOCKS * ANCHOR_STEP_BLOCKS
+    return max((depth for depth in ANCHOR_BLOCKS_DENSE if depth < blocks), default=0)
+
+
 class TextHasher:
     """Keyed hash of message prefixes. `key` is 16 to 64 secret bytes, the same on all nodes of a cluster."""
 
@@ -160,6 +172,7 @@ class TokenHasher:
         self._token_seed, self._position_seed, self._final_seed, self._start_seed = words
         indices = np.arange(1, block_tokens + 1, dtype=U64)
         self._token_keys = mix_array(indices * U64(GOLDEN) + U64(self._token_seed)) | U64(1)
+        self._pad_key = blake2b(b"pads", digest_size=32, key=key).digest()
 
     def start(self, namespace: Fingerprint) -> TokenState:
         return TokenState(0, mix(namespace ^ self._start_seed), ())
@@ -175,6 +188,14 @@ class TokenHasher:
             return state
         hidden = np.array(state.rest, dtype=U64) @ self._token_keys[: len(state.rest)]
         return state._replace(rest=(0,) * len(state.rest), veil=(int(hidden) + state.veil) & MASK)
+
+    def fingerprint(self, state: TokenState) -> Fingerprint:
+        """Of the whole blocks of the prefix that a state stands for; 0 when there is none."""
+        return self._pair(state.tokens // self.block_tokens, state.total)[1]
+
+    def pad(self, name: bytes) -> int:
+        """64 bits to hide one number with by exclusive or, for who has the key. Another name, another pad."""
+        return int.from_bytes(blake2b(name, digest_size=8, key=self._pad_key).digest(), "little")
 
     def extend(self, state: TokenState, ids: TokenIds, ends: Sequence[int]) -> list[Segment]:
         """Segments of consecutive stretches: stretch i is ids[ends[i-1]:ends[i]], after the prefix `state` stands for.

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ranvier_py.core.fingerprint import TokenState
-from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.kv.values import HELD_TIERS, EngineHash, Tier
 
 COPIES_BITS = 16
@@ -43,6 +43,7 @@ class Block:
 
     __slots__ = (
         "after",
+        "anchor",
         "before",
         "child",
         "copies",
@@ -70,6 +71,7 @@ class Block:
         self.weight = 1
         self.token_bytes = b""  # while TOKENS
         self.state: TokenState | None = None  # while READY
+        self.anchor = UNKNOWN  # the deepest prefix at an anchor that ends in this block or before it
         self.prints: tuple[Print, ...] = ()
 
     def attach(self, parent: Block) -> None:

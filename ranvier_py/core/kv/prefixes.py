@@ -7,9 +7,10 @@ its holders by tier. Cost: about 1 us for a change; memory is that of a dict ent
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
-from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.kv.values import HELD_TIERS, Tier
 
 HOLDERS_BITS = 24  # more than blocks there can be
@@ -18,7 +19,7 @@ ONE_HOLDER = tuple(1 << HOLDERS_BITS * tier for tier in HELD_TIERS)
 
 
 class Change(NamedTuple):
-    """A prefix is at `tier` now; ABSENT: it went. `parent` is the next shorter prefix, 0 for none."""
+    """A prefix is at `tier` now; ABSENT: it went. `parent` is the next shorter prefix at an anchor, 0 for none."""
 
     fingerprint: Fingerprint
     tokens: int
@@ -59,15 +60,33 @@ class HeldPrefixes:
         if fingerprint not in self._before:
             self._before[fingerprint] = (tokens, parent, nearest(then))
 
-    def drain(self) -> tuple[Change, ...]:
-        """What is otherwise than it was at the last call."""
+    def drain(self, most: int) -> tuple[Change, ...]:
+        """What is otherwise than it was at the last call, of `most` prefixes."""
         changes = []
-        for fingerprint, (tokens, parent, before) in self._before.items():
+        chosen = self._before if len(self._before) <= most else dict(islice(self._before.items(), most))
+        for fingerprint, (tokens, parent, before) in chosen.items():
             now = nearest(self._holders.get(fingerprint, 0))
             if now is not before:
                 changes.append(Change(fingerprint, tokens, now, parent))
-        self._before.clear()
+        if chosen is not self._before:
+            for fingerprint in chosen:
+                del self._before[fingerprint]
+        else:
+            self._before.clear()
         return tuple(changes)
+
+    @property
+    def undrained(self) -> int:
+        """Prefixes that `drain` has not looked at yet."""
+        return len(self._before)
+
+    def replaces(self, other: HeldPrefixes) -> None:
+        """From now on `drain` tells what is otherwise than the other has told. O(all): 0.2 us for each of both."""
+        told = dict(other.tiers())
+        told.update({fingerprint: before for fingerprint, (_, _, before) in other._before.items()})
+        for fingerprint, tier in told.items():
+            tokens, parent, _ = self._before.get(fingerprint, (0, UNKNOWN, Tier.ABSENT))
+            self._before[fingerprint] = (tokens, parent, tier)
 
 
 def nearest(holders: int) -> Tier:

@@ -24,18 +24,12 @@ from itertools import accumulate
 import numpy as np
 
 from ranvier_py.core.boundaries import TokenIds
-from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState
-from ranvier_py.core.ids import UNKNOWN, Fingerprint
+from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, is_anchor
+from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.kv.blocks import Block, BlockIndex, Known, Print, stem
 from ranvier_py.core.kv.prefixes import HeldPrefixes
-from ranvier_py.core.kv.residency_values import Changes, ResidencyCounts, ResidencyView, Scope, salt_and_media
-from ranvier_py.core.kv.values import (
-    BlocksRemoved,
-    BlocksStored,
-    EngineHash,
-    Event,
-    Tier,
-)
+from ranvier_py.core.kv.residency_values import Changes, Imported, ResidencyCounts, ResidencyView, Scope, salt_and_media
+from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
 
 DENSE_KINDS = frozenset(("full_attention", "mla_attention", "sink_full_attention"))
 """Kinds of cache group that keep every token of a prefix (vLLM's names)."""
@@ -50,6 +44,9 @@ FRESH_MAX = 4096
 """Blocks told of that are hashed together: one call for a few blocks costs as much as for hundreds."""
 
 TOKEN_BYTES = 4
+
+WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
+"""Events, and their bytes, that wait for a copy to be read: some seconds of a busy engine."""
 
 
 def is_next(block: Block) -> bool:
@@ -75,6 +72,10 @@ class Residency:
         self._parked_max = parked_max
         self._group: int | None = None
         self._cleared = False
+        self.frozen = 0  # number of the freeze that holds; 0 = none
+        self._freezes = 0
+        self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
+        self._waiting_bytes = 0  # since the last freeze
         self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
         self.counts = ResidencyCounts()
         self._start()
@@ -84,32 +85,90 @@ class Residency:
         self._held = HeldPrefixes()
         self._stems: dict[Scope, Block] = {}
         self._nameless = stem(None)
+        self._unclaimed: dict[int, Block] = {}  # stems of a copy whose scope is not known yet, by their state's total
         self._fresh: list[Block] = []  # told of, not looked at yet
         self._unsettled: deque[Block] = deque()
 
     def clear(self) -> None:
         """The engine holds nothing: it was restarted, or said so."""
+        self.thaw()
+        self._waiting.clear()
         self._start()
         self._cleared = True
         self.counts.cleared += 1
 
     def apply(self, event: Event) -> None:
+        if isinstance(event, CacheCleared):
+            self.clear()
+        elif self.frozen or self._waiting:
+            self._wait(event)
+        else:
+            self._apply(event)
+
+    def _apply(self, event: BlocksStored | BlocksRemoved) -> None:
         if isinstance(event, BlocksStored):
             self._store(event)
-        elif isinstance(event, BlocksRemoved):
-            self._remove(event)
         else:
-            self.clear()
+            self._remove(event)
 
     def settle(self, steps_max: int = SETTLE_STEPS_MAX) -> Changes:
-        """What changed since the last call, as far as `steps_max` blocks tell."""
-        self._resolve()
-        unsettled = self._unsettled
-        while unsettled and steps_max > 0:
-            self._settle_block(unsettled.popleft())
-            steps_max -= 1
+        """What changed since the last call, as far as `steps_max` blocks tell. Nothing changes while it is frozen."""
+        if not self.frozen:
+            self._go_on(steps_max)
         cleared, self._cleared = self._cleared, False
-        return Changes(cleared, self._held.drain(), not unsettled)
+        changes = self._held.drain(steps_max)
+        left = not self.frozen and (self._unsettled or self._waiting)
+        return Changes(cleared, changes, not (left or self._held.undrained))
+
+    # A copy for a peer, or from one (`snapshot`)
+
+    def freeze(self) -> int:
+        """Stay as it is now, until `thaw`; what is applied meanwhile waits. Returns the number of this freeze.
+
+        Too much waiting, or a cache that was cleared, ends the freeze: `frozen` is another number then.
+        """
+        self._resolve()
+        self._freezes += 1
+        self._waiting_bytes = 0
+        self.frozen = self._freezes
+        return self.frozen
+
+    def thaw(self) -> None:
+        """What waited is applied with the next calls of `settle`."""
+        self.frozen = 0
+
+    def parts(self) -> tuple[Block, Sequence[Block], int | None]:
+        """For `snapshot`: what hangs above the blocks that we cannot name, the other stems, the group that counts."""
+        return self._nameless, [*self._stems.values(), *self._unclaimed.values()], self._group
+
+    def install(self, copy: Imported) -> None:
+        """Hold what a copy has instead, which is used up. What that changes comes with the next calls of `settle`."""
+        self.thaw()
+        self._waiting.clear()
+        before = self._held
+        self._start()
+        self._index, self._held, self._nameless = copy.index, copy.held, copy.nameless
+        self._unclaimed = copy.stems
+        self._group, self.block_tokens = copy.group, copy.block_tokens
+        if not self._cleared:
+            self._held.replaces(before)
+        self.counts.copied += len(copy.index.blocks)
+
+    def _wait(self, event: BlocksStored | BlocksRemoved) -> None:
+        self._waiting.append(event)
+        self._waiting_bytes += len(event.token_bytes) if isinstance(event, BlocksStored) else 0
+        if self.frozen and (len(self._waiting) > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX):
+            self.thaw()
+
+    def _go_on(self, steps: int) -> None:
+        while self._waiting and steps > 0:
+            event = self._waiting.popleft()
+            steps -= len(event.hashes)
+            self._apply(event)
+        self._resolve()
+        while self._unsettled and steps > 0:
+            self._settle_block(self._unsettled.popleft())
+            steps -= 1
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
         """Where this prefix is, as of the last `settle`."""
@@ -189,7 +248,8 @@ class Residency:
         namespace = self._namespace_of(scope)
         if namespace is None:
             return self._nameless
-        self._stems[scope] = found = stem(self._hasher.start(namespace))
+        state = self._hasher.start(namespace)
+        self._stems[scope] = found = self._unclaimed.pop(state.total, None) or stem(state)
         return found
 
     def _place(self, key: EngineHash, parent: Block) -> Block | None:
@@ -282,10 +342,14 @@ class Residency:
                 self._ready(block, left, tokens)
 
     def _ready(self, block: Block, segments: Iterator[Segment], tokens: int) -> None:
-        prints = []
+        prints, size = [], self._hasher.block_tokens
+        assert block.parent is not None
+        block.anchor = block.parent.anchor
         for segment in segments:
             if segment.end[0] == segment.state.tokens:
                 prints.append(Print(segment.end[1], segment.end[0]))
+                if is_anchor(segment.end[0] // size):
+                    block.anchor = segment.end[1]
             if segment.state.tokens == tokens:
                 block.state = segment.state
                 break
@@ -318,19 +382,14 @@ class Residency:
         assert block.parent is not None
         reach = max(block.nearest, block.parent.reach)
         if reach is not block.reach:
-            shorter = self._print_above(block) if block.prints else UNKNOWN
+            above = block.parent.anchor
             for fingerprint, tokens in block.prints:
-                self._held.move(fingerprint, tokens, shorter, block.reach, reach)
-                shorter = fingerprint
+                self._held.move(fingerprint, tokens, above, block.reach, reach)
+                if is_anchor(tokens // self._hasher.block_tokens):
+                    above = fingerprint
             block.reach = reach
             child = block.child
             while child is not None:
                 self._look(child)
                 child = child.after
         self._index.release(block)
-
-    def _print_above(self, block: Block) -> Fingerprint:
-        above = block.parent
-        while above is not None and not above.prints:
-            above = above.parent
-        return above.prints[-1].fingerprint if above is not None else UNKNOWN

@@ -11,6 +11,7 @@ from ranvier_py.core.routes.values import (
     RouteView,
     Trust,
     TrustCounts,
+    Withdrawn,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "Stop",
     "Trust",
     "TrustCounts",
+    "Withdrawn",
 ]

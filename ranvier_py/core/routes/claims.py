@@ -10,9 +10,10 @@ Epochs of one backend only grow: a claim of an older epoch than the known one is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ranvier_py.core.placement import Holder
 from ranvier_py.core.routes.leaves import LeafQueue
 from ranvier_py.core.routes.rows import NO_BACKEND, SHARED, Rows
 
@@ -31,6 +32,7 @@ class Claims:
         self._leaves = leaves
         self._ttl_s = ttl_s
         self._others: dict[int, dict[int, Claim]] = {}
+        self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
         self.now = 0.0
         self.counts = [0, 0, 0, 0]
 
@@ -85,6 +87,8 @@ class Claims:
         rows = self._rows
         claim = self.get(row, backend)
         assert claim is not None
+        if row in self.lowered:
+            self.set_tier(row, backend, 0)
         self.counts[claim.trust] -= 1
         others = self._others.get(row)
         if rows.backend[row] == backend:
@@ -109,7 +113,20 @@ class Claims:
                 for claim in self._others.pop(row).values():
                     self.counts[claim.trust] -= 1
                 rows.flags[row] &= ~SHARED
+            self.lowered.pop(row, None)
         rows.best[row] = 0
+
+    def set_tier(self, row: int, backend: int, tier: int) -> None:
+        """Say at which tier a backend holds a row that it has a claim for; 0, the GPU, is what nobody has to say."""
+        if tier:
+            self.lowered.setdefault(row, {})[backend] = tier
+        elif (tiers := self.lowered.get(row)) is not None and tiers.pop(backend, 0) and not tiers:
+            del self.lowered[row]
+
+    def tiered(self, rows: Sequence[int], holders: Sequence[Holder]) -> list[Holder]:
+        """The holders of these rows, with a tier where they hold them below the GPU."""
+        tiers = {backend: 1 for row in rows for backend in self.lowered.get(row, ())}
+        return [holder._replace(tier=tiers.get(holder.backend, 0)) for holder in holders] if tiers else list(holders)
 
     def _merge(self, row: int, backend: int, claim: Claim) -> bool:
         """Raise the claim at one row. False: it, or something better, was there already, hence at all ancestors too."""

@@ -24,7 +24,16 @@ from ranvier_py.core.routes.claims import Claim, Claims
 from ranvier_py.core.routes.leaves import LeafQueue
 from ranvier_py.core.routes.rows import SHARED, WHOLE, Rows
 from ranvier_py.core.routes.tree import Tree
-from ranvier_py.core.routes.values import BACKENDS_MAX, ClaimView, News, RouteStatistics, RouteView, Trust, TrustCounts
+from ranvier_py.core.routes.values import (
+    BACKENDS_MAX,
+    ClaimView,
+    News,
+    RouteStatistics,
+    RouteView,
+    Trust,
+    TrustCounts,
+    Withdrawn,
+)
 
 WITHDRAW_CLAIMS_MAX = 2000
 """Claims one call of `withdraw` removes, some milliseconds; what is left below goes with the next sweeps."""
@@ -49,9 +58,10 @@ class RouteTable:
         ttl_s: life of a claim after its last evidence; to the second, and never longer.
 
     `now` is monotonic seconds, not negative, given by the caller. Epochs of one backend only grow.
-    `news` collects what LOCAL learning adds, for peers, once `collect_news` was called. A claim that is only refreshed
-    is news again when its evidence enters another half of the TTL, each row at a time of its own: so peers hold what is
-    in use for ever, and one route costs at most two messages in a TTL.
+    `news` collects what we served and what engines said, for peers, once `collect_news` was called. A claim that is
+    only refreshed is news again when its evidence enters another half of the TTL, each row at a time of its own: so
+    peers hold what is in use for ever, and one route costs at most two messages in a TTL. `withdrawn_news` has what
+    engines dropped.
     """
 
     def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = 3600.0) -> None:
@@ -69,8 +79,11 @@ class RouteTable:
         self._half_ttl_s = max(1, int(ttl_s) // 2)
         self._collecting = False
         self._news_came: Callable[[], object] = lambda: None
+        self.ttl_s = ttl_s
         self.news: deque[News] = deque()
         self.news_dropped = 0
+        self.withdrawn_news: deque[Withdrawn] = deque()
+        self.withdrawn_news_dropped = 0
 
     def collect_news(self, came: Callable[[], object] = lambda: None) -> None:
         """From now on `news` is filled; its owner empties it. `came` is called when the first one comes."""
@@ -159,7 +172,7 @@ class RouteTable:
             return 0
         created, refused = tree.created, tree.refused
         claim = Claim(epoch, int(trust), second)
-        if self._collecting and trust == Trust.LOCAL:
+        if self._collecting and trust >= Trust.LOCAL:
             self._note_news(unread, known, backend, claim, now)
         if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
@@ -186,6 +199,35 @@ class RouteTable:
         self._withdraw_at(row, backend)
         self._withdraw_more(WITHDRAW_CLAIMS_MAX)
         return True
+
+    def retract(self, fingerprint: int, backend: BackendId, now: float) -> bool:
+        """`withdraw` by order of the engine itself, which peers are told."""
+        row = self._rows.index.get(fingerprint)
+        claim = self._claims.get(row, backend) if row is not None else None
+        if row is None or claim is None:
+            return False
+        if self._collecting:
+            if len(self.withdrawn_news) >= NEWS_MAX:
+                self.withdrawn_news.popleft()
+                self.withdrawn_news_dropped += 1
+            self.withdrawn_news.append(Withdrawn(backend, claim.epoch, Fingerprint(fingerprint), now))
+            self._news_came()
+        return self.withdraw(fingerprint, backend)
+
+    def affirm(self, row: int, backend: BackendId, epoch: int, now: float) -> None:
+        """The engine itself holds the prefix of this row, and all before it. No use of the row."""
+        rows, claims = self._rows, self._claims
+        claims.now = max(claims.now, now)
+        claim = Claim(epoch, int(Trust.CONFIRMED), int(now))
+        if self._collecting:
+            self._note_news([(rows.tokens[row], rows.token[row], rows.text[row])], row, backend, claim, now)
+        claims.raise_from(row, backend, claim)
+
+    def set_tier(self, fingerprint: int, backend: BackendId, tier: int) -> None:
+        """At which tier the backend holds a prefix that it has a claim for: 0 the GPU, above 0 below it."""
+        row = self._rows.index.get(fingerprint) if tier or self._claims.lowered else None
+        if row is not None and self._claims.get(row, backend) is not None:
+            self._claims.set_tier(row, backend, tier)
 
     def sweep(self, now: float, epochs: Sequence[int], limit: int = 2000) -> int:
         """Remove expired claims, and void ones (not of the backend's current epoch), from the next `limit` rows.
@@ -313,15 +355,17 @@ class RouteTable:
 
     def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
         _, token, text = stop
-        index = self._rows.index
-        row = index.get(token or text)
-        if row is None or (text and text not in index):
+        rows, name = self._rows, token or text
+        row = rows.index.get(name)
+        if row is None or (text and text != name and text not in rows.index):
             return True
         old = self._claims.get(row, backend)
         if old is None or old.epoch != claim.epoch or old.evidence <= self._claims.horizon:
             return True
-        half, phase = self._half_ttl_s, token or text
-        return (old.evidence + phase) // half != (claim.evidence + phase) // half
+        if old.evidence == claim.evidence:
+            return False
+        half = self._half_ttl_s
+        return (old.evidence + name) // half != (claim.evidence + name) // half
 
     def _add_holders(self, stop: Stop, epochs: Sequence[int], found: list[Holder]) -> int:
         """Add those that hold the prompt down to `stop` to the deeper ones. Returns its row, or 0: nobody new."""
@@ -332,12 +376,19 @@ class RouteTable:
         if row is None:
             return 0
         if rows.flags[row] & SHARED or (twin is not None and twin != row):
-            return row if self._add_several((row,) if twin in (None, row) else (row, twin), epochs, found) else 0
+            before = len(found)
+            if not self._add_several((row,) if twin in (None, row) else (row, twin), epochs, found):
+                return 0
+            if self._claims.lowered:
+                found[before:] = self._claims.tiered((row, twin or row), found[before:])
+            return row
         backend = rows.backend[row]
         live = 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon
         if not live or (found and any(holder.backend == backend for holder in found)):
             return 0
         found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
+        if self._claims.lowered:
+            found[-1:] = self._claims.tiered((row,), found[-1:])
         return row
 
     def _add_several(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:

@@ -35,6 +35,15 @@ class News(NamedTuple):
     at: float  # of the evidence
 
 
+class Withdrawn(NamedTuple):
+    """An engine dropped a prefix, and all that is longer: what peers have to be told, if they believe otherwise."""
+
+    backend: BackendId
+    epoch: int
+    fingerprint: Fingerprint
+    at: float  # seconds, monotonic
+
+
 @dataclass(frozen=True, slots=True)
 class TrustCounts:
     """One number for each trust."""
