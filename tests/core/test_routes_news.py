@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routes import News, RouteTable, Trust
-from ranvier_py.core.routes.table import NEWS_MAX
+from ranvier_py.core.routes.telling import NEWS_MAX
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 CHAT = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]

@@ -13,7 +13,6 @@ Cost: `benchmarks/decision.py` measures it (results/decision.json).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -23,11 +22,11 @@ from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes.claims import Claim, Claims
 from ranvier_py.core.routes.leaves import LeafQueue
 from ranvier_py.core.routes.rows import SHARED, WHOLE, Rows
+from ranvier_py.core.routes.telling import Telling
 from ranvier_py.core.routes.tree import Tree
 from ranvier_py.core.routes.values import (
     BACKENDS_MAX,
     ClaimView,
-    News,
     RouteStatistics,
     RouteView,
     Trust,
@@ -45,9 +44,6 @@ TOKENS_MAX = 2**32 - 1
 FINGERPRINT_BITS = 64
 EPOCH_MAX = 2**31 - 1
 """What the columns hold."""
-
-NEWS_MAX = 16_384
-"""Calls of `learn` whose news wait to be told: seconds of full load. Beyond, the oldest is dropped and counted."""
 
 
 class RouteTable:
@@ -76,19 +72,23 @@ class RouteTable:
         self._withdrawing: list[tuple[int, int]] = []
         self._matched = self._missed = 0
         self._expired = self._voided = self._withdrawn = 0
-        self._half_ttl_s = max(1, int(ttl_s) // 2)
-        self._collecting = False
-        self._news_came: Callable[[], object] = lambda: None
         self.ttl_s = ttl_s
-        self.news: deque[News] = deque()
-        self.news_dropped = 0
-        self.withdrawn_news: deque[Withdrawn] = deque()
-        self.withdrawn_news_dropped = 0
+        self._telling = Telling(self._rows, self._claims, ttl_s)
+        self.news = self._telling.news
+        self.withdrawn_news = self._telling.withdrawn
 
     def collect_news(self, came: Callable[[], object] = lambda: None) -> None:
-        """From now on `news` is filled; its owner empties it. `came` is called when the first one comes."""
-        self._collecting = True
-        self._news_came = came
+        """From now on `news` and `withdrawn_news` are filled; their owner empties them. `came` is called when the first
+        one comes."""
+        self._telling.begin(came)
+
+    @property
+    def news_dropped(self) -> int:
+        return self._telling.news_dropped
+
+    @property
+    def withdrawn_news_dropped(self) -> int:
+        return self._telling.withdrawn_dropped
 
     @property
     def capacity(self) -> int:
@@ -172,8 +172,8 @@ class RouteTable:
             return 0
         created, refused = tree.created, tree.refused
         claim = Claim(epoch, int(trust), second)
-        if self._collecting and trust >= Trust.LOCAL:
-            self._note_news(unread, known, backend, claim, now)
+        if self._telling.collecting and trust >= Trust.LOCAL:
+            self._telling.learned(unread, known, backend, claim, now)
         if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
         path, linked = tree.store(unread, second)
@@ -206,12 +206,8 @@ class RouteTable:
         claim = self._claims.get(row, backend) if row is not None else None
         if row is None or claim is None:
             return False
-        if self._collecting:
-            if len(self.withdrawn_news) >= NEWS_MAX:
-                self.withdrawn_news.popleft()
-                self.withdrawn_news_dropped += 1
-            self.withdrawn_news.append(Withdrawn(backend, claim.epoch, Fingerprint(fingerprint), now))
-            self._news_came()
+        if self._telling.collecting:
+            self._telling.dropped(Withdrawn(backend, claim.epoch, Fingerprint(fingerprint), now))
         return self.withdraw(fingerprint, backend)
 
     def affirm(self, row: int, backend: BackendId, epoch: int, now: float) -> None:
@@ -219,8 +215,8 @@ class RouteTable:
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
         claim = Claim(epoch, int(Trust.CONFIRMED), int(now))
-        if self._collecting:
-            self._note_news([(rows.tokens[row], rows.token[row], rows.text[row])], row, backend, claim, now)
+        if self._telling.collecting:
+            self._telling.learned([(rows.tokens[row], rows.token[row], rows.text[row])], row, backend, claim, now)
         claims.raise_from(row, backend, claim)
 
     def set_tier(self, fingerprint: int, backend: BackendId, tier: int) -> None:
@@ -316,56 +312,6 @@ class RouteTable:
             if text:
                 texts = True
         return taken, 0
-
-    def _note_news(self, stops: Sequence[Stop], known: int, backend: BackendId, claim: Claim, now: float) -> None:
-        """Before a claim is stored: which of these stops will be new to peers, and what stands above them."""
-        fresh: list[Stop] = []
-        parent = 0
-        for stop in stops:
-            if self._is_news(stop, backend, claim):
-                fresh.append(stop)
-                parent = 0
-            elif fresh and not parent:
-                parent = stop[1] or stop[2]
-        if not fresh:
-            return
-        if known and fresh[-1] is stops[-1]:
-            parent = self._note_above(known, fresh, backend, claim)
-        if len(self.news) >= NEWS_MAX:
-            self.news.popleft()
-            self.news_dropped += 1
-        self.news.append(News(backend, claim.epoch, fresh, parent, now))
-        if len(self.news) == 1:
-            self._news_came()
-
-    def _note_above(self, known: int, fresh: list[Stop], backend: BackendId, claim: Claim) -> int:
-        """Add the rows above a known one that lack the claim, too. Returns the name of the row above them.
-
-        They were told with a claim of an earlier process, if at all: a peer that knew better has not taken them.
-        """
-        rows = self._rows
-        row = rows.parent[known]
-        while row > 0:
-            stop = (rows.tokens[row], rows.token[row], rows.text[row])
-            if not self._is_news(stop, backend, claim):
-                break
-            fresh.append(stop)
-            row = rows.parent[row]
-        return rows.name(row)
-
-    def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
-        _, token, text = stop
-        rows, name = self._rows, token or text
-        row = rows.index.get(name)
-        if row is None or (text and text != name and text not in rows.index):
-            return True
-        old = self._claims.get(row, backend)
-        if old is None or old.epoch != claim.epoch or old.evidence <= self._claims.horizon:
-            return True
-        if old.evidence == claim.evidence:
-            return False
-        half = self._half_ttl_s
-        return (old.evidence + name) // half != (claim.evidence + name) // half
 
     def _add_holders(self, stop: Stop, epochs: Sequence[int], found: list[Holder]) -> int:
         """Add those that hold the prompt down to `stop` to the deeper ones. Returns its row, or 0: nobody new."""
