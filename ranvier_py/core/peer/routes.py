@@ -65,9 +65,12 @@ class SharedRoutes:
             else:
                 self._note_complete(each)
                 yield from self._told(each)
-        while held and (held[0].at + hold_s <= now or self._is_contained(held[0])):
+        while held:
+            contained = self._is_contained(held[0])
+            if not contained and held[0].at + hold_s > now:
+                break
             each = held.popleft()
-            if self._is_contained(each):
+            if contained:
                 self.counters.spared += 1
             else:
                 yield from self._told(each)
@@ -87,19 +90,25 @@ class SharedRoutes:
         return told is not None and told[0] == news.backend
 
     def _told(self, news: News) -> Iterator[tuple[bytes, float]]:
-        for lesson in self._lessons_of(news):
-            self.counters.told += 1
-            yield encode(lesson), news.at
-
-    def _lessons_of(self, news: News) -> Iterator[Lesson]:
-        key = self._backends.key_of(news.backend)
-        backend = self._backends.find(key) if key is not None else None
-        stops = tuple(stop for stop in news.stops if stop[0] <= TOKENS_MAX)
-        if key is None or backend is None or backend.epoch != news.epoch or not stops:
+        lesson = self._lesson_of(news)
+        if lesson is None:
             self.counters.outdated += 1
             return
+        for piece in pieces(lesson):
+            self.counters.told += 1
+            yield encode(piece), news.at
+
+    def _lesson_of(self, news: News) -> Lesson | None:
+        """None: by whom it was served is gone."""
+        key = self._backends.key_of(news.backend)
+        backend = self._backends.find(key) if key is not None else None
+        stops = news.stops
+        if stops[0][0] > TOKENS_MAX:
+            stops = [stop for stop in stops if stop[0] <= TOKENS_MAX]
+        if key is None or backend is None or backend.epoch != news.epoch or not stops:
+            return None
         boot = self._backends.facts.boot(key) % (1 << BOOT_BITS)
-        yield from pieces(Lesson(key, boot, news.parent, stops))
+        return Lesson(key, boot, news.parent, tuple(stops))
 
     # --- up ---------------------------------------------------------------------------------------------------------
 

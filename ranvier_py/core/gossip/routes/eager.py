@@ -16,6 +16,10 @@ from math import inf
 from ranvier_py.core.gossip.routes.log import Logs
 from ranvier_py.core.gossip.routes.route_post import RoutePost
 
+ON_ITS_WAY_S = 0.25
+"""Under load something that was pushed so lately is always on its way between two nodes, and their digests differ: it
+must not be sent twice. If it was lost, the next digest tells."""
+
 
 class Eager:
     """What is to be pushed with the next tick."""
@@ -31,6 +35,8 @@ class Eager:
         self._tick_s = tick_s
         self._ticked_at = -inf
         self._told = 0  # number of our own lessons that were pushed
+        self._settled = self._marked = 0  # the same at two earlier moments, ON_ITS_WAY_S apart or more
+        self._marked_at = -inf
         self._heard: dict[int, tuple[int, int]] = {}  # origin -> number before what is new, who told us
         self._turn = 0
 
@@ -55,6 +61,8 @@ class Eager:
         self._ticked_at = now
         own, told, self._told = self._logs.session, self._told, self._logs.own
         heard, self._heard = self._heard, {}
+        if now - self._marked_at >= ON_ITS_WAY_S:
+            self._settled, self._marked, self._marked_at = self._marked, told, now
         if not self._post.listeners:
             return
         self._turn += 1
@@ -62,21 +70,26 @@ class Eager:
         for origin, (after, teller) in heard.items():
             self.relayed += self._push(origin, after, teller, now)
 
+    def is_on_its_way(self, session: int, have: int, now: float) -> bool:
+        """Whether a peer that has our own lessons up to this number lacks only what was pushed to it a moment ago."""
+        lately = now - self._ticked_at < ON_ITS_WAY_S
+        return lately and self._settled <= have < self._told and session not in self.lazy
+
     def _push(self, origin: int, after: int, teller: int, now: float) -> int:
         """Send what follows a number to everybody who may not know it. Returns the number of batches."""
         logs, post, lazy = self._logs, self._post, self.lazy
         listeners = post.listeners
         start = self._turn % len(listeners)  # whoever comes first finds room: not always the same
+        in_turn = (*listeners[start:], *listeners[:start])
+        told = [peer for peer in in_turn if peer.session not in (origin, teller) and peer.session not in lazy]
         batches = 0
         after = max(after, logs.base(origin))
-        while batch := logs.batch(origin, after, now):
+        while told and (batch := logs.batch(origin, after, now)):
             after += len(batch.entries)
             batches += 1
-            for peer in (*listeners[start:], *listeners[:start]):
-                session = peer.session
-                if session in lazy or session in (origin, teller):
-                    continue
-                if not post.send(peer, batch, now):
-                    lazy[session] = None
-                    self.held_back += 1
+            full = [peer for peer in told if not post.send(peer, batch, now)]
+            for peer in full:
+                lazy[peer.session] = None
+                told.remove(peer)
+            self.held_back += len(full)
         return batches

@@ -96,6 +96,9 @@ def pieces(lesson: Lesson) -> Iterator[Lesson]:
     """The same as lessons of at most STOPS_MAX stops, top first: each names the row above it as its parent."""
     stops: Sequence[Stop] = lesson.stops
     parent = lesson.parent
+    if len(stops) <= STOPS_MAX:
+        yield lesson
+        return
     for end in range(len(stops), 0, -STOPS_MAX):
         piece = tuple(stops[max(0, end - STOPS_MAX) : end])
         yield lesson._replace(parent=parent, stops=piece)

@@ -116,6 +116,8 @@ class Repair:
             have = theirs.get(origin, 0)
             if have < number and origin != peer.session and not logs.is_spent(origin):
                 lacking[origin] = have
+        if self._eager.is_on_its_way(peer.session, lacking.get(logs.session, logs.own), now):
+            del lacking[logs.session]
         if self._is_too_much(lacking):
             for origin in lacking:
                 self._reset(peer, origin, logs.vector[origin], now)

@@ -8,7 +8,7 @@ import pytest
 
 from ranvier_py.core.gossip.messages import Digest, Entry, Lessons, Message, Reset, Vector
 from ranvier_py.core.gossip.routes.budget import wire_bytes
-from ranvier_py.core.gossip.routes.eager import Eager
+from ranvier_py.core.gossip.routes.eager import ON_ITS_WAY_S, Eager
 from ranvier_py.core.gossip.routes.log import Kept, Logs
 from ranvier_py.core.gossip.routes.repair import ASK_INTERVAL_S, REPAIR_S, Repair
 from ranvier_py.core.gossip.routes.route_post import RoutePost
@@ -107,6 +107,32 @@ def test_a_peer_gets_exactly_what_it_lacks_oldest_first() -> None:
     side.of(C.session, 3, at=NOW - 20)
     side.repair.vector(B, Vector(((1, 4), (4, 2), (3, 1), (99, 5)), reply=False), NOW)
     assert ranges(side.messages()) == [(3, 1, 3), (4, 2, 5)]
+
+
+def test_what_was_pushed_a_moment_ago_is_not_sent_twice() -> None:
+    """Under load digests always differ by what is on its way: repair would send it all again, twice a second."""
+    side = Side()
+    side.own(4)
+    side.eager.learned()
+    side.eager.tick(NOW)
+    side.said()
+    have_two = Vector(((1, 2),), reply=False)
+    side.repair.vector(B, have_two, NOW + ON_ITS_WAY_S / 2)
+    assert side.messages() == []
+    side.repair.vector(B, have_two, NOW + 2 * ON_ITS_WAY_S)
+    assert ranges(side.messages()) == [(1, 2, 4)], "it was lost"
+
+
+def test_what_was_lost_is_sent_while_more_is_pushed() -> None:
+    """Else a node that learns without a pause would repair nothing."""
+    side = Side()
+    for step in range(3):
+        side.own(1)
+        side.eager.learned()
+        side.eager.tick(NOW + step * ON_ITS_WAY_S)
+    side.said()
+    side.repair.vector(B, Vector(((1, 0),), reply=False), NOW + 2 * ON_ITS_WAY_S)
+    assert ranges(side.messages()) == [(1, 0, 3)]
 
 
 def test_nobody_is_told_what_he_taught() -> None:
