@@ -12,10 +12,13 @@ CHAOS := chaos rolling_restart kill_half partition_heal pause_short pause_five p
 	disk_full descriptors key_rotation dns_flapping
 SOAK_S ?= 600
 
-.PHONY: help up test check bench chaos soak lock clean
+ENGINES := vllm dynamo sglang
+ENGINES_PYTHON ?= python3.11
+
+.PHONY: help up test test-engines check bench chaos soak lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=$(PYTHON) is the interpreter (3.11 or newer), VENV=$(VENV) the environment it makes."
 
@@ -24,6 +27,10 @@ up: $(STAMP) ## nodes, fake engines and traffic on this machine, live, until Ctr
 
 test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-engines: $(STAMP) ## tests against real engines, in environments of their own: 4 GB, some minutes (ENGINES=vllm: only that)
+	@$(ENGINES_PYTHON) tests/engines/environments.py $(ENGINES)
+	@RANVIER_ENGINES=1 $(BIN)/python -m pytest -q tests/engines $(ARGS)
 
 check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/ruff check .
@@ -49,7 +56,7 @@ lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES:%=.venv-%) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,0 +1,233 @@
+"""vLLM's own KVCacheManager under mixed requests, without engine or model: what an index of its events has to equal.
+
+    .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32] [--seed N]
+        [--bytes-as-hashes] [--publish tcp://*:PORT --replay tcp://*:PORT]
+
+Writes one record after the other to standard output, each as its length in four bytes and msgpack:
+
+- ["request", tokens, salt, adapter, hit]: the manager is asked what it has of this prompt, and found `hit` tokens;
+- ["events", payload]: what vLLM's publisher would send then, or did send, if --publish is given;
+- ["table", {hash: copies}]: the manager's whole block table, after every 100th request;
+- ["go"]: nothing more until a line is read from standard input. Once, before all others, where --publish is given.
+
+Requests share documents, branch off each other's chats, repeat each other, carry salts and adapters, come in chunks,
+run at the same time, grow token by token, and are cut off; now and then the whole cache is reset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+os.environ.setdefault("PYTHONHASHSEED", "0")
+if "--bytes-as-hashes" in sys.argv:
+    os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = "0"
+
+import msgspec
+import torch
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import (
+    get_block_hash,
+    get_request_block_hasher,
+    init_none_hash,
+    maybe_convert_block_hash,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+
+TABLE_INTERVAL = 100  # requests between two looks at the whole table
+RUNNING_MAX = 8
+CHUNK_TOKENS = 512
+CHATS_MAX = 60
+PROMPT_TOKENS_MAX = 3000
+VOCABULARY = 150_000
+ADAPTERS = (None, None, None, None, "french", "legal")
+SALTS = (None, None, None, None, "tenant-a", "tenant-b")
+
+
+class Oracle:
+    """The manager, the requests that run, and what is written of them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.rng = random.Random(options.seed)
+        self.size = size = options.block_size
+        hash_function = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_function)
+        self.hasher = get_request_block_hasher(size, hash_function)
+        spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.manager = KVCacheManager(
+            KVCacheConfig(
+                num_blocks=options.blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            ),
+            max_model_len=8192,
+            scheduler_block_size=size,
+            hash_block_size=size,
+            enable_caching=True,
+            enable_kv_cache_events=True,
+            log_stats=True,
+        )
+        self.publisher = None
+        if options.publish:
+            self.publisher = EventPublisherFactory.create(
+                KVEventsConfig(
+                    enable_kv_cache_events=True,
+                    publisher="zmq",
+                    endpoint=options.publish,
+                    replay_endpoint=options.replay,
+                    topic="kv@test",
+                )
+            )
+        self.encoder = msgspec.msgpack.Encoder()
+        self.output = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # what vLLM prints is no record
+        self.running: list[Request] = []
+        self.chats: list[tuple[list[int], str | None, str | None]] = []
+        self.documents = [self.tokens(self.rng.randrange(100, 1500)) for _ in range(40)]
+
+    def run(self, requests: int) -> None:
+        if self.publisher is not None:
+            self.write(["go"])
+            sys.stdin.readline()
+        for number in range(1, requests + 1):
+            self.begin(number)
+            for _ in range(self.rng.randrange(4)):
+                self.decode(self.rng.choice(self.running), self.rng.randrange(1, 24))
+            while len(self.running) > self.rng.randrange(1, RUNNING_MAX):
+                self.finish(self.rng.choice(self.running))
+            if self.rng.random() < 0.002:
+                self.reset()
+            self.tell()
+            if number % TABLE_INTERVAL == 0:
+                self.write(["table", self.table()])
+        if self.publisher is not None:
+            self.write(["go"])
+            sys.stdin.readline()
+            self.publisher.shutdown()
+
+    # One request
+
+    def begin(self, number: int) -> None:
+        prompt, salt, adapter = self.prompt()
+        request = Request(
+            f"request-{number}",
+            prompt,
+            SamplingParams(max_tokens=512),
+            None,
+            lora_request=LoRARequest(adapter, 1 + ADAPTERS.index(adapter), "nowhere") if adapter else None,
+            cache_salt=salt,
+            block_hasher=self.hasher,
+        )
+        blocks, hit, *_ = self.manager.get_computed_blocks(request)
+        self.write(["request", prompt, salt, adapter, hit])
+        self.prefill(request, blocks, hit)
+        self.running.append(request)
+
+    def prefill(self, request: Request, blocks: Any, hit: int) -> None:
+        """In chunks, of which each is a step of the engine; others may run between two of them."""
+        first, done = True, hit
+        while done < request.num_tokens:
+            chunk = min(CHUNK_TOKENS, request.num_tokens - done)
+            arguments = (hit, blocks) if first else ()
+            while self.manager.allocate_slots(request, chunk, *arguments) is None:
+                self.finish(self.running[0])
+            done += chunk
+            request.num_computed_tokens = done
+            first = False
+            self.tell()
+            if self.running and self.rng.random() < 0.5:
+                self.decode(self.rng.choice(self.running), self.rng.randrange(1, 8))
+
+    def decode(self, request: Request, count: int) -> None:
+        for _ in range(count):
+            if request not in self.running:
+                return
+            request.append_output_token_ids(self.rng.randrange(VOCABULARY))
+            while self.manager.allocate_slots(request, 1) is None:
+                self.finish(self.running[0])
+                if request not in self.running:
+                    return
+            request.num_computed_tokens += 1
+
+    def finish(self, request: Request) -> None:
+        self.manager.free(request)
+        self.running.remove(request)
+        adapter = request.lora_request.lora_name if request.lora_request else None
+        self.chats.append((list(request.all_token_ids), request.cache_salt, adapter))
+        if len(self.chats) > CHATS_MAX:
+            self.chats.pop(self.rng.randrange(len(self.chats)))
+
+    def reset(self) -> None:
+        while self.running:
+            self.finish(self.running[0])
+        assert self.manager.reset_prefix_cache()
+
+    # What is asked, and what is told
+
+    def prompt(self) -> tuple[list[int], str | None, str | None]:
+        rng, kind = self.rng, self.rng.random()
+        if self.chats and kind < 0.55:
+            tokens, salt, adapter = rng.choice(self.chats)
+            if kind < 0.35:  # the next turn
+                tokens = tokens + self.tokens(rng.randrange(5, 120))
+            elif kind < 0.45:  # another way on from somewhere inside
+                tokens = tokens[: rng.randrange(1, len(tokens))] + self.tokens(rng.randrange(1, 200))
+            elif kind < 0.5:  # the same again, to a block's end: the last block is computed and stored once more
+                tokens = tokens[: len(tokens) // self.size * self.size]
+            if 0 < len(tokens) < PROMPT_TOKENS_MAX:
+                return tokens, salt, adapter
+        document = self.documents[min(39, int(rng.paretovariate(0.6)) - 1)]
+        return document + self.tokens(rng.randrange(1, 150)), rng.choice(SALTS), rng.choice(ADAPTERS)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
+
+    def tell(self) -> None:
+        events = self.manager.take_events()
+        if not events:
+            return
+        batch = KVEventBatch(ts=time.time(), events=events, data_parallel_rank=0)
+        if self.publisher is not None:
+            self.publisher.publish(batch)
+        self.write(["events", self.encoder.encode(batch)])
+
+    def table(self) -> dict[int | bytes, int]:
+        found: Counter[int | bytes] = Counter()
+        for key, blocks in self.manager.block_pool.cached_block_hash_to_block._cache.items():
+            found[maybe_convert_block_hash(get_block_hash(key))] += len(blocks) if isinstance(blocks, dict) else 1
+        return dict(found)
+
+    def write(self, record: list[Any]) -> None:
+        data = self.encoder.encode(record)
+        self.output.write(len(data).to_bytes(4, "big") + data)
+        if record[0] in ("go", "table"):
+            self.output.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--blocks", type=int, default=1500)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--publish")
+    parser.add_argument("--replay")
+    parser.add_argument("--bytes-as-hashes", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    oracle = Oracle(options)
+    oracle.run(options.requests)
+    oracle.output.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Reads what an oracle writes, and holds it against a residency that got the same events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import msgpack
+import numpy as np
+
+from ranvier_py.core.fingerprint import TokenHasher
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.kv.events import EventDecoder
+from ranvier_py.core.kv.residency import Residency
+from ranvier_py.core.kv.residency_values import Scope
+from ranvier_py.core.kv.values import BlocksRemoved, Tier
+from tests.engines.environments import python_of
+
+HERE = Path(__file__).parent
+SIZE = 16
+ORACLE_S_MAX = 300.0
+U64 = 1 << 64
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
+
+
+@contextmanager
+def oracle(engine: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An oracle's process: its records come on `stdout`; it is gone at the end."""
+    command = ("nice", "-n", "10", str(python_of(engine)), str(HERE / f"oracle_{engine}.py"), *arguments)
+    environment = {**os.environ, **ENVIRONMENT}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def records_of(output: IO[bytes]) -> Iterator[list[Any]]:
+    """All records, to the end. Fails when they take too long."""
+    deadline = time.monotonic() + ORACLE_S_MAX
+    while head := output.read(4):
+        assert time.monotonic() < deadline, "the oracle takes too long"
+        yield msgpack.unpackb(output.read(int.from_bytes(head, "big")), strict_map_key=False)
+
+
+def namespace_of(scope: Scope) -> Fingerprint:
+    return Fingerprint(1 + int.from_bytes(repr((scope.lora_name, scope.salt)).encode(), "big") % (U64 - 1))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a run was, so that a test can tell it was worth something."""
+
+    requests: int = 0
+    hits: int = 0
+    hit_tokens: int = 0
+    tokens: int = 0
+    tables: int = 0
+    table_blocks: int = 0
+    copied_blocks: int = 0
+    removed: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Held:
+    """A decoder and a residency, fed with payloads."""
+
+    def __init__(self) -> None:
+        self.hasher = TokenHasher(b"a key of thirty-two bytes' length", SIZE)
+        self.decoder = EventDecoder()
+        self.residency = Residency(self.hasher, namespace_of)
+        self.removed = 0
+
+    def take(self, payload: bytes) -> None:
+        for event in self.decoder.decode(payload).events:
+            self.removed += len(event.hashes) if isinstance(event, BlocksRemoved) else 0
+            self.residency.apply(event)
+
+    def settle(self) -> None:
+        while not self.residency.settle().complete:
+            pass
+
+    def usable(self, tokens: Sequence[int], salt: str | None, adapter: str | None, *, recompute: int = 1) -> int:
+        """Tokens of this prompt that the engine will not compute: whole blocks of its own, and never the last token.
+
+        `recompute` tokens at the end are computed in any case.
+        """
+        start = self.hasher.start(namespace_of(Scope(adapter, None, salt)))
+        ids, width = np.array(tokens, dtype=np.uint32), self.residency.block_tokens
+        if not width:
+            return 0
+        ends = range(SIZE, len(ids) + 1, SIZE)
+        held = 0
+        for segment in self.hasher.extend(start, ids, ends):
+            depth, fingerprint = segment.end
+            if self.residency.tier(fingerprint) is Tier.ABSENT:
+                break
+            held = depth
+        return min(held, len(tokens) - recompute) // width * width
+
+
+def compare(records: Iterator[list[Any]], held: Held) -> Seen:
+    """Go through all records; what differs stands in `wrong`."""
+    seen = Seen()
+    for kind, *values in records:
+        if kind == "events":
+            held.take(values[0])
+        elif kind == "request":
+            held.settle()
+            compare_request(seen, held, *values)
+        elif kind == "table":
+            held.settle()
+            compare_table(seen, held, values[0])
+    seen.removed = held.removed
+    return seen
+
+
+def compare_request(seen: Seen, held: Held, tokens: list[int], salt: str | None, adapter: str | None, hit: int) -> None:
+    predicted = held.usable(tokens, salt, adapter)
+    if predicted != hit:
+        seen.wrong.append(f"request {seen.requests}: {hit} of {len(tokens)} tokens, predicted {predicted}")
+    seen.requests += 1
+    seen.hits += hit > 0
+    seen.hit_tokens += hit
+    seen.tokens += len(tokens)
+
+
+def compare_table(seen: Seen, held: Held, table: dict[int | bytes, int]) -> None:
+    named = {key % U64 if isinstance(key, int) else key: copies for key, copies in table.items()}
+    found = held.residency.copies(Tier.GPU)
+    if found != named:
+        differ = [key for key in {**named, **found} if named.get(key) != found.get(key)]
+        seen.wrong.append(f"table {seen.tables}: {len(differ)} of {len(named)} blocks differ")
+    seen.tables += 1
+    seen.table_blocks += len(named)
+    seen.copied_blocks += sum(copies > 1 for copies in named.values())
