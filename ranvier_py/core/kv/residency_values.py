@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ranvier_py.core.kv.prefixes import Change
+from ranvier_py.core.kv.blocks import Block, BlockIndex
+from ranvier_py.core.kv.prefixes import Change, HeldPrefixes
 from ranvier_py.core.kv.values import BlocksStored
 
 
@@ -33,6 +34,18 @@ def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
         else:
             return salt, place
     return salt, opaque_from
+
+
+@dataclass(slots=True)
+class Imported:
+    """What a peer's copy says that the engine holds, built beside what is held until it is taken (`snapshot`)."""
+
+    index: BlockIndex
+    held: HeldPrefixes
+    nameless: Block
+    stems: dict[int, Block]  # by their state's total: whose scope that is shows when something is stored there
+    group: int | None = None
+    block_tokens: int = 0
 
 
 class Changes(NamedTuple):
@@ -63,6 +76,7 @@ class ResidencyCounts:
     other_groups: int = 0  # events
     stems_refused: int = 0  # events of one namespace too many
     uncounted: int = 0  # copies beyond 65,535
+    copied: int = 0  # taken from peers
 
 
 @dataclass(frozen=True, slots=True)
