@@ -101,6 +101,13 @@ class Config(BaseSettings):
     )
     circuit_open_s: Seconds = key(30.0, "Backends", "Time an open circuit waits before it lets one request try.")
 
+    ask_usage: bool = key(
+        True,
+        "Backends",
+        "Ask the engines for token counts in streams, too, and take them out again where the client did not ask: they "
+        "tell how much of a prompt was really cached. Off: the body of a stream reaches the engine as it came.",
+    )
+
     tokenizer: Annotated[str, Field(min_length=1)] = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
     )

@@ -40,6 +40,7 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.shadow import Shadows, make_shadow
 from ranvier_py.core.speculation import Speculation
+from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
 from ranvier_py.edge.allocator import keep_freed_memory
 from ranvier_py.edge.learner import Learner
@@ -92,12 +93,14 @@ class Node:
         self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
+        self.asking = UsageAsking(enabled=config.ask_usage)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
             self.learner,
             pipeline_limits(config),
             address_of=self._address_of,
+            asking=self.asking,
             api_key=config.backend_api_key.get_secret_value() if config.backend_api_key else "",
             report=request_line if config.log_level in ("debug", "info") else None,
             trouble=self.prober.probe_soon,

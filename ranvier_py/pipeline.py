@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ from ranvier_py.core.retries import Next, RetryBudget, RetryLimits
 from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Found, Router
 from ranvier_py.core.stream import has_finished, has_token
 from ranvier_py.core.summary import RequestSummary
+from ranvier_py.core.usage_asking import REFUSALS, Terms, UsageAsking
+from ranvier_py.core.usage_removal import Marks, UsageRemover
 
 Fields = Sequence[tuple[bytes, bytes]]
 
@@ -71,6 +73,7 @@ class Exchange(Protocol):
 
     def take(self) -> bytes: ...
     async def receive(self) -> bytes: ...
+    def mark_chunks(self) -> Marks | None: ...
     def release(self) -> None: ...
 
 
@@ -138,6 +141,7 @@ class Pipeline:
         trouble: told of a backend that could not be asked, so that it is probed at once.
         changed: told of changes of a backend's health that requests brought about.
         address_of: the forwarder's form of a backend's URL.
+        asking: who asks streams for their counts; None asks nobody.
         api_key: sent as bearer key where the client sends no Authorization.
         name: unique among nodes and restarts; the first part of the request ids made here.
     """
@@ -150,6 +154,7 @@ class Pipeline:
         limits: PipelineLimits,
         *,
         address_of: Callable[[str], Any],
+        asking: UsageAsking | None = None,
         api_key: str = "",
         report: Callable[[RequestSummary], object] | None = None,
         trouble: Callable[[BackendId], object] = lambda _: None,
@@ -162,6 +167,7 @@ class Pipeline:
         self._teacher = teacher
         self._limits = limits
         self._address_of = address_of
+        self._asking = asking or UsageAsking(enabled=False)
         self._authorization = f"Bearer {api_key}".encode() if api_key else b""
         self._report = report
         self._trouble = trouble
@@ -240,10 +246,14 @@ class Pipeline:
         flight = router.depart(prompt, decision, self._clock(), progress.request_id, found)
         progress.flight = flight
         progress.tries += 1
-        outcome, exchange = Outcome.CANCELLED, None
+        outcome, exchange, asked = Outcome.CANCELLED, None, False
         try:
             lesson = self._teacher.submit(flight)
-            exchange = await self._open(request, client, flight, progress)
+            asking = self._asking.body(prompt, flight.backend, flight.epoch)
+            if asking is None:
+                exchange = await self._open(request, client, flight, progress)
+            else:
+                exchange, asked = await self._ask(asking, request, client, flight, progress)
             flight.status = exchange.head.status
             answered = outcome_of(flight.status)
             if self._limits.retries.retries(exchange.head.status):
@@ -251,7 +261,7 @@ class Pipeline:
                 if elsewhere is not None:
                     outcome = answered
                     return elsewhere
-            await self._relay(exchange, client, flight, lesson, progress)
+            await self._relay(exchange, client, flight, lesson, progress, counts_remover(exchange) if asked else None)
             outcome = answered
         except UpstreamError as error:
             outcome = outcome_of_error(error, relayed=client.started)
@@ -272,6 +282,23 @@ class Pipeline:
                 self._changed(transitions)
         progress.outcome = outcome.value
         return None
+
+    async def _ask(
+        self, asking: bytes, request: HttpRequest, client: Client, flight: Flight, progress: Progress
+    ) -> tuple[Exchange, bool]:
+        """`_open` with another body, and as it came where that is refused. Whether the answer is to the first."""
+        asked = replace(request, body=asking, fields_read=request.fields)
+        exchange = await self._open(asked, client, flight, progress)
+        backend, epoch = flight.backend, flight.epoch
+        if exchange.head.status not in REFUSALS or self._asking.terms(backend, epoch) is Terms.TAKES:
+            if exchange.head.status == 200:
+                self._asking.taken(backend, epoch)
+            return exchange, True
+        exchange.take()  # all of it is here, as a rule
+        exchange.release()
+        exchange = await self._open(request, client, flight, progress)
+        self._asking.refused(backend, epoch, exchange.head.status)
+        return exchange, False
 
     async def _open(self, request: HttpRequest, client: Client, flight: Flight, progress: Progress) -> Exchange:
         """Send the request, and wait for the head of the answer. Raises UpstreamError.
@@ -311,8 +338,16 @@ class Pipeline:
         except RanvierError:  # nobody else: the failure that brought us here is the better answer
             return None
 
-    async def _relay(self, exchange: Exchange, client: Client, flight: Flight, lesson: Any, progress: Progress) -> None:
-        """Pass the answer on as it comes. What is proved by it is learned beside."""
+    async def _relay(
+        self,
+        exchange: Exchange,
+        client: Client,
+        flight: Flight,
+        lesson: Any,
+        progress: Progress,
+        remover: UsageRemover | None,
+    ) -> None:
+        """Pass the answer on as it comes, but for what only we asked for. What is proved by it is learned beside."""
         head, decision = exchange.head, flight.decision
         extra = [
             (b"x-ranvier-backend", decision.backend_name.encode()),
@@ -326,7 +361,7 @@ class Pipeline:
         captured: list[bytes] = []
         size = 0
         data = exchange.take()
-        await client.relay_head(head, extra, data)
+        await client.relay_head(head, extra, data if remover is None else remover.feed(data, exchange.complete))
         progress.first_byte_at = self._clock()
         while True:
             if teaches and data:
@@ -339,9 +374,13 @@ class Pipeline:
                 break
             client.arm(Phase.STALL, self._limits.stall_s)
             data = await exchange.receive()
+            kept = data if remover is None else remover.feed(data, exchange.complete)
+            if kept:
+                await client.send(kept)
             if not data:
                 break
-            await client.send(data)
+        if remover is not None:
+            self._asking.answered(remover, flight.backend, flight.epoch)
         if teaches:
             self._conclude(flight, lesson, captured, size, chunked=head.framing == "chunked")
 
@@ -352,6 +391,14 @@ class Pipeline:
             self._router.first_token(flight, self._clock())
         if flight.first_at is not None and size <= CAPTURE_BYTES_MAX:
             self._teacher.finish(flight, lesson, raw, chunked=chunked, streamed=flight.prompt.stream)
+
+
+def counts_remover(exchange: Exchange) -> UsageRemover | None:
+    """What takes the counts out of a stream again; None for an answer that is no stream we can read."""
+    fields = exchange.head.fields
+    if b"text/event-stream" not in fields.lines or not fields.readable:
+        return None
+    return UsageRemover(exchange.head.framing, exchange.mark_chunks())
 
 
 def climbs(path: bytes) -> bool:

@@ -15,6 +15,7 @@ from ranvier_py.core.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.errors import UpstreamClosed, UpstreamGarbled
 from ranvier_py.core.http import HttpResponseHead
 from ranvier_py.edge.pool import Connection
+from ranvier_py.edge.response import MarkingParser, marking_parser
 
 
 class Chunks(Protocol):
@@ -69,6 +70,13 @@ class Exchange:
         if head.framing == "none":
             self._ended(len(pending))
             self._pending = b""
+
+    def mark_chunks(self) -> MarkingParser | None:
+        """From the first byte of the body on, say where chunks begin and end; None where it has none."""
+        if self._chunks is None or self.head.framing != "chunked":
+            return None
+        self._chunks = marks = marking_parser()
+        return marks
 
     def take(self) -> bytes:
         """What of the body came with the head; b"" if nothing did. Never waits; once, before the first `receive`."""
