@@ -47,7 +47,7 @@ SYNC_GRACE_S = 2.0
 
 LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster on a LAN
 
-FINGERPRINT_VERSION = b"1"
+FINGERPRINT_VERSION = b"2"
 """Of how fingerprints are made from tokens and texts; raised when core/fingerprint.py changes its results."""
 
 PROFILES = {"lan": LAN, "wan": WAN}

@@ -1,7 +1,7 @@
 """Text and tokens -> fingerprints of whole prefixes.
 
-Two keyed hashes, both seeded by the namespace of the prompt (model, adapter, salt, tools, template, tokenizer,
-cluster secret):
+Two keyed hashes, each seeded by a namespace: that of texts is model, adapter, salt, tools, template, tokenizer and
+cluster secret; that of tokens has no tools and no template, which show in the tokens (`core.namespaces`):
 
 - The *text* fingerprint chains one keyed BLAKE2b per message. It exists at message boundaries only, and is known as
   soon as the body is parsed: about 1 us per message and kilobyte.
@@ -33,6 +33,7 @@ U64 = np.uint64
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's finaliser (Steele, Lea, Flood 2014)
+UNMIX_1, UNMIX_2 = pow(MIX_1, -1, 1 << 64), pow(MIX_2, -1, 1 << 64)
 
 ANCHOR_BLOCKS_DENSE = (1, 2, 4, 8, 16)
 ANCHOR_STEP_BLOCKS = 16
@@ -45,6 +46,18 @@ def mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * MIX_1) & MASK
     value = ((value ^ (value >> 27)) * MIX_2) & MASK
     return value ^ (value >> 31)
+
+
+def unmix(value: int) -> int:
+    """What `mix` made this of."""
+    value = (unshifted(value, 31) * UNMIX_2) & MASK
+    value = (unshifted(value, 27) * UNMIX_1) & MASK
+    return unshifted(value, 30)
+
+
+def unshifted(value: int, bits: int) -> int:
+    """The x of which `value` is x ^ (x >> bits), for at least 22 bits."""
+    return value ^ (value >> bits) ^ (value >> 2 * bits)
 
 
 def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -175,7 +188,11 @@ class TokenHasher:
         self._pad_key = blake2b(b"pads", digest_size=32, key=key).digest()
 
     def start(self, namespace: Fingerprint) -> TokenState:
-        return TokenState(0, mix(namespace ^ self._start_seed), ())
+        return TokenState(0, (namespace + self._start_seed) & MASK, ())
+
+    def renamed(self, fingerprint: Fingerprint, step: int) -> Fingerprint:
+        """The fingerprint of the same tokens under another namespace, which is `step` greater modulo 2^64. 2 us."""
+        return Fingerprint(mix(((unmix(fingerprint) ^ self._final_seed) + step) & MASK ^ self._final_seed) or 1)
 
     def salted(self, state: TokenState, salt: bytes) -> TokenState:
         """The state of the same tokens where media came with them, of which tokens are mere placeholders."""

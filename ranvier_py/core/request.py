@@ -29,12 +29,14 @@ from ranvier_py.core.boundaries import Chat, Message, TokenIds
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher, canonical_message
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.namespaces import TokenNamespaces
 from ranvier_py.core.placement.chwbl import opening_key
 from ranvier_py.core.prompt import Boundary, KnownPrefix, PromptMemory
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)
-"""Members of a body that change the rendered text as a whole, or that keep caches apart."""
+"""Members of a body that change the rendered text as a whole, or that keep caches apart: the namespace of texts. That
+of tokens is `core.namespaces`."""
 
 NAMESPACE = frozenset(NAMESPACE_FIELDS)
 
@@ -145,6 +147,7 @@ class PromptReader:
         self._bytes_per_token = bytes_per_token
         self._seed = digest_seed
         self._namespaces: dict[str, Fingerprint] = {}
+        self._token_namespaces = TokenNamespaces(texts, identity)
 
     def chat(self, body: bytes) -> Prompt:
         """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""
@@ -198,6 +201,10 @@ class PromptReader:
         """A prompt that says nothing about its prefix."""
         root = Boundary(None, Fingerprint(0), 0)
         return self._prompt("opaque", fields, body, root, root, (), "")
+
+    def namespace_of(self, model: str, adapter: str = "", salt: str = "") -> Fingerprint:
+        """Under which the tokens of such prompts are hashed, whatever tools and templates they have."""
+        return self._token_namespaces.of(model, adapter, salt)
 
     def _continuing(self, body: bytes) -> Prompt | None:
         """The prompt of a chat with a known history, or None."""
@@ -290,12 +297,12 @@ class PromptReader:
         return xxhash.xxh3_128_intdigest(memoryview(body)[:cut], self._seed)
 
     def _root(self, fields: Mapping[str, Any]) -> Boundary:
-        """The empty prefix of a namespace. Raises TypeError for values beyond JSON."""
+        """The empty prefix of a namespace of texts, and of its tokens. Raises TypeError for values beyond JSON."""
         namespace = self._namespace(fields)
         root = self.memory.boundary(namespace)
         if root is None:
             root = Boundary(None, namespace, 0)
-            root.state = self._tokens.start(namespace)
+            root.state = self._tokens.start(self._token_namespaces.of_fields(fields))
             self.memory.keep(root)
         return root
 
