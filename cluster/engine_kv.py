@@ -1,0 +1,102 @@
+"""KV events of the fake engine as real ones write them: changes of the block cache -> payloads in msgpack. Pure.
+
+Three shapes: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` vLLM's before that (0.20), `sglang` SGLang's
+0.5.23, with signed hashes and all that one step removes in one event. Salt and adapter, which a real engine keeps with
+each block, are remembered here by the first block of a prompt.
+Bounds: SCOPES_MAX prompts are remembered; the oldest is forgotten, and its blocks pass for those without a salt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack  # type: ignore[import-untyped]
+
+from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
+
+ENCODINGS = ("map", "array", "sglang")
+SCOPES_MAX = 65_536
+SIGN = 1 << 63
+
+
+class Scope(NamedTuple):
+    """What a prompt's blocks are hashed with beside their tokens; empty for none."""
+
+    adapter: str = ""
+    salt: str = ""
+
+
+PLAIN = Scope()
+
+
+class KvEncoder:
+    """Writes the events of one engine. `clear` after a restart."""
+
+    def __init__(self, encoding: str, block_size: int, rank: int = 0) -> None:
+        """Raises ValueError for an unknown encoding."""
+        if encoding not in ENCODINGS:
+            raise ValueError(f"KV events can be encoded as {', '.join(ENCODINGS)}")
+        self.encoding = encoding
+        self._block_size = block_size
+        self._rank = rank
+        self._scopes: dict[int, Scope] = {}
+
+    def note(self, first: int, scope: Scope) -> None:
+        """A prompt that begins with this block is asked with this adapter and salt."""
+        if scope != PLAIN:
+            self._scopes[first] = scope
+            if len(self._scopes) > SCOPES_MAX:
+                del self._scopes[next(iter(self._scopes))]
+
+    def batch(self, events: Sequence[CacheEvent], at: float) -> bytes:
+        """One message. `at` in Unix seconds."""
+        told: list[Any] = []
+        for event in events:
+            if isinstance(event, BlocksStored):
+                told.append(self._stored(event))
+            elif isinstance(event, BlockRemoved):
+                self._remove(event, told)
+            else:
+                assert isinstance(event, CacheCleared)
+                told.append(self._event("AllBlocksCleared", {}))
+        return bytes(msgpack.packb([at, told, self._rank]))
+
+    def _stored(self, event: BlocksStored) -> Any:
+        scope = self._scopes.get(event.keys[0], PLAIN) if not event.parent else PLAIN
+        fields: dict[str, Any] = {
+            "block_hashes": [self._hash(key) for key in event.keys],
+            "parent_block_hash": self._hash(event.parent) if event.parent else None,
+            "token_ids": event.ids.tolist(),
+            "block_size": self._block_size,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": scope.adapter or None,
+        }
+        if self.encoding == "sglang":
+            if scope.salt:
+                fields["cache_salt"] = scope.salt
+        else:
+            own = [scope.adapter] if scope.adapter else []
+            keys: list[list[str] | None] = [own or None for _ in event.keys]
+            keys[0] = [*own, scope.salt] if scope.salt else keys[0]
+            fields["extra_keys"] = keys
+            fields |= {"group_idx": 0, "kv_cache_spec_kind": "full_attention"} if self.encoding == "map" else {}
+        return self._event("BlockStored", fields)
+
+    def _remove(self, event: BlockRemoved, told: list[Any]) -> None:
+        """SGLang says what one step removes at once."""
+        last = told[-1] if told and self.encoding == "sglang" else {}
+        if last.get("type") == "BlockRemoved":
+            last["block_hashes"].append(self._hash(event.key))
+            return
+        fields: dict[str, Any] = {"block_hashes": [self._hash(event.key)], "medium": "GPU"}
+        if self.encoding == "map":
+            fields["group_idx"] = 0
+        told.append(self._event("BlockRemoved", fields))
+
+    def _event(self, tag: str, fields: dict[str, Any]) -> Any:
+        return [tag, *fields.values()] if self.encoding == "array" else {"type": tag, **fields}
+
+    def _hash(self, key: int) -> int:
+        return key - 2 * SIGN if self.encoding == "sglang" and key >= SIGN else key

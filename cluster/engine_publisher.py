@@ -1,0 +1,138 @@
+"""The sockets of an engine's KV events: a publisher and its replay, as vLLM and SGLang have them.
+
+Live messages are [topic, number, payload], numbers from 0. Whoever asks the replay socket [empty, first] gets all that
+is still kept from there on, as [empty, topic, number, payload] (vLLM from 0.26) or without the topic; then number -1.
+
+Bounds: `buffer_messages` are kept; a listener that lags by more than HWM messages loses some. Both as vLLM's defaults.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+import zmq
+
+HWM = 100_000
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KvEndpoints:
+    """Where an engine tells its events; port 0 takes a free one. Without `replay` nothing is told again."""
+
+    events: str = "tcp://127.0.0.1:0"
+    replay: str = ""
+    topic: str = ""
+    replays_topic: bool = True
+    buffer_messages: int = 10_000
+
+
+class KvPublisher:
+    """Binds at once. Close it, or use it as a context manager; `run` answers questions."""
+
+    def __init__(self, endpoints: KvEndpoints) -> None:
+        """Raises OSError."""
+        self.endpoints = endpoints
+        self.published = 0
+        self.asked = 0
+        self.to_lose = 0  # so many of the next messages are kept but not sent
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=endpoints.buffer_messages)
+        self._next = 0
+        self._bound = trio.Event()
+        self.events, self.replay = endpoints.events, endpoints.replay
+        self._bind()
+
+    def _bind(self) -> None:
+        """At the addresses taken the first time."""
+        try:
+            self._sender = self._socket(zmq.PUB, self.events)
+            self._answerer = self._socket(zmq.ROUTER, self.replay) if self.replay else None
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise OSError(error.errno, error.strerror) from error
+        self.events = told(self.endpoints.events, self._sender)
+        if self._answerer is not None:
+            self.replay = told(self.endpoints.replay, self._answerer)
+
+    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, HWM)
+        socket.bind(endpoint)
+        return socket
+
+    def publish(self, payload: bytes) -> int:
+        """Send and keep one message; returns its number."""
+        number, self._next = self._next, self._next + 1
+        self._kept.append((number, payload))
+        self.published += 1
+        if self.to_lose:
+            self.to_lose -= 1
+        else:
+            self.send(self.endpoints.topic.encode(), number.to_bytes(8, "big"), payload)
+        return number
+
+    def send(self, *frames: bytes) -> None:
+        """Any frames, to all who listen."""
+        self._sender.send_multipart(frames, zmq.NOBLOCK)
+
+    def restart(self) -> None:
+        """As another process: connections are cut, numbers begin with 0, nothing is kept."""
+        self._unbind()
+        self._kept.clear()
+        self._next = 0
+        self._bind()
+        self._bound.set()
+        self._bound = trio.Event()
+
+    def close(self) -> None:
+        self._unbind()
+        self._context.destroy(linger=0)
+
+    def _unbind(self) -> None:
+        """libzmq lets go of an address a moment after its socket is closed, but at once when told so."""
+        for socket, endpoint in ((self._sender, self.events), (self._answerer, self.replay)):
+            if socket is not None and not socket.closed:
+                socket.unbind(endpoint)
+                socket.close(0)
+
+    async def run(self) -> None:
+        """Answer questions until cancelled."""
+        while True:
+            bound = self._bound
+            if self._answerer is None:
+                await bound.wait()
+                continue
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._answer, self._answerer)
+                await bound.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _answer(self, answerer: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                who, *_, first = answerer.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                if not answerer.EVENTS & zmq.POLLIN:
+                    await trio.lowlevel.wait_readable(answerer.FD)
+                continue
+            self.asked += 1
+            self._replay(answerer, who, int.from_bytes(first, "big"))
+            await trio.lowlevel.checkpoint()
+
+    def _replay(self, answerer: zmq.Socket[bytes], who: bytes, first: int) -> None:
+        topic = (self.endpoints.topic.encode(),) if self.endpoints.replays_topic else ()
+        end_topic = (b"",) if self.endpoints.replays_topic else ()
+        for number, payload in self._kept:
+            if number >= first:
+                answerer.send_multipart((who, b"", *topic, number.to_bytes(8, "big"), payload), zmq.NOBLOCK)
+        answerer.send_multipart((who, b"", *end_topic, END, b""), zmq.NOBLOCK)
+
+
+def told(asked: str, socket: zmq.Socket[bytes]) -> str:
+    """The endpoint as vLLM tells it: what was asked for, with the port that was taken."""
+    port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return f"{asked.rpartition(':')[0]}:{port}"

@@ -1,0 +1,243 @@
+"""Where an engine tells its KV events: what engines say of it over HTTP -> one Publisher for each data-parallel rank.
+
+vLLM's GET /kv_event_sources answers a map by rank (0.32), a list, or a list under `sources`, as its versions differ.
+SGLang's /server_info has a block `kv_events` with a base port, before that only the text of its option; rank r is at
+port + r. An endpoint is `tcp://HOST:PORT`; a wildcard is the engine's own, and means the host that we reach it by.
+
+Rules: an engine decides on ports, never on hosts: what is not on one of its own addresses is refused, or an engine
+could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine says.
+Bounds: RANKS_MAX publishers, names and topics of limited length. Cost: microseconds, once for each look.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, NamedTuple
+
+from ranvier_py.core.addresses import is_address
+
+RANKS_MAX = 64
+"""Data-parallel ranks of one engine: each is a connection."""
+
+ENDPOINT_CHARACTERS_MAX = 300  # a host name has at most 253
+TOPIC_CHARACTERS_MAX = 256  # llm-d's are kv@HOST:PORT@MODEL
+PORT_MAX = 65_535
+
+OWN = ""
+"""The host by which we reach the engine."""
+
+WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104  # read, not bound
+HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\Z")
+
+
+class Spot(NamedTuple):
+    """Where to connect to. The host may be OWN until `at_home`."""
+
+    host: str
+    port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+
+    def shifted(self, by: int) -> Spot | None:
+        """So many ports further; None where there is none."""
+        return self._replace(port=self.port + by) if 0 < self.port + by <= PORT_MAX else None
+
+
+class Publisher(NamedTuple):
+    """One event stream. `load` tells SGLang's LoadStat."""
+
+    rank: int
+    events: Spot
+    replay: Spot | None = None
+    topic: str = ""
+    load: Spot | None = None
+    load_topic: str = ""
+
+
+class Found(NamedTuple):
+    """What an engine told. `refused` says why the rest was not taken, in our words."""
+
+    publishers: tuple[Publisher, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+NOTHING = Found()
+
+
+def spot(text: object) -> Spot | None:
+    """ "tcp://*:5557" -> where that is; None for everything else."""
+    if not isinstance(text, str) or len(text) > ENDPOINT_CHARACTERS_MAX or not text.startswith("tcp://"):
+        return None
+    host, colon, port = text.removeprefix("tcp://").rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5):
+        return None
+    return _spot(host, int(port))
+
+
+def _spot(host: object, port: object) -> Spot | None:
+    if not isinstance(host, str) or type(port) is not int or not 0 < port <= PORT_MAX:
+        return None
+    plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if plain in WILDCARDS:
+        return Spot(OWN, port)
+    if is_address(plain):
+        return Spot(str(ip_address(plain)), port) if "%" not in plain else None
+    return Spot(plain.lower(), port) if plain == host and HOST_NAME.match(plain) else None
+
+
+def of_operator(events: str, replay: str, ranks: int) -> tuple[Publisher, ...]:
+    """The publishers that are written in the configuration: rank r is at port + r, as engines do it."""
+    first, answers = spot(events), spot(replay)
+    assert first is not None, "checked where it was written"
+    found = []
+    for rank in range(ranks):
+        where = first.shifted(rank)
+        if where is not None:
+            found.append(Publisher(rank, where, answers.shifted(rank) if answers else None))
+    return tuple(found)
+
+
+def at_home(found: Found, host: str, addresses: Collection[str]) -> Found:
+    """With the engine's host in place of wildcards, and without all that is elsewhere.
+
+    `host` is how we reach it; `addresses` are those that it stands for now, as texts of IP addresses.
+    """
+    kept, refused = [], list(found.refused)
+    for publisher in found.publishers:
+        events = _home(publisher.events, host, addresses)
+        if events is None:
+            refused.append(f"rank {publisher.rank}: its events are on another host")
+            continue
+        replay, load = _home(publisher.replay, host, addresses), _home(publisher.load, host, addresses)
+        if replay is None and publisher.replay is not None:
+            refused.append(f"rank {publisher.rank}: its replay is on another host")
+        kept.append(publisher._replace(events=events, replay=replay, load=load))
+    return Found(tuple(kept), tuple(refused))
+
+
+def _home(where: Spot | None, host: str, addresses: Collection[str]) -> Spot | None:
+    if where is None or (where.host not in (OWN, host.lower()) and where.host not in addresses):
+        return None
+    return where._replace(host=host)
+
+
+# --- what engines say -----------------------------------------------------------------------------------------------
+
+
+def read_event_sources(body: bytes) -> Found:
+    """vLLM's GET /kv_event_sources."""
+    told = _json(body)
+    if isinstance(told, dict) and isinstance(told.get("sources"), list):
+        told = told["sources"]
+    if isinstance(told, dict):
+        entries = [({"data_parallel_rank": _rank(key), **value}) for key, value in told.items() if _is_map(value)]
+    elif isinstance(told, list):
+        entries = [{"data_parallel_rank": place, **value} for place, value in enumerate(told) if _is_map(value)]
+    else:
+        return NOTHING
+    return _checked([_of_vllm(entry) for entry in entries[: RANKS_MAX + 1] if _publishes(entry)])
+
+
+def read_server_info(body: bytes) -> Found:
+    """SGLang's GET /server_info, or /get_server_info of its older releases."""
+    told = _json(body)
+    if not isinstance(told, dict):
+        return NOTHING
+    option = _json(told.get("kv_events_config"))
+    option = option if isinstance(option, dict) else {}
+    block = told.get("kv_events")
+    if isinstance(block, dict):
+        first = _spot(block.get("endpoint_host"), block.get("endpoint_port_base"))
+    elif "kv_events" in told or option.get("publisher") != "zmq":
+        return NOTHING
+    else:  # before the block came
+        block = {"topic": option.get("topic", ""), "dp_size": told.get("dp_size")}
+        first = spot(option.get("endpoint", "tcp://*:5557"))
+    return _checked(list(_of_sglang(block, first, spot(option.get("replay_endpoint")))))
+
+
+def _of_vllm(entry: Mapping[str, Any]) -> Publisher | str:
+    rank, events = _rank(entry.get("data_parallel_rank")), spot(entry.get("endpoint"))
+    if rank is None:
+        return "a source without a rank"
+    if events is None:
+        return f"rank {rank}: not a TCP endpoint"
+    return Publisher(rank, events, spot(entry.get("replay_endpoint")), _topic(entry.get("topic")))
+
+
+def _of_sglang(block: Mapping[str, Any], first: Spot | None, replay: Spot | None) -> Iterator[Publisher | str]:
+    if block.get("publisher", "zmq") != "zmq" or first is None:
+        yield "not a TCP endpoint"
+        return
+    ranks = _rank(block.get("dp_size")) or 1
+    load = _spot(first.host or "*", block.get("load_endpoint_port_base"))
+    for rank in range(min(ranks, RANKS_MAX + 1)):
+        events = first.shifted(rank)
+        if events is None:
+            yield f"rank {rank}: no such port"
+            continue
+        yield Publisher(
+            rank,
+            events,
+            replay.shifted(rank) if replay else None,
+            _topic(block.get("topic")),
+            load.shifted(rank) if load else None,
+            _topic(block.get("load_topic")),
+        )
+
+
+def _checked(told: Sequence[Publisher | str]) -> Found:
+    """Each rank once, by rank. Ranks that are told with one port are at port + rank, as vLLM places them."""
+    refused = [item for item in told if isinstance(item, str)]
+    by_rank: dict[int, Publisher] = {}
+    for item in told[:RANKS_MAX]:
+        if isinstance(item, Publisher):
+            by_rank.setdefault(item.rank, item)
+    if len(told) > RANKS_MAX:
+        refused.append(f"more than {RANKS_MAX} ranks")
+    publishers = [by_rank[rank] for rank in sorted(by_rank)]
+    if len(publishers) > 1 and len({each.events for each in publishers}) == 1:
+        spread = [_spread(each) for each in publishers]
+        refused.extend(f"rank {each.rank}: no such port" for each, at in zip(publishers, spread, strict=True) if not at)
+        publishers = [each for each in spread if each]
+    return Found(tuple(publishers), tuple(refused))
+
+
+def _spread(publisher: Publisher) -> Publisher | None:
+    events = publisher.events.shifted(publisher.rank)
+    replay = publisher.replay.shifted(publisher.rank) if publisher.replay else None
+    return publisher._replace(events=events, replay=replay) if events else None
+
+
+def _publishes(entry: Mapping[str, Any]) -> bool:
+    return entry.get("enable_kv_cache_events", True) is not False and entry.get("publisher", "zmq") == "zmq"
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _rank(value: object) -> int | None:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 6:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= PORT_MAX else None
+
+
+def _topic(value: object) -> str:
+    """A topic that can't be right is none: all topics are heard then."""
+    return value if isinstance(value, str) and len(value) <= TOPIC_CHARACTERS_MAX else ""
+
+
+def _json(text: object) -> Any:
+    """None for what is no JSON."""
+    if not isinstance(text, str | bytes):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
