@@ -19,6 +19,7 @@ from cluster.sim_host import SimHost
 from cluster.sim_node import Trip
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.retries import RetryLimits
 
 TURN_TOKENS = 320
 SYSTEM_TOKENS = 640
@@ -29,7 +30,7 @@ FIRST_PAUSE_S = 0.1
 STOPPED_S = 0.05
 """How often it is asked whether a stopped node goes on with what it was answering."""
 
-TRIES_MAX = 3
+TRIES_MAX = 1 + RetryLimits().total_retries_max
 """Engines that a node asks for one request before the client gets its error."""
 
 
@@ -66,7 +67,7 @@ class SimClients:
         self.until = float("inf")
         self.statistics = ClientStatistics()
         self.served: Callable[[SimHost, Boundary, int], None] | None = None
-        self.failed: Callable[[SimHost], None] | None = None
+        self.failed: Callable[[SimHost, Sequence[int]], None] | None = None
         root = Boundary(None, Fingerprint(0), 0)
         self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 4 != 3) for number in range(load.prefixes)]
 
@@ -106,16 +107,16 @@ class SimClients:
             self.statistics.hopeless += 1
             self._next_turn(chat)
             return
-        trip = self._depart(host, chat.end)
+        tried: list[int] = []
+        trip = self._depart(host, chat.end, tried)
         if trip is None:
-            self._unanswered(host)
+            self._unanswered(host, tried)
             self._next_turn(chat)
         else:
             self.heap.after(self.engines[trip.engine].seconds(), self._land, host, host.generation, chat, trip)
 
-    def _depart(self, host: SimHost, end: Boundary) -> Trip | None:
+    def _depart(self, host: SimHost, end: Boundary, tried: list[int]) -> Trip | None:
         """What the node does with it: try engines until one serves."""
-        tried: list[int] = []
         found: list[Trip | None] = []
         while len(tried) < TRIES_MAX:
             host.run(lambda mind, now: found.append(mind.depart(end, tried, now)))
@@ -143,11 +144,11 @@ class SimClients:
                 self.served(host, chat.end, trip.engine)
         self._next_turn(chat)
 
-    def _unanswered(self, host: SimHost) -> None:
+    def _unanswered(self, host: SimHost, tried: Sequence[int]) -> None:
         if any(engine.running for engine in self.engines):
             self.statistics.failed += 1
             if self.failed is not None:
-                self.failed(host)
+                self.failed(host, tried)
         else:
             self.statistics.hopeless += 1
 

@@ -26,6 +26,7 @@ class SimEngine:
         self.number = number
         self.url = f"http://10.255.{number // 250}.{number % 250 + 1}:8000"
         self.down = 0
+        self.down_at = float("-inf")
         self.factor = 1.0
         self.boots = 1
         self.born_at = 1.0  # of a clock of its own: 0 would say that it tells nothing
@@ -38,6 +39,11 @@ class SimEngine:
     @property
     def running(self) -> bool:
         return self.down == 0
+
+    def halt(self, now: float) -> None:
+        """One more reason not to run."""
+        self.down_at = now if self.running else self.down_at
+        self.down += 1
 
     def restart(self, now: float) -> None:
         """A new process, with nothing in its cache."""

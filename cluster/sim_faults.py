@@ -192,12 +192,12 @@ class Faults:
     def do_engine_stop(self, step: Step) -> None:
         for number in numbers(step.engines):
             engine = self.world.engines[number]
-            engine.down += 1
+            engine.halt(self.heap.now)
             self.later(step, lambda one=engine: self.engine_back(one.number))  # type: ignore[misc]
 
     def do_engine_restart(self, step: Step) -> None:
         for number in numbers(step.engines):
-            self.world.engines[number].down += 1
+            self.world.engines[number].halt(self.heap.now)
             self.heap.after(step.down_s, self.engine_back, number)
 
     def engine_back(self, number: int) -> None:

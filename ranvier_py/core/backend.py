@@ -13,18 +13,11 @@ from urllib.parse import urlsplit
 from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.health import Circuit, Health, Outcome, Vitals
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.process import Process
 from ranvier_py.core.work import NO_LOAD, Load, SharedWork
 
 NAME_CHARS_MAX = 128  # longer than any host:port in practice; the name travels in a header and in gossip
-START_TOLERANCE_S = (
-    0.5  # an exporter may compute its start time anew each time; no engine starts twice in half a second
-)
-
 SUCCESS_WINDOW = 100.0  # requests: an engine that failed all of its last hundred has a rate near a third
-
-NEVER_TOLD = float("-inf")
-SAME_RESTART_S = 30.0
-"""A restart that we see so soon after a peer told of one is the same: three probe intervals of 10 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +50,11 @@ class Transition:
     why: str
 
 
-def same_process(started_at: float, other: float) -> bool:
-    """Whether two start times of an engine's own telling are of one process."""
-    return abs(started_at - other) <= START_TOLERANCE_S
-
-
 class Backend(SharedWork):
     """One engine. Satisfies placement.Candidate. Read it freely; only the Registry writes it."""
 
     __slots__ = (
         "cards",
-        "doubted",
         "draining",
         "epoch",
         "id",
@@ -79,10 +66,9 @@ class Backend(SharedWork):
         "peers",
         "probes_failed",
         "probes_ok",
+        "process",
         "removed",
-        "started_at",
         "success_rate",
-        "told_at",
         "url",
         "vitals",
         "weight",
@@ -103,9 +89,7 @@ class Backend(SharedWork):
         self.success_rate = 1.0
         self.draining = False
         self.removed = False
-        self.doubted = False  # refused a connection since the last good probe: it may come back as another process
-        self.started_at: float | None = None
-        self.told_at = NEVER_TOLD  # when a peer told of a restart
+        self.process = Process()
         self.last_probe: ProbeResult | None = None
         self.probes_ok = 0
         self.probes_failed = 0
@@ -122,6 +106,12 @@ class Backend(SharedWork):
     def peer_load(self) -> int:
         """Requests that peers have in flight there, as they report."""
         return self.peers.requests
+
+    @property
+    def used(self) -> bool:
+        """Whether it was ever seen alive: by a probe before the last one, or by a request that reached it."""
+        reached = sum(self.outcomes.values()) - self.outcomes[Outcome.CONNECT_ERROR]
+        return self.probes_ok > 1 or self.inflight > 0 or reached > 0
 
     @property
     def health(self) -> Health:

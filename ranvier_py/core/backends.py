@@ -22,22 +22,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ranvier_py.core.backend import (
     NAME_CHARS_MAX,
-    SAME_RESTART_S,
     Backend,
     BackendStatistics,
     ProbeResult,
     Transition,
     normal_url,
-    same_process,
     statistics_of,
 )
-from ranvier_py.core.errors import BadRequest, NoBackend, NotFound, RequestError
+from ranvier_py.core.errors import BadRequest, NotFound, RequestError
 from ranvier_py.core.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.pools import Empty, Pool
 from ranvier_py.core.work import Load
 
 __all__ = [
@@ -54,41 +52,6 @@ __all__ = [
     "RegistryStatistics",
     "Transition",
 ]
-
-
-class Empty(Enum):
-    """Why a pool has nobody in it."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    NOBODY = "nobody"
-
-
-class Pool:
-    """Who may serve one model just now. A snapshot: the tuple and the lists are never changed, a new Pool is made.
-
-    `epochs` is indexed by BackendId and holds -1 for who is not eligible, so that the route table filters claims by one
-    comparison. `why` is None unless the pool is empty. `last_resort`: the circuits were overruled.
-    """
-
-    __slots__ = ("backends", "epochs", "ids", "last_resort", "why")
-
-    def __init__(self, backends: Sequence[Backend], slots: int, *, last_resort: bool, why: Empty | None) -> None:
-        self.backends = tuple(backends)
-        self.ids = tuple(backend.id for backend in backends)
-        self.epochs = [-1] * slots
-        for backend in backends:
-            self.epochs[backend.id] = backend.epoch
-        self.last_resort = last_resort
-        self.why = None if backends else why
-
-    def __len__(self) -> int:
-        return len(self.backends)
-
-    def error(self, model: str) -> NotFound | NoBackend:
-        """What to tell the client of an empty pool; the words of the 404 are OpenAI's."""
-        if self.why is Empty.UNKNOWN_MODEL:
-            return NotFound(f"The model `{model}` does not exist")
-        return NoBackend("No backend is available to serve this request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +274,7 @@ class Registry:
         vitals = backend.vitals
         health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
         vitals.tick(now)
-        changed = self.judge_epoch(backend, result, now)
+        changed = self.judge(backend, result, now)
         vitals.probe(result.ok, now)
         self.settle(backend, admitted)
         if result.models is not None:
@@ -329,28 +292,21 @@ class Registry:
         self.settle(backend, admitted)
         return self.changes(backend, health, circuit, f"{observers} peers say so")
 
-    def judge_epoch(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
-        """Is it another process than before? Its start time says so; where it tells none, a refused connection does.
-
-        A mere time-out proves nothing: a busy engine keeps its cache.
-        """
+    def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
+        """Is it another process than before?"""
+        process = backend.process
         if not result.ok:
-            backend.doubted |= result.refused
+            process.refused |= result.refused
             return []
-        known, told = backend.started_at, result.started_at
-        if known is not None and told is not None:
-            restarted, why = not same_process(known, told), "start time changed"
-        else:
-            seen = backend.doubted and backend.probes_ok > 1 and now - backend.told_at >= SAME_RESTART_S
-            restarted, why = seen, "back after refused connections"
-        backend.doubted = False
-        backend.started_at = told if told is not None else None if restarted else known
-        return self.restart(backend, why, now) if restarted else []
+        failing = backend.vitals.streak < 0
+        why = process.answered(result.started_at, used=backend.used, failing=failing, now=now)
+        return self.restart(backend, why, now) if why else []
 
     def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:
         """A new process: the claims of the old one are void by its epoch, its faults are forgiven."""
         before = backend.epoch
         backend.epoch += 1
+        backend.process.taught = False
         self.epochs_used[backend.id] = backend.epoch
         backend.vitals.restart(now)
         self.restarts += 1
@@ -359,13 +315,13 @@ class Registry:
 
     def restart_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
         """A peer saw it restart. Not again, if that is the process we know; our own look at it comes later then."""
-        known = backend.started_at
-        if started_at and known is not None and same_process(known, started_at):
-            return []
-        backend.started_at = started_at or None
-        backend.told_at = now
-        backend.doubted = False
-        return self.restart(backend, "a peer saw it", now)
+        return self.restart(backend, "a peer saw it", now) if backend.process.replaced(started_at, now) else []
+
+    def start_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
+        """A peer knows when the process began that it counts as we do: it may not be the one our claims are of."""
+        failing = backend.vitals.streak < 0
+        why = backend.process.told(started_at, used=backend.used, failing=failing, now=now)
+        return self.restart(backend, why, now) if why else []
 
     def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
         assert result.models is not None

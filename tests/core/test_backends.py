@@ -383,6 +383,38 @@ def test_an_engine_that_was_still_starting_is_no_restart() -> None:
     assert registry[BackendId(0)].epoch == 1
 
 
+def test_what_an_engine_served_before_its_first_good_probe_is_void_when_it_was_gone_since() -> None:
+    """A node that starts asks at once. Nothing was known of the process that served, so its claims outlived it."""
+    registry = cluster(1)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+    registry.probed(BackendId(0), REFUSED, 1)
+    registry.probed(BackendId(0), started(1000.0), 2)
+    assert registry[BackendId(0)].epoch == 2
+    registry.probed(BackendId(0), started(1000.0), 3)
+    assert registry[BackendId(0)].epoch == 2
+
+
+def test_requests_that_never_reached_a_starting_engine_make_no_restart() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), REFUSED, 0)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.CONNECT_ERROR, 0)
+    registry.probed(BackendId(0), started(1000.0), 1)
+    assert registry[BackendId(0)].epoch == 1
+
+
+@pytest.mark.parametrize(("found", "epoch"), [(started(1000.0), 2), (UP, 1)])
+def test_only_a_first_start_time_makes_a_timeout_suspicious(found: ProbeResult, epoch: int) -> None:
+    """Where no start time is told a busy engine must keep its claims; where it is, this costs claims but once."""
+    registry = cluster(1)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+    registry.probed(BackendId(0), TIMED_OUT, 1)
+    registry.probed(BackendId(0), found, 2)
+    assert registry[BackendId(0)].epoch == epoch
+
+
 def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -> None:
     registry = cluster(2)
     registry.probed(BackendId(0), started(1000.0), 0)

@@ -14,10 +14,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ranvier_py.core.backend import same_process
 from ranvier_py.core.backends import Backend, Circuit, Health, Registry, Transition
-from ranvier_py.core.gossip.backends.facts import BOOT_BITS, BackendFacts, Boot, Drain, Verdict
+from ranvier_py.core.gossip.backends.facts import BOOT_BITS, BackendFacts, Boot, Drain, Start, Verdict
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.process import same_process
 from ranvier_py.core.routes.scan import Names
 from ranvier_py.core.work import Load
 
@@ -88,9 +88,10 @@ class SharedBackends:
             return None
         backend = seen.backend
         self._settle(key, seen, now)
-        if self.facts.boot_of(key, boot % (1 << BOOT_BITS), now) != self.facts.boot(key):
+        if self.facts.boot_of(key, boot % (1 << BOOT_BITS)) != self.facts.boot(key):
             return None
         self.follow(now)
+        backend.process.taught = True
         return backend.id, backend.epoch
 
     def regained(self) -> bool:
@@ -117,19 +118,19 @@ class SharedBackends:
             if backend.draining is not seen.draining:
                 seen.draining = backend.draining
                 self.facts.drain(key, backend.draining)
-            self.facts.observe(key, verdict_of(backend), backend.started_at or 0.0)
+            self.facts.observe(key, verdict_of(backend), backend.process.started_at or 0.0)
         self.facts.carry(loads)
         return bool(loads)
 
     def _settle(self, key: int, seen: Seen, now: float) -> None:
         """See that the registry's epoch and the facts' boot are of one process."""
         backend = seen.backend
-        started_at, told = backend.started_at or 0.0, self.facts.started_at(key)
+        started_at, told = backend.process.started_at or 0.0, self.facts.started_at(key)
         if backend.epoch == seen.epoch and started_at and told and not same_process(started_at, told):
             self._log(self.registry.restart(backend, "peers knew another process", now))
         if backend.epoch != seen.epoch:
             seen.epoch = backend.epoch
-            self.facts.restarted(key, started_at, now)
+            self.facts.restarted(key, started_at)
 
     def _rename(self) -> None:
         """Backends came or went. A newcomer starts as what peers already said of it."""
@@ -159,9 +160,13 @@ class SharedBackends:
             for each in news:
                 seen = self._seen.get(each.backend)
                 if seen is None or seen.backend.removed:
+                    if isinstance(each, Start):
+                        facts.begun(*each)
                     continue
                 if isinstance(each, Boot):
                     self._start_boot(seen, each, now)
+                elif isinstance(each, Start):
+                    self._know_start(seen, each, now)
                 elif isinstance(each, Drain):
                     seen.draining = each.draining
                     registry.drain(seen.backend.url, each.draining)
@@ -176,6 +181,12 @@ class SharedBackends:
             transitions = self.registry.restart(backend, "peers count another process", now)
         self._log(transitions)
         seen.epoch = backend.epoch
+
+    def _know_start(self, seen: Seen, start: Start, now: float) -> None:
+        """Our claims, and what we told of them, may be of the process before: then the known one is the next boot."""
+        self._log(self.registry.start_told(seen.backend, start.started_at, now))
+        self._settle(start.backend, seen, now)
+        self.facts.begun(*start)
 
     def _doubt(self, backend: Backend, observers: int, now: float) -> None:
         if backend.health is not Health.UNHEALTHY:

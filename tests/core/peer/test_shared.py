@@ -2,7 +2,7 @@
 
 from random import Random
 
-from ranvier_py.core.backends import Backend, BackendLimits, Health, ProbeResult, Registry
+from ranvier_py.core.backends import Backend, BackendLimits, Health, Outcome, ProbeResult, Registry
 from ranvier_py.core.gossip.backends.fact_settings import FactSettings
 from ranvier_py.core.gossip.backends.facts import BackendFacts, fact_of
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
@@ -274,6 +274,39 @@ def test_claims_of_a_process_that_we_never_met_are_not_given_to_the_next_one() -
     assert first.holders(CHAT, 1.0)
     first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=900.0), 2.0)
     first.backends.look(2.0)
+    assert not first.holders(CHAT, 2.0)
+
+
+def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_next_one() -> None:
+    """It served before anything was known of it, and was gone when peers came; all of them count it as the first."""
+    first, second, third = Node(1, ENGINE), Node(2, ENGINE), Node(3, ENGINE)
+    second.registry.dispatched(second.engine().id, 0.5)
+    second.registry.finished(second.engine().id, Outcome.SUCCESS, 0.5)
+    second.serve(CHAT, 0.5)
+    second.registry.probed(second.engine().id, ProbeResult(ok=False, refused=True), 1.0)
+    for node in (first, third):
+        node.meet(second, 1.5)
+    second.tell(third, 1.5)
+    assert third.holders(CHAT, 1.5)
+    probe(first, 900.0, 2.0)
+    first.backends.look(2.0)
+    first.meet(second, 2.1)
+    assert not second.holders(CHAT, 2.2)
+    assert second.facts.boot(second.key()) == 2
+    third.meet(second, 2.2)
+    assert not third.holders(CHAT, 2.3), "it had them by the number of the first"
+    first.meet(second, 2.3)
+    assert first.engine().epoch == 1, "it has met one process only"
+
+
+def test_peers_claims_are_void_when_the_engine_was_refused_to_us_until_we_knew_its_process() -> None:
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 0.2)
+    second.serve(CHAT, 0.5)
+    first.meet(second, 1.0)
+    second.tell(first, 1.0)
+    assert first.holders(CHAT, 1.0)
+    probe(first, 900.0, 2.0)
     assert not first.holders(CHAT, 2.0)
 
 

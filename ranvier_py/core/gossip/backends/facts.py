@@ -23,11 +23,11 @@ from enum import IntEnum
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.backend import SAME_RESTART_S, same_process
 from ranvier_py.core.gossip.backends.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
 from ranvier_py.core.gossip.backends.loads import PeerLoads
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
+from ranvier_py.core.process import same_process
 from ranvier_py.core.work import Load
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
@@ -58,6 +58,13 @@ class Boot(NamedTuple):
     started_at: float = 0.0
 
 
+class Start(NamedTuple):
+    """A peer knows when the process began that we count as it does, of which we know no start: see `begun`."""
+
+    backend: int
+    started_at: float
+
+
 class Drain(NamedTuple):
     backend: int
     draining: bool
@@ -70,7 +77,7 @@ class Doubt(NamedTuple):
     observers: int
 
 
-News = Boot | Drain | Doubt
+News = Boot | Start | Drain | Doubt
 
 
 @dataclass(slots=True)
@@ -79,7 +86,6 @@ class Known:
 
     boot: int = 1
     started_at: float = 0.0
-    told_at: float = float("-inf")  # when a peer told of this boot
     counted: bool = False  # a peer told its count: before, ours begins at 1 whatever the cluster has seen
     verdict: Verdict = Verdict.UNKNOWN  # our own
     draining: bool = False
@@ -124,15 +130,21 @@ class BackendFacts:
                 self._changed[backend] = None
             known.verdict = verdict
 
-    def restarted(self, backend: int, started_at: float, now: float) -> int:
+    def restarted(self, backend: int, started_at: float) -> int:
         """We saw a backend restart. Returns its boot, which is a new one unless a peer told of the same restart."""
         known = self._known.setdefault(backend, Known())
         same_start = started_at and known.started_at and same_process(started_at, known.started_at)
-        if not same_start and not (not started_at and now - known.told_at < SAME_RESTART_S):
+        if not same_start:
             known.boot = min(known.boot + 1, BOOT_MAX)
             known.started_at = started_at
             self._changed[backend] = None
         return known.boot
+
+    def begun(self, backend: int, started_at: float) -> None:
+        """What a peer told of its start is of the process that we count: no claim of ours is of an earlier one."""
+        known = self._known.get(backend)
+        if known is not None and not known.started_at:
+            known.started_at = started_at
 
     def drain(self, backend: int, draining: bool) -> None:
         """The operator said so, here."""
@@ -162,7 +174,7 @@ class BackendFacts:
         known = self._known.get(backend)
         return known is not None and known.counted
 
-    def boot_of(self, backend: int, low_bits: int, now: float) -> int:
+    def boot_of(self, backend: int, low_bits: int) -> int:
         """The boot of which a lesson carries the low bits: one later than ours is adopted, an earlier one is less."""
         boot = self.boot(backend)
         ahead = (low_bits - boot) % (1 << BOOT_BITS)
@@ -170,7 +182,7 @@ class BackendFacts:
             return boot
         if ahead >= 1 << (BOOT_BITS - 1):
             return boot + ahead - (1 << BOOT_BITS)
-        self._adopt(backend, boot + ahead, 0.0, now)
+        self._adopt(backend, boot + ahead, 0.0)
         return boot + ahead
 
     def peer_load(self, backend: int) -> Load:
@@ -244,11 +256,11 @@ class BackendFacts:
             if len(self._known) >= BACKENDS_MAX:
                 self.counters.dropped += 1
                 return
-            known = self._known[fact.backend] = Known(fact.boot, fact.started_at, now)
+            known = self._known[fact.backend] = Known(fact.boot, fact.started_at)
             self._changed[fact.backend] = None
             self.news.append(Boot(fact.backend, fact.boot, fact.started_at))
         else:
-            self._merge_boot(fact, known, now)
+            self._merge_boot(fact, known)
         known.counted = True
         if fact.drain_clock > known.drain_clock or (
             fact.drain_clock == known.drain_clock and fact.draining > known.draining
@@ -262,7 +274,7 @@ class BackendFacts:
         else:
             self._doubts.get(fact.backend, {}).pop(peer.session, None)
 
-    def _merge_boot(self, fact: Fact, known: Known, now: float) -> None:
+    def _merge_boot(self, fact: Fact, known: Known) -> None:
         """The greater boot wins; of two processes with one number the one that started later is the next boot."""
         both_told = bool(fact.started_at and known.started_at)
         same = both_told and same_process(fact.started_at, known.started_at)
@@ -272,21 +284,21 @@ class BackendFacts:
                 self._changed[fact.backend] = None
                 self.counters.facts_adopted += 1
             else:
-                self._adopt(fact.backend, fact.boot, fact.started_at, now)
+                self._adopt(fact.backend, fact.boot, fact.started_at)
         elif both_told and not same:
             if fact.started_at > known.started_at:
-                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), fact.started_at, now)
+                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), fact.started_at)
             elif fact.boot == known.boot and known.counted:  # what was heard by that number may be of either
-                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), known.started_at, now)
+                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), known.started_at)
             elif fact.boot == known.boot:
                 known.boot = min(known.boot + 1, BOOT_MAX)
                 self._changed[fact.backend] = None
         elif fact.boot == known.boot and fact.started_at and not known.started_at:
-            known.started_at = fact.started_at
+            self.news.append(Start(fact.backend, fact.started_at))
 
-    def _adopt(self, backend: int, boot: int, started_at: float, now: float) -> None:
+    def _adopt(self, backend: int, boot: int, started_at: float) -> None:
         known = self._known.setdefault(backend, Known())
-        known.boot, known.started_at, known.told_at = boot, started_at, now
+        known.boot, known.started_at = boot, started_at
         self.counters.facts_adopted += 1
         self._changed[backend] = None
         self.news.append(Boot(backend, boot, started_at))
