@@ -5,6 +5,8 @@
     routes      Lessons, Digest, Vector, Reset                eager batches, and repair by version vectors
                 Sums, RowsWanted, Rows, Busy                  repair of whole tables by buckets, and the first sync
     backends    Loads, Facts, Commands                        in-flight counts, boots, verdicts, signed commands
+    streams     Standings, HoldingsWanted, Holdings,          who reads which engine's events, and copies of what an
+                HoldingsRefused                               engine holds
 
 Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
 receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them.
@@ -240,9 +242,59 @@ class Commands(NamedTuple):
     commands: tuple[Command, ...]
 
 
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class Stand(NamedTuple):
+    """How one member stands to the event stream of one engine, in its own words."""
+
+    backend: int  # key, u64
+    member: int  # u64, not 0: whose words these are
+    clock: int  # u32: the greater one of a member and backend is the later
+    standing: int  # u8: kv.ownership.Standing
+
+
+class Standings(NamedTuple):
+    """Of any members: they are passed on."""
+
+    standings: tuple[Stand, ...]
+
+
+class HoldingsWanted(NamedTuple):
+    """Send a copy of what an engine holds. With a later cursor: so much has come, go on."""
+
+    request: int  # u32, chosen by the asker
+    backend: int  # key, u64
+    rank: int  # u16: of a data-parallel engine; 0 else
+    cursor: int  # u32: chunks before this one have come
+
+
+class Holdings(NamedTuple):
+    """One chunk of such a copy, in columns (kv.snapshot.BlockRows)."""
+
+    request: int
+    chunk: int  # u32: chunks count from 0
+    last: bool
+    head: bytes  # 24: seq u64 and digest u64 of the message it stands after, group u32, block tokens u32
+    names: bytes
+    kinds: bytes
+    above: bytes
+    widths: bytes
+    totals: bytes
+    copies: bytes
+    extras: bytes
+
+
+class HoldingsRefused(NamedTuple):
+    """No copy: it is not known exactly here, there are too many copies under way, or this one broke."""
+
+    request: int
+
+
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
     | Lessons | Digest | Vector | Reset | Sums | RowsWanted | Rows | Busy
     | Loads | Facts | Commands
+    | Standings | HoldingsWanted | Holdings | HoldingsRefused
 )  # fmt: skip

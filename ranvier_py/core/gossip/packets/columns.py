@@ -12,7 +12,7 @@ from struct import Struct, error, pack, unpack
 
 import numpy as np
 
-from ranvier_py.core.gossip.messages import Command, Entry, Fact, Rows
+from ranvier_py.core.gossip.messages import Command, Entry, Fact, Rows, Stand
 from ranvier_py.core.gossip.packets.fields import U16_MAX, amount, bad, column, encoded, text
 from ranvier_py.core.gossip.routes.lessons import LESSON_BYTES_MAX
 
@@ -40,8 +40,14 @@ BACKEND = Struct("<QI")
 LOAD = Struct("<QH")
 WAIT = Struct("<HI")
 FACT = Struct("<QIdBBI")
+STAND = Struct("<QQIB")
 COMMAND = Struct("<QdBHB32s")
 VERDICT_MAX = 3
+STANDING_MAX = 5
+STANDINGS_MAX = 8192
+"""Of one message: every engine's reader, and those that can't."""
+
+HOLDINGS_HEAD_BYTES = 24
 VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
 
 Pairs = tuple[tuple[int, int], ...]
@@ -130,6 +136,25 @@ def unpack_facts(field: object) -> tuple[Fact, ...]:
             bad("fact")
         facts.append(Fact(backend, boot, amount(started_at), verdict, draining == 1, clock))
     return tuple(facts)
+
+
+def pack_standings(standings: tuple[Stand, ...]) -> bytes:
+    if len(standings) > STANDINGS_MAX:
+        raise ValueError("too many standings")
+    return b"".join([STAND.pack(*stand) for stand in standings])
+
+
+def unpack_standings(field: object) -> tuple[Stand, ...]:
+    standings = tuple(map(Stand._make, STAND.iter_unpack(column(field, STAND.size, STANDINGS_MAX))))
+    if any(stand.standing > STANDING_MAX or not stand.member for stand in standings):
+        bad("standing")
+    return standings
+
+
+def unpack_holdings_head(field: object) -> bytes:
+    if type(field) is not bytes or len(field) != HOLDINGS_HEAD_BYTES:
+        bad("head of a copy")
+    return field
 
 
 def pack_commands(commands: tuple[Command, ...]) -> bytes:

@@ -28,6 +28,9 @@ from ranvier_py.core.gossip.messages import (
     Echo,
     Facts,
     Hello,
+    Holdings,
+    HoldingsRefused,
+    HoldingsWanted,
     Lessons,
     Loads,
     Members,
@@ -39,6 +42,7 @@ from ranvier_py.core.gossip.messages import (
     Reset,
     Rows,
     RowsWanted,
+    Standings,
     Sums,
     Vector,
 )
@@ -49,6 +53,7 @@ from ranvier_py.core.gossip.packets.columns import (
     pack_entries,
     pack_facts,
     pack_loads,
+    pack_standings,
     pack_vector,
     pack_waits,
     rows_column,
@@ -57,7 +62,9 @@ from ranvier_py.core.gossip.packets.columns import (
     unpack_commands,
     unpack_entries,
     unpack_facts,
+    unpack_holdings_head,
     unpack_loads,
+    unpack_standings,
     unpack_sums,
     unpack_vector,
     unpack_waits,
@@ -109,6 +116,10 @@ class Kind(IntEnum):
     LOADS = 48
     FACTS = 49
     COMMANDS = 50
+    STANDINGS = 51
+    HOLDINGS_WANTED = 64
+    HOLDINGS = 65
+    HOLDINGS_REFUSED = 66
 
 
 class Field(NamedTuple):
@@ -139,6 +150,8 @@ LOADS = Field(pack_loads, unpack_loads)
 WAITS = Field(pack_waits, unpack_waits)
 FACTS = Field(pack_facts, unpack_facts)
 COMMANDS = Field(pack_commands, unpack_commands)
+STANDINGS = Field(pack_standings, unpack_standings)
+HOLDINGS_HEAD = Field(None, unpack_holdings_head)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.HELLO, Hello, (RECORD, IDENTITY)),
@@ -161,6 +174,10 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.LOADS, Loads, (U32, LOADS, WAITS)),
     (Kind.FACTS, Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, Commands, (COMMANDS,)),
+    (Kind.STANDINGS, Standings, (STANDINGS,)),
+    (Kind.HOLDINGS_WANTED, HoldingsWanted, (U32, U64, U16, U32)),
+    (Kind.HOLDINGS, Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
+    (Kind.HOLDINGS_REFUSED, HoldingsRefused, (U32,)),
 )
 """Each message's fields in their order: the protocol. New fields are appended, never taken away."""
 

@@ -23,6 +23,7 @@ from ranvier_py.core.gossip.messages import (
     Fact,
     Facts,
     Hello,
+    Holdings,
     Lessons,
     Loads,
     Members,
@@ -32,12 +33,21 @@ from ranvier_py.core.gossip.messages import (
     Push,
     Record,
     RowsWanted,
+    Stand,
+    Standings,
     State,
     Sums,
     Update,
     Vector,
 )
-from ranvier_py.core.gossip.packets.columns import BACKENDS_MAX, BUCKETS, COMMANDS_MAX, ENTRIES_MAX, VECTOR_ENTRIES_MAX
+from ranvier_py.core.gossip.packets.columns import (
+    BACKENDS_MAX,
+    BUCKETS,
+    COMMANDS_MAX,
+    ENTRIES_MAX,
+    STANDINGS_MAX,
+    VECTOR_ENTRIES_MAX,
+)
 from ranvier_py.core.gossip.packets.frame import BadFrame, Reason, UnknownKind
 from ranvier_py.core.gossip.packets.records import (
     RECORD_BYTES_MAX,
@@ -216,14 +226,15 @@ def test_every_field_is_checked_for_its_type() -> None:
             except BadFrame:
                 continue
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
-    odd = [case for case in passed if case[2] is not True and case[2] != 2**64 - 1]
-    assert odd == []
+    odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
+    assert odd == {("Holdings", name) for name in Holdings._fields[4:]}, "columns, which kv.snapshot.Reader checks"
     assert {name for make, name, value in passed if value is True} == {"reply", "last"}
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("Lessons", "origin"), ("Lessons", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
+        ("HoldingsWanted", "backend"),
     }  # fmt: skip
 
 
@@ -322,6 +333,8 @@ BEYOND: list[tuple[Message, str]] = [
     (Loads(1, (), ((65536, 1),)), "many waiting"),
     (Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
     (Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
+    (Standings((Stand(1, 1, 1, 5),) * (STANDINGS_MAX + 1)), "many standings"),
+    (Standings((Stand(1, 1, 2**32, 5),)), "a clock of 33 bits"),
     (Commands((Command(1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
     (Commands((Command(1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
     (Commands((Command(1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),
