@@ -6,11 +6,14 @@ import argparse
 import math
 import signal
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import trio
 
 from cluster.engine_http import Engine, EngineConfig
+from cluster.engine_kv import ENCODINGS, KvEvents
+from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
 from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.replay.engine.model import EngineLimits
@@ -40,6 +43,12 @@ def parser() -> argparse.ArgumentParser:
     add("--max-step-tokens", type=int, default=defaults.step_tokens_max, help="prefill chunk (%(default)s)")
     add("--max-model-len", type=int, default=0, help="longest prompt and answer (the cache's size)")
     add("--answer-tokens", default="40:160", metavar="LOW:HIGH", help="length of answers without max_tokens")
+    add("--kv-events", default="", metavar="tcp://*:PORT", help="publish KV events there; port 0 takes a free one")
+    add("--kv-replay", default="", metavar="tcp://*:PORT", help="... and tell missed ones again there")
+    add(
+        "--kv-encoding", default="map", choices=ENCODINGS, help="vLLM's now, vLLM's before 0.24, SGLang's (%(default)s)"
+    )
+    add("--kv-topic", default="", help="of the KV events")
     add("--seed", type=int, default=1, help="of the answers and of fault probabilities (%(default)s)")
     return result
 
@@ -60,6 +69,11 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
         waiting_max=arguments.max_waiting,
         step_tokens_max=arguments.max_step_tokens,
     )
+    if arguments.kv_replay and not arguments.kv_events:
+        raise ValueError("--kv-replay needs --kv-events")
+    endpoints = KvEndpoints(
+        arguments.kv_events, arguments.kv_replay, arguments.kv_topic, replays_topic=arguments.kv_encoding == "map"
+    )
     return EngineConfig(
         name=arguments.name,
         models=(arguments.model, *arguments.lora),
@@ -67,6 +81,7 @@ def config_of(arguments: argparse.Namespace) -> EngineConfig:
         tokens_max=arguments.max_model_len or arguments.cache_tokens,
         answer_tokens=lengths,
         seed=arguments.seed,
+        kv=KvEvents(endpoints, arguments.kv_encoding) if arguments.kv_events else None,
     )
 
 
@@ -100,8 +115,11 @@ async def serve(
 ) -> None:
     """Serve until cancelled. Started with the address it listens on."""
     server = DataServer(engine.handle, SERVER_LIMITS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.live.run)
-        addresses = await nursery.start(server.serve, host, port)
-        engine.name = engine.name or "{}:{}".format(*addresses[0])
-        task_status.started(addresses[0])
+    with engine.kv.publisher if engine.kv else nullcontext():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.live.run)
+            if engine.kv is not None:
+                nursery.start_soon(engine.kv.publisher.run)
+            addresses = await nursery.start(server.serve, host, port)
+            engine.name = engine.name or "{}:{}".format(*addresses[0])
+            task_status.started(addresses[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -31,6 +31,7 @@ from cluster.engine_api import (
     usage_of,
 )
 from cluster.engine_faults import Fault, FaultKind, Faults
+from cluster.engine_kv import KvEvents, KvTeller, Scope
 from cluster.engine_live import LiveEngine, Mailbox
 from cluster.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
@@ -44,6 +45,9 @@ INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""
 
 TOKENIZER_THREADS = 2
+
+CACHE_EVENTS_MAX = 1 << 20
+"""Of one step; they are told after each."""
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
@@ -64,14 +68,18 @@ class EngineConfig:
     tokens_max: int  # max_model_len
     answer_tokens: tuple[int, int] = (40, 160)
     seed: int = 1
+    kv: KvEvents | None = None  # tells its KV events
 
 
 class Engine:
     """The routes of one engine. `live.run` must be running."""
 
     def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
+        """Raises OSError when an address of its KV events can't be had."""
         self.config = config
-        self.live = LiveEngine(config.limits)
+        self.kv = KvTeller(config.kv, config.limits.block_size) if config.kv else None
+        limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
+        self.live = LiveEngine(limits, self.kv.tell if self.kv else ignore)
         self.faults = Faults(Random(config.seed))
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer
@@ -95,6 +103,9 @@ class Engine:
             (b"POST", b"/admin/clear"): self.clear,
             (b"GET", b"/admin/stats"): self.statistics,
         }
+        if self.kv is not None:
+            self._routes[b"GET", self.kv.path] = partial(self.probe, body=self.kv.sources)
+            self._routes[b"POST", b"/admin/kv"] = self.lose_events
 
     @property
     def _headers(self) -> Headers:
@@ -122,6 +133,8 @@ class Engine:
         if ask.model not in self.config.models:
             raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
         job, answer = await self._prepare(ask, len(request.body))
+        if self.kv is not None and job.keys:
+            self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
         self._requests += 1
         kind = "chatcmpl" if chat else "cmpl"
         request_id = f"{kind}-{self.name}-{self._requests}"
@@ -284,8 +297,18 @@ class Engine:
         self.faults.set(fault, trio.current_time())
         await client.respond(200, b'{"set":true}', self._headers)
 
+    async def lose_events(self, request: HttpRequest, client: Client) -> None:
+        """{"lose": n}: the next n messages reach nobody, but for those who ask for them again."""
+        number = read_object(request.body).get("lose")
+        if type(number) is not int or number < 0 or self.kv is None:
+            raise bad_request("lose must be a number of messages", "lose")
+        self.kv.publisher.to_lose = number
+        await client.respond(200, b'{"set":true}', self._headers)
+
     async def restart(self, _: HttpRequest, client: Client) -> None:
         self.live.restart()
+        if self.kv is not None:
+            self.kv.restart()
         await self.statistics(_, client)
 
     async def clear(self, _: HttpRequest, client: Client) -> None:
@@ -301,6 +324,7 @@ class Engine:
             "lifetime": asdict(self.live.lifetime()),
             "faults": self.faults.hits,
             "cut": self.cut,
+            "kv_messages": self.kv.publisher.published if self.kv else 0,
         }
         await client.respond(200, orjson.dumps(body), self._headers)
 
@@ -333,6 +357,10 @@ class StreamWriter:
 
 
 NEVER = 1 << 60
+
+
+def ignore(_: object) -> None:
+    """Nobody wants to know."""
 
 
 def fault_depth(fault: Fault | None, answer: Answer) -> int:

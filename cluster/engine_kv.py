@@ -1,4 +1,4 @@
-"""KV events of the fake engine as real ones write them: changes of the block cache -> payloads in msgpack. Pure.
+"""KV events of the fake engine as real ones write them: changes of the block cache -> messages in msgpack.
 
 Three shapes: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` vLLM's before that (0.20), `sglang` SGLang's
 0.5.23, with signed hashes and all that one step removes in one event. Salt and adapter, which a real engine keeps with
@@ -8,11 +8,15 @@ Bounds: SCOPES_MAX prompts are remembered; the oldest is forgotten, and its bloc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
+import orjson
 
+from cluster.engine_publisher import HWM, KvEndpoints, KvPublisher
 from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
 
 ENCODINGS = ("map", "array", "sglang")
@@ -100,3 +104,73 @@ class KvEncoder:
 
     def _hash(self, key: int) -> int:
         return key - 2 * SIGN if self.encoding == "sglang" and key >= SIGN else key
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """That, where and how an engine tells its KV events."""
+
+    endpoints: KvEndpoints
+    encoding: str = "map"
+
+
+class KvTeller:
+    """Tells the KV events of one engine, and over HTTP where."""
+
+    def __init__(self, events: KvEvents, block_size: int) -> None:
+        """Raises OSError, or ValueError for an unknown encoding."""
+        self.encoder = KvEncoder(events.encoding, block_size)
+        self.publisher = KvPublisher(events.endpoints)
+        self._block_size = block_size
+        self._begin()
+
+    @property
+    def path(self) -> bytes:
+        """Of the page that says where events are told."""
+        return b"/server_info" if self.encoder.encoding == "sglang" else b"/kv_event_sources"
+
+    def tell(self, events: Sequence[CacheEvent]) -> None:
+        self.publisher.publish(self.encoder.batch(events, time.time()))
+
+    def restart(self) -> None:
+        self.publisher.restart()
+        self._begin()
+
+    def _begin(self) -> None:
+        """SGLang's first word is that its cache is empty."""
+        if self.encoder.encoding == "sglang":
+            self.tell([CacheCleared()])
+
+    def sources(self) -> bytes:
+        return self._server_info() if self.encoder.encoding == "sglang" else self._event_sources()
+
+    def _event_sources(self) -> bytes:
+        """vLLM 0.32's page."""
+        endpoints = self.publisher.endpoints
+        source = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.publisher.events,
+            "replay_endpoint": self.publisher.replay or None,
+            "buffer_steps": endpoints.buffer_messages,
+            "hwm": HWM,
+            "max_queue_size": HWM,
+            "topic": endpoints.topic,
+        }
+        return orjson.dumps({"0": source})
+
+    def _server_info(self) -> bytes:
+        """What SGLang 0.5.23 says of them."""
+        host, _, port = self.publisher.events.removeprefix("tcp://").rpartition(":")
+        topic = self.publisher.endpoints.topic
+        block = {
+            "publisher": "zmq",
+            "endpoint_host": host,
+            "endpoint_port_base": int(port),
+            "topic": topic,
+            "block_size": self._block_size,
+            "dp_size": 1,
+        }
+        option = {"publisher": "zmq", "endpoint": self.publisher.events, "topic": topic}
+        option |= {"replay_endpoint": self.publisher.replay} if self.publisher.replay else {}
+        return orjson.dumps({"dp_size": 1, "kv_events_config": orjson.dumps(option).decode(), "kv_events": block})

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
 
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
-from ranvier_py.replay.engine.block_cache import Job
+from ranvier_py.replay.engine.block_cache import CacheEvent, Job
 from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel, EngineStatistics
 
 
@@ -62,9 +63,15 @@ class Mailbox:
 
 
 class LiveEngine:
-    """Drives one EngineModel by trio's clock. `run` must be running."""
+    """Drives one EngineModel by trio's clock. `run` must be running.
 
-    def __init__(self, limits: EngineLimits) -> None:
+    `changed` gets what happened to the cache, step by step, where the limits let it record that.
+    """
+
+    def __init__(
+        self, limits: EngineLimits, changed: Callable[[Sequence[CacheEvent]], object] = lambda _: None
+    ) -> None:
+        self._changed = changed
         self.model = EngineModel(limits, every_token=True)
         self.started_at = time.time()
         self._past = Lifetime()  # of the boots before this one
@@ -102,6 +109,7 @@ class LiveEngine:
         self._deliver()
         self._past = self.lifetime()
         self.model.restart(trio.current_time())
+        self.model.cache.drain_events()  # a new process has nothing to clear
         self.started_at = max(time.time(), self.started_at + 0.001)  # the page shows milliseconds
         self.first_token_s = Histogram(LATENCY_BUCKETS_S)
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
@@ -109,6 +117,7 @@ class LiveEngine:
 
     def clear_cache(self) -> None:
         self.model.clear_cache(trio.current_time())
+        self._tell_changes()
 
     def statistics(self) -> EngineStatistics:
         return self.model.statistics()
@@ -123,8 +132,14 @@ class LiveEngine:
             if mailbox is not None:
                 self._note(mailbox, event)
                 told[event.request_id] = mailbox
+        self._tell_changes()
         for mailbox in told.values():
             mailbox.tell()
+
+    def _tell_changes(self) -> None:
+        changes = self.model.cache.drain_events()
+        if changes:
+            self._changed(changes)
 
     def _note(self, mailbox: Mailbox, event: EngineEvent) -> None:
         mailbox.cached_tokens = event.cached_tokens

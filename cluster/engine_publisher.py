@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Self
 
 import trio
 import zmq
@@ -88,6 +89,12 @@ class KvPublisher:
         self._bound.set()
         self._bound = trio.Event()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._unbind()
         self._context.destroy(linger=0)
@@ -116,8 +123,8 @@ class KvPublisher:
             try:
                 who, *_, first = answerer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                if not answerer.EVENTS & zmq.POLLIN:
-                    await trio.lowlevel.wait_readable(answerer.FD)
+                if not answerer.poll(0):
+                    await trio.lowlevel.wait_readable(answerer.fileno())
                 continue
             self.asked += 1
             self._replay(answerer, who, int.from_bytes(first, "big"))

@@ -1,0 +1,218 @@
+"""The fake engine's KV events: shapes, truth against its own cache, restart, and the page that says where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgpack
+import numpy as np
+import pytest
+import trio
+
+from cluster.engine import config_of, parser, serve
+from cluster.engine_http import Engine, EngineConfig
+from cluster.engine_kv import ENCODINGS, KvEncoder, KvEvents, Scope
+from cluster.engine_publisher import KvEndpoints
+from cluster.engine_text import ByteTokenizer
+from ranvier_py.core.kv.events import EventDecoder
+from ranvier_py.core.kv.gap_values import Level
+from ranvier_py.core.kv.publishers import Publisher, at_home, read_event_sources, read_server_info
+from ranvier_py.core.kv.residency import Residency
+from ranvier_py.core.kv.values import Tier
+from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared
+from ranvier_py.replay.engine.model import EngineLimits
+from tests.core.kv import model
+from tests.edge.kv_fakes import Heard, hearing, until
+
+SMALL = EngineLimits(cache_tokens=640, prefill_tokens_per_s=1e6, decode_s=0.0)
+IDS = np.arange(32, dtype=np.uint32)
+EVENTS = [BlocksStored((5, 2**64 - 2), 0, IDS), BlockRemoved(5), BlockRemoved(2**64 - 2), CacheCleared()]
+
+
+def told(encoding: str, scope: Scope = Scope()) -> Any:  # noqa: B008  # a tuple
+    encoder = KvEncoder(encoding, 16)
+    encoder.note(5, scope)
+    return msgpack.unpackb(encoder.batch(EVENTS, 1.5))
+
+
+def test_the_shape_is_that_of_vllm() -> None:
+    """As sent by vLLM 0.32."""
+    at, events, rank = told("map")
+    assert (at, rank) == (1.5, 0)
+    assert events[0] == {
+        "type": "BlockStored",
+        "block_hashes": [5, 2**64 - 2],
+        "parent_block_hash": None,
+        "token_ids": list(range(32)),
+        "block_size": 16,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None, None],
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    assert events[1] == {"type": "BlockRemoved", "block_hashes": [5], "medium": "GPU", "group_idx": 0}
+    assert events[3] == {"type": "AllBlocksCleared"}
+
+
+def test_the_older_shape_is_an_array() -> None:
+    events = told("array", Scope("french", "pepper"))[1]
+    keys = [["french", "pepper"], ["french"]]
+    assert events[0][:5] == ["BlockStored", [5, 2**64 - 2], None, list(range(32)), 16]
+    assert events[0][5:] == [None, "GPU", "french", keys]
+    assert events[1:] == [
+        ["BlockRemoved", [5], "GPU"],
+        ["BlockRemoved", [2**64 - 2], "GPU"],
+        ["AllBlocksCleared"],
+    ]
+
+
+def test_sglang_signs_its_hashes_and_removes_many_at_once() -> None:
+    events = told("sglang", Scope("", "pepper"))[1]
+    assert events[0]["block_hashes"] == [5, -2]
+    assert events[0]["cache_salt"] == "pepper"
+    assert "extra_keys" not in events[0]
+    assert events[1] == {"type": "BlockRemoved", "block_hashes": [5, -2], "medium": "GPU"}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_shape_is_read_without_a_rest(encoding: str) -> None:
+    decoder = EventDecoder()
+    encoder = KvEncoder(encoding, 16)
+    batch = decoder.decode(encoder.batch(EVENTS, 1.5))
+    assert len(batch.events) == (3 if encoding == "sglang" else 4)
+    assert (decoder.counts.unread, decoder.counts.fields_skipped, decoder.counts.tags_skipped) == (0, 0, 0)
+
+
+# --- a running engine -----------------------------------------------------------------------------------------------
+
+
+class Lab:
+    def __init__(self, engine: Engine, client: httpx.AsyncClient, heard: Heard) -> None:
+        self.engine, self.client, self.heard = engine, client, heard
+        self.decoder = EventDecoder()
+
+    async def ask(self, prompt: list[int], **fields: Any) -> None:
+        body = {"model": "lab", "prompt": prompt, "max_tokens": 5, **fields}
+        assert (await self.client.post("/v1/completions", json=body)).status_code == 200
+
+    async def heard_all(self) -> None:
+        assert self.engine.kv is not None
+        await until(lambda: self.heard.stream.machine.next_seq == self.engine.kv.publisher._next)
+
+    def residency(self) -> Residency:
+        """All that was told, applied anew."""
+        residency = Residency(model.hasher(), model.namespace_of)
+        for _, payload in self.heard.stream.applied:
+            for event in self.decoder.decode(payload).events:
+                residency.apply(event)
+            while not residency.settle().complete:
+                pass
+        return residency
+
+    def table(self) -> dict[int, int]:
+        """How many copies of each block the engine has."""
+        cache = self.engine.live.model.cache
+        return {key: 1 + len(cache._copies.get(key, ())) for key in cache._by_key}
+
+
+@asynccontextmanager
+async def lab(encoding: str = "map") -> AsyncIterator[Lab]:
+    endpoints = KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", replays_topic=encoding == "map")
+    config = EngineConfig("e1", ("lab", "adapter"), SMALL, 640, kv=KvEvents(endpoints, encoding))
+    engine = Engine(config, ByteTokenizer())
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            host, port = await nursery.start(serve, engine, "127.0.0.1", 0)
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+                publisher = await found(client, encoding)
+                async with hearing(publisher) as heard:
+                    await until(lambda: heard.level is Level.EXACT)
+                    yield Lab(engine, client, heard)
+            nursery.cancel_scope.cancel()
+
+
+async def found(client: httpx.AsyncClient, encoding: str) -> Publisher:
+    read, path = (
+        (read_server_info, "/server_info") if encoding == "sglang" else (read_event_sources, "/kv_event_sources")
+    )
+    sources = at_home(read((await client.get(path)).content), "127.0.0.1", ["127.0.0.1"])
+    assert sources.refused == ()
+    assert len(sources.publishers) == 1
+    return sources.publishers[0]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_whoever_listens_knows_the_engine_block_by_block(encoding: str) -> None:
+    """Through evictions, and with prompts that share their beginnings."""
+    async with lab(encoding) as engine:
+        for number in range(30):
+            await engine.ask([*range(number % 4, number % 4 + 48), *range(1000 * number, 1000 * number + 30)])
+        await engine.heard_all()
+        assert engine.engine.live.model.cache.evicted_blocks > 0
+        assert engine.residency().copies(Tier.GPU) == engine.table()
+        counts = engine.decoder.counts
+        assert (counts.unread, counts.refused, counts.tags_skipped, counts.fields_skipped) == (0, 0, 0, 0)
+
+
+async def test_salt_and_adapter_are_told() -> None:
+    async with lab() as engine:
+        await engine.ask(list(range(40)), cache_salt="pepper")
+        await engine.ask(list(range(40)), model="adapter")
+        await engine.heard_all()
+        tiers = engine.residency().tiers()
+        for scope in (model.Scope(None, None, "pepper"), model.Scope("adapter", None, None)):
+            assert model.fingerprint(list(range(32)), scope) in tiers
+        assert model.fingerprint(list(range(32))) not in tiers
+
+
+async def test_messages_that_were_lost_are_told_again() -> None:
+    async with lab() as engine:
+        assert (await engine.client.post("/admin/kv", json={"lose": 2})).status_code == 200
+        for number in range(6):
+            await engine.ask(list(range(100 * number, 100 * number + 40)))
+        await engine.heard_all()
+        assert engine.heard.stream.machine.counts.repaired >= 1
+        assert engine.residency().copies(Tier.GPU) == engine.table()
+        assert (await engine.client.post("/admin/kv", json={"lose": "many"})).status_code == 400
+
+
+@pytest.mark.parametrize("encoding", ["map", "sglang"])
+async def test_a_restarted_engine_counts_from_zero(encoding: str) -> None:
+    async with lab(encoding) as engine:
+        for number in range(5):
+            await engine.ask(list(range(100 * number, 100 * number + 40)))
+        await engine.heard_all()
+        assert (await engine.client.post("/admin/restart")).status_code == 200
+        await until(lambda: engine.heard.subscriber.counts.connects == 2)
+        await engine.ask(list(range(7, 47)))
+        await engine.heard_all()
+        assert engine.residency().copies(Tier.GPU) == engine.table()
+        assert len(engine.table()) == 2
+
+
+async def test_a_cleared_cache_is_told() -> None:
+    async with lab() as engine:
+        await engine.ask(list(range(40)))
+        await engine.client.post("/admin/clear")
+        await engine.heard_all()
+        assert engine.residency().copies(Tier.GPU) == {} == engine.table()
+
+
+def test_the_options_of_the_command_say_where() -> None:
+    arguments = parser().parse_args(["--kv-events", "tcp://*:0", "--kv-replay", "tcp://*:0", "--kv-encoding", "array"])
+    kv = config_of(arguments).kv
+    assert kv == KvEvents(KvEndpoints("tcp://*:0", "tcp://*:0", replays_topic=False), "array")
+    assert config_of(parser().parse_args([])).kv is None
+    with pytest.raises(ValueError, match="needs --kv-events"):
+        config_of(parser().parse_args(["--kv-replay", "tcp://*:0"]))
+
+
+def test_an_engine_without_events_says_so() -> None:
+    engine = Engine(EngineConfig("e1", ("lab",), SMALL, 640), ByteTokenizer())
+    assert engine.kv is None
+    assert (b"GET", b"/kv_event_sources") not in engine._routes
