@@ -3,8 +3,11 @@
 Rule: the deepest holder; among equally deep ones the least loaded, then the first in rendezvous order. It is too busy
 when its load exceeds `divert_factor` (2) x the median + `divert_floor` (2); then the least loaded backend takes the
 request and computes the prefix anew (ties: the deepest holder, then rendezvous order). A prefix that nobody holds
-goes to its rendezvous home, or to the next in that order that is not too busy, so that peers agree before they have
-told each other. No prefix at all: the least loaded, ties drawn.
+goes to the less loaded of the first two in its rendezvous order, or if that is too busy to the next that is not: so
+peers agree on two before they have told each other, and a node that forgot finds again what engines still hold. A
+prompt of one message shares that with nobody: it goes to the least loaded (ties: rendezvous order). One home alone
+costs unshared prompts half of their p90, and groups of prompts a tenth to a half (sharegpt and shared_prefix_groups in
+benchmarks/policies.py). No prefix at all: the least loaded, ties drawn.
 
 What all chats of one application share is no affinity. A match that ends with the first boundary (the system prompt)
 and covers less than half of the prompt says where the application runs, not where this chat is: following it would pile
@@ -22,7 +25,7 @@ Source: Ranvier, «When your load balancer learns» (twice the median), and its 
 Reasons: only, affinity, diverted, common, cold, cold_diverted, no_prefix.
 
 Options: AffinityOptions. Left out of Ranvier's: bounded_load (a policy of its own, bounded_load.py); jump and modular
-hashing and p2c's two choices for cold prefixes (rendezvous moves no key but those of a lost backend); gpu_load_weight
+hashing (rendezvous moves no key but those of a lost backend); gpu_load_weight
 and capacity_headroom_weight (they mix an engine's gauges into counts by constants; no Candidate has the gauges); cost
 budgets and the fast lane (guesses from body sizes, off there too); priority groups (no such notion here); sync between
 shards (one thread, exact counts); learning the preferred backend (false whenever it did not serve); hysteresis in time
@@ -156,16 +159,19 @@ class Affinity:
     def choose_cold(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
         best = self.rendezvous.best(match.home, candidates)
         home = candidates[best]
-        if home.load <= self.floor or not self.load_aware:
+        if home.load == 0 or not self.load_aware:  # nobody is less loaded
             return Choice(home.id, "cold", 0)
         loads = relative_loads(candidates)
+        if match.own == match.home:
+            return Choice(candidates[self.first(match, candidates, least_loaded(loads))].id, "cold", 0)
+        order = self.rendezvous.order(match.home, candidates)
+        if loads[order[1]] < loads[order[0]]:
+            order[:2] = order[1::-1]
         bearable = self.bearable(loads)
-        if loads[best] <= bearable + self.floor / home.weight:
-            return Choice(home.id, "cold", 0)
-        for position in self.rendezvous.order(match.home, candidates):
+        for place, position in enumerate(order):
             candidate = candidates[position]
             if loads[position] <= bearable + self.floor / candidate.weight:
-                return Choice(candidate.id, "cold_diverted", 0)
+                return Choice(candidate.id, "cold_diverted" if place else "cold", 0)
         raise AssertionError("nobody at or below the median")
 
     def bearable(self, loads: Sequence[float]) -> float:

@@ -96,13 +96,31 @@ def test_a_cold_prefix_goes_to_its_rendezvous_home() -> None:
         assert choose(warm(home=home), candidates) == Choice(expected.id, "cold", 0)
 
 
+def test_a_cold_prefix_goes_to_the_less_loaded_of_its_first_two_homes() -> None:
+    """Each node finds the same two, whatever it was told; with one home alone unshared prompts queue by chance."""
+    candidates = engines(1, 1, 1, 1, 0)
+    first, second, *_ = Rendezvous().order(Fingerprint(7), candidates)
+    candidates[first].load, candidates[second].load = 2, 1
+    assert choose(COLD, candidates) == Choice(BackendId(second), "cold", 0)
+    candidates[second].load = 2
+    assert choose(COLD, candidates) == Choice(BackendId(first), "cold", 0)
+
+
 def test_a_cold_prefix_skips_homes_that_are_too_busy() -> None:
     candidates = engines(1, 1, 1, 1, 1)
     first, second, third, *_ = Rendezvous().order(Fingerprint(7), candidates)
-    candidates[first].load = 5
-    assert choose(COLD, candidates) == Choice(BackendId(second), "cold_diverted", 0)
-    candidates[second].load = 5
+    candidates[first].load = candidates[second].load = 5
     assert choose(COLD, candidates) == Choice(BackendId(third), "cold_diverted", 0)
+
+
+def test_a_cold_prompt_of_one_message_goes_to_the_least_loaded() -> None:
+    """It shares its beginning with nobody that is known of: a home would cost it a queue and bring nothing."""
+    candidates = engines(3, 1, 1, 2)
+    alone = COLD._replace(own=COLD.home)
+    chosen = choose(alone, candidates)
+    assert chosen.backend in (1, 2)
+    assert chosen == choose(alone, candidates)  # every node names the same one
+    assert chosen.reason == "cold"
 
 
 def test_a_request_without_a_prefix_goes_to_any_of_the_least_loaded() -> None:
