@@ -66,7 +66,7 @@ class GapSettings:
     peers: bool = True
     replay_timeout_s: float = 5.0  # without an answer: engines answer within milliseconds, a busy one within seconds
     replay_attempts_max: int = 3  # while each brings something new
-    peer_timeout_s: float = 5.0
+    peer_timeout_s: float = 30.0  # a copy of 200,000 blocks is 5 MB, and is read in steps
     peer_interval_s: float = 30.0  # between two questions while something is missing
     verify_interval_s: float = 10.0  # an engine whose answers contradict is asked that often
     estimated_after_s: float = 30.0  # cut off for that long, what was known is a guess

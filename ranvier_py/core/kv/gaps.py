@@ -91,6 +91,11 @@ class GapMachine:
         """Number of the next message to apply."""
         return self._next
 
+    @property
+    def copy_ask(self) -> int | None:
+        """The question for a copy that is open."""
+        return self._copy.ask if self._copy is not None else None
+
     def digest_of(self, seq: int) -> int | None:
         """What a copy that stands after message `seq` is offered with. None: not known any more."""
         return self._digests.get(seq)

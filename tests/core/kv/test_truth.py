@@ -144,6 +144,15 @@ def test_claims_below_the_gpu_say_so_until_they_are_back() -> None:
     assert world.holders((64, 104, 0)) == [Holder(ENGINE, 64, Trust.CONFIRMED, 0)]
 
 
+def test_a_row_that_came_after_the_blocks_went_below_the_gpu_is_told_by_a_sweep() -> None:
+    world = World()
+    world.truth.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
+    world.routes.learn([(48, 103, 203)], ENGINE, 1, Trust.LOCAL, 10.0)
+    world.truth.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.sweep(11.0)
+    assert world.holders((48, 0, 203), now=11.0) == [Holder(ENGINE, 48, Trust.CONFIRMED, 1)]
+
+
 def test_an_engine_is_known_as_well_as_its_best_channel_and_a_channel_as_its_worst_rank() -> None:
     world = World()
     second, push = Source(ENGINE, "zmq/1"), Source(ENGINE, "push")

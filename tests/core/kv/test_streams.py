@@ -1,0 +1,262 @@
+"""From raw payloads to claims: what a stream decodes, repairs, settles and tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.kv.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
+from ranvier_py.core.kv.names import Names, base_names
+from ranvier_py.core.kv.residency_values import Scope
+from ranvier_py.core.kv.snapshot import Copy, Reader, Writer
+from ranvier_py.core.kv.streams import SETTLE_S, EventStream
+from ranvier_py.core.kv.truth import EngineTruth, Source
+from ranvier_py.core.kv.values import Tier
+from ranvier_py.core.namespaces import TokenNamespaces
+from ranvier_py.core.routes import RouteTable, Trust
+
+KEY = b"k" * 32
+HASHER = TokenHasher(KEY)
+NAMESPACES = TokenNamespaces(TextHasher(KEY), "t")
+ENGINE = BackendId(0)
+TOKENS = list(range(64))
+
+
+def fingerprint(count: int, model: str = "m", adapter: str = "", salt: str = "") -> Fingerprint:
+    start = HASHER.start(NAMESPACES.of(model, adapter, salt))
+    return HASHER.extend(start, np.array(TOKENS[:count], np.uint32), [count])[0].end[1]
+
+
+def stored(first: int = 0, count: int = 4, **fields: Any) -> dict[str, Any]:
+    tokens = TOKENS[16 * first : 16 * (first + count)]
+    parent = first or None
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(range(first + 1, first + count + 1)),
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": 16,
+        **fields,
+    }
+
+
+def removed(*blocks: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": list(blocks)}
+
+
+def payload(*events: dict[str, Any]) -> bytes:
+    return bytes(msgpack.packb([0.0, list(events), 0]))
+
+
+class World:
+    def __init__(self, *base: str, settings: GapSettings | None = None) -> None:
+        self.routes = RouteTable(capacity=1000)
+        self.epochs = [1]
+        self.truth = EngineTruth(self.routes, lambda backend: self.epochs[backend], restarted=self.restarted)
+        self.settings = settings or GapSettings(peers=False)
+        self.base = base or ("m",)
+        self.stream = self.another()
+        self.now = 10.0
+        self.stream.open(self.now)
+
+    def another(self) -> EventStream:
+        names = Names(HASHER, NAMESPACES.of, self.base)
+        return EventStream(Source(ENGINE, "zmq/0"), self.truth, HASHER, names, settings=self.settings)
+
+    def restarted(self, backend: BackendId, _why: str, _now: float) -> int:
+        self.epochs[backend] += 1
+        return self.epochs[backend]
+
+    def exact(self) -> None:
+        """Connected to an engine that has not said anything yet."""
+        (ask,) = [effect for effect in self.stream.connected(self.now) if isinstance(effect, AskReplay)]
+        self.stream.replay_ended(ask.ask, self.now)
+        assert self.truth.level(ENGINE) is Level.EXACT
+
+    def settle(self) -> None:
+        while (at := self.stream.wake_at()) is not None and at <= self.now + SETTLE_S:
+            self.now = max(self.now, at)
+            self.stream.tick(self.now)
+
+    def depth(self, model: str = "m", adapter: str = "", salt: str = "") -> int:
+        stops = [(count, fingerprint(count, model, adapter, salt), 0) for count in (64, 32, 16)]
+        found = self.routes.match(stops, self.epochs, self.now)
+        assert all(holder.trust == Trust.CONFIRMED for holder in found)
+        return found[0].tokens if found else 0
+
+
+def test_a_message_becomes_claims_a_moment_later_and_an_eviction_takes_them() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    assert world.depth() == 0
+    world.settle()
+    assert world.depth() == 64
+    assert world.truth.tier(ENGINE, fingerprint(48)) is Tier.GPU
+    world.stream.live(1, payload(removed(3, 4)), world.now)
+    world.settle()
+    assert world.depth() == 32
+
+
+def test_a_restart_voids_everything_at_once() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    world.stream.live(1, payload(), world.now)
+    world.settle()
+    world.stream.live(0, payload(stored(0, 1)), world.now)
+    assert (world.depth(), world.epochs) == (16, [2])
+
+
+def test_a_cleared_cache_voids_everything_at_once_and_is_exact_again() -> None:
+    world = World()
+    world.stream.connected(world.now)
+    world.stream.live(7, payload(stored()), world.now)
+    world.stream.replay_failed(1, world.now)
+    world.settle()
+    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.ESTIMATED)
+    world.stream.live(8, payload({"type": "AllBlocksCleared"}, stored(0, 2)), world.now)
+    world.settle()
+    assert (world.depth(), world.truth.level(ENGINE)) == (32, Level.EXACT)
+
+
+def test_a_gap_is_filled_from_replay_while_live_messages_go_on() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored(0, 1)), world.now)
+    effects = world.stream.live(2, payload(stored(2, 2)), world.now)
+    (ask,) = [effect for effect in effects if isinstance(effect, AskReplay)]
+    assert world.truth.level(ENGINE) is Level.REPAIRING
+    world.stream.replayed(ask.ask, 0, payload(stored(0, 1)), world.now)
+    world.stream.replayed(ask.ask, 1, payload(stored(1, 1)), world.now)
+    world.settle()
+    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.EXACT)
+
+
+def test_exact_waits_until_everything_is_settled() -> None:
+    """Else a sweep would take what is not settled for what is not held."""
+    world = World()
+    world.stream.connected(world.now)
+    assert LevelChanged(Level.EXACT, "connected") in world.stream.live(0, payload(stored()), world.now)
+    assert world.truth.level(ENGINE) is Level.REPAIRING
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.EXACT
+
+
+@pytest.mark.parametrize("bad", [b"garbage", payload({"type": "BlockStored", "block_hashes": 7})])
+def test_what_cannot_be_read_costs_the_level_and_nothing_else(bad: bytes) -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    world.stream.live(1, bad, world.now)
+    world.settle()
+    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.DEGRADED)
+    assert world.stream.counts()["decoder_refused"] + world.stream.counts()["decoder_unread"] == 1
+
+
+def test_a_peers_copy_fills_what_replay_cannot() -> None:
+    there = World(settings=GapSettings())
+    there.exact()
+    there.stream.live(0, payload(stored(0, 2)), there.now)
+    there.settle()
+    here = World(settings=GapSettings())
+    here.stream.connected(here.now)
+    here.stream.live(1, payload(stored(2, 2)), here.now)
+    effects = here.stream.replay_failed(1, here.now)
+    (ask,) = [effect for effect in effects if isinstance(effect, AskPeer)]
+    there.stream.live(1, payload(stored(2, 2)), there.now)
+    there.settle()
+    here.stream.copy_offered(ask.ask, copy_of(there.stream), here.now)
+    here.settle()
+    assert (here.depth(), here.truth.level(ENGINE)) == (64, Level.EXACT)
+    assert here.stream.copy_failed(ask.ask, here.now) == [], "that question is closed"
+
+
+def copy_of(stream: EventStream) -> Copy:
+    writer, reader = Writer(stream.residency, HASHER), Reader(HASHER)
+    while not writer.done:
+        writer.step()
+    for rows in writer.chunks:
+        reader.add(rows)
+    stands = stream.stands_at()
+    assert stands is not None
+    return Copy(*stands, reader.finish())
+
+
+def test_nothing_is_exact_while_a_copy_is_made_and_messages_wait() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored(0, 2)), world.now)
+    world.settle()
+    world.stream.residency.freeze()
+    world.stream.live(1, payload(stored(2, 2)), world.now)
+    world.now += 1.0
+    world.stream.tick(world.now)
+    assert world.depth() == 32
+    world.stream.residency.thaw()
+    world.now += 1.0
+    world.settle()
+    assert world.depth() == 64
+
+
+def test_all_names_of_the_base_model_find_its_blocks() -> None:
+    world = World("m", "alias", "other")
+    world.exact()
+    world.stream.live(0, payload(stored(extra_keys=[["s"], None, None, None])), world.now)
+    world.settle()
+    assert [world.depth(name, salt="s") for name in ("m", "alias", "other")] == [64, 64, 64]
+    assert world.depth("m") == world.depth("stranger", salt="s") == 0
+    world.routes.learn([(48, fingerprint(48, "alias", salt="s"), 7)], ENGINE, 1, Trust.LOCAL, world.now)
+    world.truth.sweep(world.now + 100.0, 1000)
+    assert world.routes.match([(48, 0, 7)], [1], world.now + 100.0)[0].trust == Trust.CONFIRMED
+    world.stream.live(1, payload(removed(3, 4)), world.now)
+    world.settle()
+    assert [world.depth(name, salt="s") for name in ("m", "alias", "other")] == [32, 32, 32]
+
+
+def test_an_adapter_is_asked_for_by_its_own_name() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored(lora_id=1, lora_name="adapter")), world.now)
+    world.settle()
+    assert (world.depth("adapter"), world.depth("m", "adapter"), world.depth("m")) == (64, 64, 0)
+
+
+def test_an_adapter_without_a_name_and_an_engine_without_one_have_no_fingerprints() -> None:
+    assert Names(HASHER, NAMESPACES.of, ["m"]).namespace(Scope(None, 3, None)) is None
+    assert Names(HASHER, NAMESPACES.of, []).namespace(Scope(None, None, None)) is None
+    assert Names(HASHER, NAMESPACES.of, []).namespace(Scope("a", None, "s")) == NAMESPACES.of("a", salt="s")
+
+
+@pytest.mark.parametrize(
+    ("cards", "names"),
+    [
+        ([], ()),
+        ([{"id": "a"}], ("a",)),
+        ([{"id": "a", "root": "/m"}, {"id": "b", "root": "/m"}, {"id": "x", "root": "/l", "parent": "a"}], ("a", "b")),
+        ([{"id": "a", "root": "/m"}, {"id": "b", "root": "/n"}], ()),
+        ([{"id": "a"}, {"id": "b"}], ()),
+        ([{"id": 7}, {"id": "a", "root": None}], ("a",)),
+    ],
+)
+def test_base_names_are_those_of_one_root(cards: list[dict[str, Any]], names: tuple[str, ...]) -> None:
+    assert base_names(cards) == names
+
+
+def test_a_view_says_what_a_stream_knows() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored(), {"type": "Unheard"}), world.now)
+    world.settle()
+    view = world.stream.view()
+    assert (view["level"], view["next"], view["blocks"], view["block_tokens"]) == ("exact", 1, 4, 16)
+    assert (view["unknown_tags"], view["counts"]["decoder_tags_skipped"]) == ({"Unheard": 1}, 1)
+    (told,) = world.truth.views(world.now)
+    assert (told.level, told.changes, told.source.name) == (Level.EXACT, 4, "zmq/0")
+    world.stream.close(world.now)
+    assert world.truth.level(ENGINE) is Level.ESTIMATED
