@@ -86,7 +86,9 @@ class Config(BaseSettings):
         [],
         "Backends",
         "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
-        "More can be added over the control port.",
+        "More can be added over the control port. Where an engine publishes its KV events is asked of it; for one that "
+        "does not say, kv_events=tcp://HOST:5557, kv_replay=tcp://HOST:5558 and kv_ranks=2 do; kv_events=off turns "
+        "them off.",
     )
     backend_api_key: Secret = key(
         None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."

@@ -7,15 +7,26 @@ what was written, which may be a secret.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_settings import NoDecode
 
 from ranvier_py.core.addresses import host_port, is_address
 from ranvier_py.core.backend import normal_url
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.gossip_places import OFF, place
+from ranvier_py.core.kv.publishers import RANKS_MAX, spot
 from ranvier_py.core.placement.policies import POLICIES, PlacementOptions
 
 
@@ -88,19 +99,49 @@ def backend_fields(value: object) -> object:
     for option in options:
         name, equals, content = option.partition("=")
         if not equals or name in fields:
-            raise ValueError("must be URL or URL,weight=2,name=a")
+            raise ValueError("must be URL or URL,weight=2,name=a,kv_events=tcp://HOST:5557")
         fields[name] = content
     return fields
 
 
+def kv_endpoint(text: str) -> str:
+    if text and spot(text) is None:
+        raise ValueError("must be tcp://HOST:PORT, or tcp://*:PORT on the backend's own host")
+    return text
+
+
+def kv_endpoint_or_off(text: str) -> str:
+    return text if text == OFF else kv_endpoint(text)
+
+
 class BackendSpec(BaseModel):
-    """One backend as configured or as added over the control port. `name` is its URL without scheme unless given."""
+    """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
+
+    `kv_events` is where the engine publishes its KV events, `kv_replay` where it tells them again; with `kv_ranks`
+    data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: Annotated[str, AfterValidator(backend_url)]
     weight: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
     name: str = Field(default="", max_length=200, pattern=r"^[\x21-\x7e]*$")
+    kv_events: Annotated[str, AfterValidator(kv_endpoint_or_off)] = ""
+    kv_replay: Annotated[str, AfterValidator(kv_endpoint)] = ""
+    kv_ranks: int = Field(default=1, ge=1, le=RANKS_MAX)
+
+    @model_validator(mode="after")
+    def _kv_events_come_first(self) -> Self:
+        if self.kv_events in ("", OFF) and (self.kv_replay or self.kv_ranks != 1):
+            raise ValueError("kv_replay and kv_ranks need kv_events, the endpoint of rank 0")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What few backends need is shown where it is set."""
+        values: dict[str, Any] = handler(self)
+        fields = type(self).model_fields
+        return {key: value for key, value in values.items() if key[:3] != "kv_" or value != fields[key].default}
 
     @property
     def label(self) -> str:

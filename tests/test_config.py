@@ -393,6 +393,34 @@ def test_what_is_no_backend_url_is_refused(text: str) -> None:
     ]
 
 
+def test_a_backend_says_where_its_kv_events_are(tmp_path: Path) -> None:
+    flag = "http://a:1,kv_events=tcp://*:5557,kv_replay=tcp://10.0.0.1:5558,kv_ranks=2"
+    table = 'backend = [{url = "http://a:1", kv_events = "off"}, "http://b:1"]'
+    told = load({"backend": [flag]})[0].backend[0]
+    assert (told.kv_events, told.kv_replay, told.kv_ranks) == ("tcp://*:5557", "tcp://10.0.0.1:5558", 2)
+    off, asked = load(None, written(tmp_path, table))[0].backend
+    assert (off.kv_events, asked.kv_events) == ("off", "")
+    assert "kv_events" in off.model_dump()
+    assert "kv_events" not in asked.model_dump(), "shown where it is set"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("kv_events=http://a:1", "backend[0].kv_events: must be tcp://HOST:PORT"),
+        ("kv_events=tcp://eth0;a:1", "backend[0].kv_events: must be tcp://HOST:PORT"),
+        ("kv_events=tcp://a:1,kv_replay=off", "backend[0].kv_replay: must be tcp://HOST:PORT"),
+        ("kv_replay=tcp://a:1", "backend[0]: kv_replay and kv_ranks need kv_events"),
+        ("kv_events=off,kv_ranks=2", "backend[0]: kv_replay and kv_ranks need kv_events"),
+        ("kv_events=tcp://a:1,kv_ranks=65", "backend[0].kv_ranks: must be less than or equal to 64"),
+    ],
+)
+def test_where_kv_events_can_not_be_is_refused(options: str, problem: str) -> None:
+    found = problems({"backend": [f"http://a:1,{options}"]})
+    assert len(found) == 1
+    assert found[0].startswith(problem)
+
+
 def test_policies_and_their_options_are_checked_by_name() -> None:
     config, _ = load({"policy": "cache_aware", "policy_option": ["cache_threshold=0.5"], "shadow": "ttft,chwbl"})
     assert (config.policy, config.shadow) == ("cache_aware", ["ttft", "chwbl"])

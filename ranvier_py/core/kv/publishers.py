@@ -43,6 +43,10 @@ class Spot(NamedTuple):
     def endpoint(self) -> str:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
+    def of(self, host: str) -> Spot:
+        """With this host in place of a wildcard."""
+        return self if self.host != OWN else self._replace(host=host)
+
     def shifted(self, by: int) -> Spot | None:
         """So many ports further; None where there is none."""
         return self._replace(port=self.port + by) if 0 < self.port + by <= PORT_MAX else None
@@ -90,15 +94,15 @@ def _spot(host: object, port: object) -> Spot | None:
     return Spot(plain.lower(), port) if plain == host and HOST_NAME.match(plain) else None
 
 
-def of_operator(events: str, replay: str, ranks: int) -> tuple[Publisher, ...]:
-    """The publishers that are written in the configuration: rank r is at port + r, as engines do it."""
+def of_operator(events: str, replay: str, ranks: int, host: str) -> tuple[Publisher, ...]:
+    """The publishers that are written in the configuration. A wildcard is `host`, which is the engine's."""
     first, answers = spot(events), spot(replay)
     assert first is not None, "checked where it was written"
     found = []
     for rank in range(ranks):
-        where = first.shifted(rank)
+        where, again = first.shifted(rank), answers.shifted(rank) if answers else None
         if where is not None:
-            found.append(Publisher(rank, where, answers.shifted(rank) if answers else None))
+            found.append(Publisher(rank, where.of(host), again.of(host) if again else None))
     return tuple(found)
 
 
