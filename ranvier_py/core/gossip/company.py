@@ -1,4 +1,4 @@
-"""Who the planes above membership deal with: routes, backends and orders hear of proved live members only.
+"""Who the planes above membership deal with: routes, backends, orders and streams hear of proved live members only.
 
 In a small cluster that is everybody. In a large one it is the neighbours (membership/circle), and the *guests*: members
 that take us for their neighbour because they see other members than we do, and speak to us of routes. What the others
@@ -17,6 +17,7 @@ from ranvier_py.core.gossip.backends.orders import Orders
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.routes.route_gossip import RouteGossip
+from ranvier_py.core.gossip.streams.stream_gossip import StreamGossip
 from ranvier_py.core.gossip.values import Peer
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
@@ -27,14 +28,17 @@ GUESTS_MAX = 32
 
 
 class Company:
-    """Tells routes, facts and orders who is there. `wake_at`: when `update` is wanted."""
+    """Tells the planes who is there. `wake_at`: when `update` is wanted."""
 
-    def __init__(self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: Orders) -> None:
+    def __init__(
+        self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: Orders, streams: StreamGossip
+    ) -> None:
         self.wake_at = inf
         self._members = members
         self._routes = routes
         self._facts = facts
         self._orders = orders
+        self._streams = streams
         self._sharing: dict[int, None] = {}  # whom routes know as a peer
         self._guests: dict[int, None] = {}
 
@@ -76,6 +80,8 @@ class Company:
         self._routes.peers(sharing, now, [member.session for member in members.alive()])
         self._facts.peers(peers, met)
         self._orders.peers(peers)
+        able = [member.session for member in members.alive() if member.record.schema == schema]
+        self._streams.peers(sharing, met, able)
 
     def _close(self) -> Sequence[Member]:
         circle = self._members.circle

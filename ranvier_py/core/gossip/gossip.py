@@ -36,6 +36,7 @@ from ranvier_py.core.gossip.packets.wire import Kind, decode, encode
 from ranvier_py.core.gossip.routes.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.routes.route_memory import RouteMemory
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.streams.stream_gossip import STREAM_MESSAGES, StreamGossip
 from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
 
 VERSION = 1
@@ -54,13 +55,14 @@ DNS names them all, again and again."""
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 
 
-TOPICS = ("contact", "membership", "routes", "rows", "backends")
+TOPICS = ("contact", "membership", "routes", "rows", "backends", "streams")
 TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
     **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
     **dict.fromkeys((Kind.LESSONS, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
     **dict.fromkeys((Kind.SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
+    **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
 }
 """What a message is about, for the counters of traffic."""
 
@@ -116,7 +118,7 @@ class GossipStatistics:
 class Gossip:
     """Everything one node says to its peers and hears from them. Times are seconds of one monotonic clock.
 
-    `outbox` is the one that `facts` and `orders` write to as well.
+    `outbox` is the one that `facts`, `orders` and `streams` write to as well.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -127,6 +129,7 @@ class Gossip:
         memory: RouteMemory,
         facts: BackendFacts,
         orders: Orders,
+        streams: StreamGossip,
         outbox: list[Letter],
         rng: Random,
         now: float,
@@ -137,6 +140,7 @@ class Gossip:
         self.settings = settings
         self.orders = orders
         self.facts = facts
+        self.streams = streams
         self.sealer = Sealer(settings.session, ring, settings.label, subkeys)
         self.sessions = Sessions(me, outbox, rng)
         self.members = Members(
@@ -160,7 +164,7 @@ class Gossip:
         self._myself: dict[Address, float] = {(me.host, me.port): float("inf")}
         self._tried: dict[Address, bool] = {}
         self._changes: list[MemberChange] = []
-        self._company = Company(self.members, self.routes, facts, orders)
+        self._company = Company(self.members, self.routes, facts, orders, streams)
         self.members.remember(remembered, now)
         self._settle(now)
 
@@ -170,7 +174,7 @@ class Gossip:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
-        return min(self._company.wake_at, machines)
+        return min(self._company.wake_at, self.streams.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
@@ -208,6 +212,7 @@ class Gossip:
         self.routes.tick(now)
         self.facts.tick(now)
         self.orders.tick(now)
+        self.streams.tick(now)
         self._settle(now)
 
     def take(self) -> list[Send]:
@@ -293,6 +298,9 @@ class Gossip:
         elif isinstance(message, Commands):
             self.members.heard(peer.session, now)
             self.orders.receive(message)
+        elif isinstance(message, STREAM_MESSAGES):
+            self.members.heard(peer.session, now)
+            self.streams.receive(peer, message, now)
         else:
             self.members.receive(peer, message, now, plane)
 
@@ -323,6 +331,7 @@ class Gossip:
                 self.sessions.forget(session)
                 self.routes.forget(session, now)
                 self.facts.forget(session)
+                self.streams.forget(session)
             members.gone.clear()
         if members.changes:
             self._changes += members.changes

@@ -70,6 +70,21 @@ class Copy(NamedTuple):
     state: Imported
 
 
+class Original(NamedTuple):
+    """A copy that begins to be written."""
+
+    seq: int
+    digest: int
+    writer: Writer
+
+
+def original_of(residency: Residency, hasher: TokenHasher, seq: int, digest: int | None) -> Original | None:
+    """Of a residency that stands after this message, now. None: one is being written, or the message is not known."""
+    if residency.frozen or digest is None or seq < 0:
+        return None
+    return Original(seq, digest, Writer(residency, hasher))
+
+
 class Writer:
     """Reads a residency into chunks. `step` until `done`, or until it is `broken`: no copy is to be had this time."""
 

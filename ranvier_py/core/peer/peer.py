@@ -24,11 +24,13 @@ from ranvier_py.core.gossip.membership.counts import MemberView
 from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.gossip.packets.keyring import KeyRing
 from ranvier_py.core.gossip.packets.seal import Subkeys
+from ranvier_py.core.gossip.streams.stream_gossip import StreamGossip
 from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Plane, Send
 from ranvier_py.core.gossip_places import spelled
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
+from ranvier_py.core.peer.streams import SharedStreams
 from ranvier_py.core.router import Router
 
 FLUSH_INTERVAL_S = 0.02
@@ -68,12 +70,15 @@ class RouterPeer:
         self.orders = Orders(settings.admin_key, outbox, rng, now)
         self.backends = SharedBackends(router.registry, self.facts, settings.fingerprint_key)
         self.routes = SharedRoutes(router.routes, self.backends)
+        streams = StreamGossip(settings.gossip.session, router.hasher, outbox, rng, now)
+        self.streams = SharedStreams(streams, self.backends, settings.gossip.session, now)
         self.gossip = Gossip(
             settings.gossip,
             ring,
             memory=self.routes,
             facts=self.facts,
             orders=self.orders,
+            streams=streams,
             outbox=outbox,
             rng=rng,
             now=now,
@@ -90,12 +95,13 @@ class RouterPeer:
 
     @property
     def wake_at(self) -> float:
-        return min(self._flush_at, self.gossip.wake_at)
+        return min(self._flush_at, self.gossip.wake_at, self.streams.wake_at)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         self._now = now
         self.gossip.receive(data, source, plane, now)
         self.backends.follow(now)
+        self.streams.follow(now, synced=self.synced)
         if self.backends.regained():
             self.gossip.routes.compare_soon(now)
 
@@ -111,6 +117,7 @@ class RouterPeer:
             self.flush(now)
         self.gossip.tick(now)
         self.backends.follow(now)
+        self.streams.follow(now, synced=self.synced)
 
     def flush(self, now: float) -> None:
         """Hand down what was learned and seen since the last time."""
@@ -180,6 +187,7 @@ class RouterPeer:
             "routes": asdict(self.gossip.routes.statistics()),
             "shared": asdict(self.routes.counters),
             "facts": asdict(self.facts.counters),
+            **self.streams.view(),
             "membership": asdict(statistics.members),
             "sessions": statistics.sessions,
             "refused": statistics.refused,

@@ -1,0 +1,1 @@
+"""Engines' event streams among peers: who reads which one, and copies of what an engine holds."""

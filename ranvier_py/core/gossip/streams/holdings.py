@@ -1,0 +1,308 @@
+"""Copies of what an engine holds, from a node that knows it exactly to one that has lost its place in the stream.
+
+    A -> B  HoldingsWanted      B freezes what it holds, for as long as it takes to write it down, some chunks a tick
+    B -> A  Holdings …          WINDOW_CHUNKS ahead of what A says has come; A builds them into a copy
+    A -> B  HoldingsWanted (cursor)
+    A       hands the copy to the gap machine, which takes it when it has all that followed
+
+Rules: a transfer is one request of one peer; chunks of another, or out of turn, are dropped; silence is answered by the
+same cursor once more, and ends it at last. A copy that breaks, or is refused, is asked of the next who may have one.
+Nobody waits for it: events are applied as ever meanwhile.
+Bounds: GIVEN_MAX copies given and TAKEN_MAX taken at a time, others are refused and counted; bytes by `bytes_per_s`.
+Cost: 2 ms a tick, at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+from struct import Struct
+from typing import NamedTuple
+
+from ranvier_py.core.fingerprint import TokenHasher
+from ranvier_py.core.gossip.messages import Holdings, HoldingsRefused, HoldingsWanted
+from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
+from ranvier_py.core.gossip.routes.budget import Window
+from ranvier_py.core.gossip.values import Letter, Peer, Plane
+from ranvier_py.core.kv.snapshot import BadSnapshot, BlockRows, Copy, Original, Reader
+
+GIVEN_MAX, TAKEN_MAX = 2, 4
+WINDOW_CHUNKS = 16
+WRITTEN_EACH = 4
+"""Chunks written a tick, 2 ms: what the engine says waits until all are."""
+
+PROGRESS_S = 1.0  # without a chunk, after which it is asked for again
+RESUMES_MAX = 4
+SILENCE_S = 6.0  # a copy that is given ends so long after its peer's last word
+BYTES_PER_S = 8 * 1024 * 1024
+"""A copy of 200,000 blocks is 5 MB."""
+
+HEAD = Struct("<QQII")
+FIELDS_BYTES = 80
+"""Of a chunk beside its columns, at most."""
+
+U32 = (1 << 32) - 1
+
+
+class Subject(NamedTuple):
+    """What a copy is of: an engine, by its key, and a data-parallel rank of it."""
+
+    backend: int
+    rank: int
+
+
+class Taken(NamedTuple):
+    """What became of a question. `copy` None: nobody gave one."""
+
+    subject: Subject
+    ask: int
+    copy: Copy | None
+
+
+@dataclass(slots=True)
+class _Given:
+    peer: Peer
+    request: int
+    source: Original
+    until: float
+    cursor: int = 0
+    sent: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a chunk that the peer would take."""
+        return self.sent < min(len(self.source.writer.chunks), self.cursor + WINDOW_CHUNKS)
+
+    @property
+    def works(self) -> bool:
+        return self.waits or not (self.source.writer.done or self.source.writer.broken)
+
+
+@dataclass(slots=True)
+class _Taking:
+    subject: Subject
+    ask: int
+    request: int
+    peers: list[Peer]  # who may be asked next
+    peer: Peer
+    deadline: float
+    reader: Reader
+    cursor: int = 0
+    resumes: int = 0
+
+
+@dataclass(slots=True)
+class HoldingsCounts:
+    """Counters since start."""
+
+    asked: int = 0
+    taken: int = 0
+    failed: int = 0
+    given: int = 0
+    refused: int = 0
+    broken: int = 0  # that we gave: cleared or too busy meanwhile, or the peer fell silent
+    blocks_left_out: int = 0
+    stray_chunks: int = 0
+    bad_chunks: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Both sides, for one node. `taken` is drained by the owner; `source` begins a copy, or says that there is none."""
+
+    hasher: TokenHasher
+    outbox: list[Letter]
+    rng: Random
+    source: Callable[[Subject], Original | None] = lambda _: None
+    entries_max: int = 2_000_000
+    bytes_per_s: int = BYTES_PER_S
+    taken: list[Taken] = field(default_factory=list)
+    counts: HoldingsCounts = field(default_factory=HoldingsCounts)
+    _peers: dict[int, Peer] = field(default_factory=dict)
+    _given: dict[int, _Given] = field(default_factory=dict)  # by session; whose turn it is comes first
+    _taking: dict[Subject, _Taking] = field(default_factory=dict)
+    _window: Window = field(init=False)
+    _no_room_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._window = Window(self.bytes_per_s)
+
+    @property
+    def wake_at(self) -> float:
+        if not (self._given or self._taking):
+            return inf
+        if any(given.works for given in self._given.values()):
+            return self._no_room_until
+        ends = [given.until for given in self._given.values()] + [taking.deadline for taking in self._taking.values()]
+        return min(ends)
+
+    def peers(self, live: Sequence[Peer]) -> None:
+        self._peers = {peer.session: peer for peer in live}
+        for session in [session for session in self._given if session not in self._peers]:
+            self._end(session)
+
+    def tick(self, now: float) -> None:
+        """Some chunks written, one sent."""
+        for taking in [taking for taking in self._taking.values() if taking.deadline <= now]:
+            self._resume(taking, now)
+        for session in [session for session, given in self._given.items() if given.until <= now]:
+            self._end(session)
+        if now >= self._no_room_until:
+            self._give(now)
+
+    def receive(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsRefused, now: float) -> None:
+        if isinstance(message, HoldingsWanted):
+            self._wanted(peer, message, now)
+        elif isinstance(message, Holdings):
+            self._chunk(peer, message, now)
+        else:
+            taking = self._of(peer, message.request)
+            if taking is not None:
+                self._next(taking, now)
+
+    # --- taking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, subject: Subject, ask: int, members: Sequence[int], now: float) -> None:
+        """Get a copy from one of these, the first that gives one. Ends with a `Taken`; another question ends this."""
+        self.counts.asked += 1
+        self._taking.pop(subject, None)
+        peers = [self._peers[member] for member in members if member in self._peers]
+        if not peers or len(self._taking) >= TAKEN_MAX:
+            self._finish(Taken(subject, ask, None))
+            return
+        request = self.rng.getrandbits(32)
+        taking = _Taking(subject, ask, request, peers[1:], peers[0], now + PROGRESS_S, self._reader())
+        self._taking[subject] = taking
+        self._want(taking)
+
+    def _reader(self) -> Reader:
+        return Reader(self.hasher, entries_max=self.entries_max)
+
+    def _of(self, peer: Peer, request: int) -> _Taking | None:
+        for taking in self._taking.values():
+            if taking.request == request and taking.peer.session == peer.session:
+                return taking
+        return None
+
+    def _want(self, taking: _Taking) -> None:
+        backend, rank = taking.subject
+        self._send(taking.peer, HoldingsWanted(taking.request, backend, rank, taking.cursor))
+
+    def _chunk(self, peer: Peer, message: Holdings, now: float) -> None:
+        taking = self._of(peer, message.request)
+        if taking is None or message.chunk != taking.cursor:
+            self.counts.stray_chunks += 1
+            return
+        seq, digest, group, block_tokens = HEAD.unpack(message.head)
+        try:
+            taking.reader.add(BlockRows(group, block_tokens, *message[4:]))
+        except BadSnapshot:
+            self.counts.bad_chunks += 1
+            self._next(taking, now)
+            return
+        taking.cursor += 1
+        taking.deadline, taking.resumes = now + PROGRESS_S, 0
+        if message.last:
+            del self._taking[taking.subject]
+            self._want(taking)  # so that it is let go of
+            self._finish(Taken(taking.subject, taking.ask, Copy(seq, digest, taking.reader.finish())))
+        elif taking.cursor % (WINDOW_CHUNKS // 2) == 0:
+            self._want(taking)
+
+    def _resume(self, taking: _Taking, now: float) -> None:
+        taking.resumes += 1
+        if taking.resumes > RESUMES_MAX or taking.peer.session not in self._peers:
+            self._next(taking, now)
+        else:
+            taking.deadline = now + PROGRESS_S
+            self._want(taking)
+
+    def _next(self, taking: _Taking, now: float) -> None:
+        """This peer gives none: another?"""
+        while taking.peers:
+            taking.peer = taking.peers.pop(0)
+            if taking.peer.session in self._peers:
+                taking.request = (taking.request + 1) & U32
+                taking.reader, taking.cursor, taking.resumes = self._reader(), 0, 0
+                taking.deadline = now + PROGRESS_S
+                self._want(taking)
+                return
+        del self._taking[taking.subject]
+        self._finish(Taken(taking.subject, taking.ask, None))
+
+    def _finish(self, taken: Taken) -> None:
+        self.counts.taken += taken.copy is not None
+        self.counts.failed += taken.copy is None
+        self.taken.append(taken)
+
+    # --- giving -----------------------------------------------------------------------------------------------------
+
+    def _wanted(self, peer: Peer, message: HoldingsWanted, now: float) -> None:
+        given = self._given.get(peer.session)
+        if given is not None and given.request == message.request:
+            self._go_on(given, message.cursor, now)
+            return
+        if message.cursor:
+            return  # the last word about a copy that is over
+        self._end(peer.session)
+        source = None
+        if peer.session in self._peers and len(self._given) < GIVEN_MAX:
+            source = self.source(Subject(message.backend, message.rank))
+        if source is None:
+            self.counts.refused += 1
+            self._send(peer, HoldingsRefused(message.request))
+            return
+        self._given[peer.session] = _Given(peer, message.request, source, now + SILENCE_S)
+
+    def _go_on(self, given: _Given, cursor: int, now: float) -> None:
+        if not given.cursor <= cursor <= given.sent:
+            return
+        given.until = now + SILENCE_S
+        if cursor == given.cursor:
+            given.sent = cursor  # what followed was lost
+        given.cursor = cursor
+        if given.source.writer.done and cursor == len(given.source.writer.chunks):
+            self.counts.given += 1
+            self.counts.blocks_left_out += given.source.writer.left_out
+            del self._given[given.peer.session]
+
+    def _give(self, now: float) -> None:
+        for session, given in self._given.items():
+            if not given.works:
+                continue
+            writer = given.source.writer
+            for _ in range(WRITTEN_EACH):
+                writer.step()
+            if writer.broken:
+                self._send(given.peer, HoldingsRefused(given.request))
+                self._end(session)
+            elif given.waits:
+                self._send_chunk(given, now)
+                self._given[session] = self._given.pop(session)  # the others come first next time
+            return
+
+    def _send_chunk(self, given: _Given, now: float) -> None:
+        seq, digest, writer = given.source
+        rows = writer.chunks[given.sent]
+        size = OVERHEAD_BYTES + FIELDS_BYTES + sum(map(len, rows[2:]))  # type: ignore[arg-type]
+        if size > self._window.room(now):
+            self._no_room_until = now + 0.05
+            return
+        self._window.spend(size, now)
+        self.counts.sent_bytes += size
+        last = writer.done and given.sent + 1 == len(writer.chunks)
+        head = HEAD.pack(seq, digest, rows.group, rows.block_tokens)
+        self._send(given.peer, Holdings(given.request, given.sent, last, head, *rows[2:]))
+        given.sent += 1
+
+    def _end(self, session: int) -> None:
+        given = self._given.pop(session, None)
+        if given is not None:
+            self.counts.broken += 1
+            given.source.writer.stop()
+
+    def _send(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsRefused) -> None:
+        self.outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
