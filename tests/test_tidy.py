@@ -28,10 +28,10 @@ LAYERS = (
     ("ranvier_py.config_loading",),
     ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline"),
     ("ranvier_py.edge",),
-    ("ranvier_py.clustering",),
+    ("ranvier_py.clustering", "ranvier_py.pushing"),
     ("ranvier_py.admin",),
     ("ranvier_py.node",),
-    ("ranvier_py.replay",),
+    ("ranvier_py.replay", "ranvier_py.reporter"),
     ("ranvier_py.cli",),
     ("ranvier_py.__main__",),
 )
@@ -41,7 +41,7 @@ READERS_OF_CONFIG = {"admin", "cli", "clustering", "node", "reference", "config_
 """Everybody else gets just the values he needs."""
 
 LIBRARIES = {
-    "quart": ("control", "control_input"),
+    "quart": ("control", "control_input", "internal"),
     "quart_trio": ("control",),
     "werkzeug": ("control",),
     "hypercorn": ("control_server",),
@@ -49,7 +49,7 @@ LIBRARIES = {
     "transformers": ("tokenizer", "templates"),
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
-    "httpx": ("probes", "cli"),
+    "httpx": ("probes", "cli", "routers"),
     "cryptography": ("seal",),
     "msgpack": ("fields", "events"),
     "pydantic": ("config", "config_loading", "config_values", "reference"),
