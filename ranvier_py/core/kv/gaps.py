@@ -315,8 +315,9 @@ class GapMachine:
         if not self._held and in_time:
             if not replay.came and replay.next_then > 0 and self._next == replay.next_then:
                 self._restart("replay is empty")  # it has less to say than it said
-                self._loss = Loss.NOTHING
-            elif self._next == 0:
+                self._ask_replay(now, "restarted")  # it may have said something since
+                return
+            if self._next == 0:
                 self._loss = Loss.NOTHING  # it never said anything
             elif not replay.checked:
                 self._lose(Loss.PART, self._next, now, "replay says too little")

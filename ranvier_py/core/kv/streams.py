@@ -68,11 +68,14 @@ class EventStream:
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
         self._copy: tuple[int, Copy] | None = None
+        self._closed = False
 
     def open(self, now: float) -> None:
         self._truth.open(self.source, self.names.held(self.residency), now)
 
     def close(self, now: float) -> None:
+        """The truth hears no more of it, whatever its shell still has to say."""
+        self._closed = True
         self._truth.close(self.source, now)
 
     # What the shell tells
@@ -204,6 +207,9 @@ class EventStream:
             self._settle_at = now + wait_s
 
     def _settle(self, now: float) -> None:
+        if self._closed:
+            self._settle_at = None
+            return
         changes = self.residency.settle(SETTLE_STEPS)
         frozen = bool(self.residency.frozen)
         complete = changes.complete and not frozen
@@ -213,6 +219,8 @@ class EventStream:
 
     def _tell_level(self, now: float) -> None:
         """EXACT is true once all that was applied is settled; less than that at once."""
+        if self._closed:
+            return
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
             self._truth.levelled(self.source, self._level.level, self._level.reason, now)
             self._level = None

@@ -258,5 +258,19 @@ def test_a_view_says_what_a_stream_knows() -> None:
     assert (view["unknown_tags"], view["counts"]["decoder_tags_skipped"]) == ({"Unheard": 1}, 1)
     (told,) = world.truth.views(world.now)
     assert (told.level, told.changes, told.source.name) == (Level.EXACT, 4, "zmq/0")
-    world.stream.close(world.now)
+
+
+def test_a_closed_stream_says_nothing_of_the_one_that_follows_it() -> None:
+    """Its connection ends a moment later, which is not the news of the next one."""
+    world = World()
+    old = world.stream
+    world.exact()
+    old.live(0, payload(stored()), world.now)
+    old.close(world.now)
     assert world.truth.level(ENGINE) is Level.ESTIMATED
+    world.stream = world.another()
+    world.stream.open(world.now)
+    world.exact()
+    old.tick(world.now + 1.0)
+    old.disconnected(world.now + 1.0)
+    assert (world.truth.level(ENGINE), world.depth()) == (Level.EXACT, 0)
