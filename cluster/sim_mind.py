@@ -15,6 +15,7 @@ from cluster.scenario import Cluster
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import KEY, Parts
 from ranvier_py.core.backends import ProbeResult
+from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
@@ -127,14 +128,15 @@ class RealMind:
 
     def tables(self) -> Mapping[str, Bounded]:
         """What holds more or less over time, with its bound."""
-        members = self.gossip.members.statistics()
+        members, sessions = self.gossip.members.statistics(), self.gossip.sessions.statistics()
         return {
             "members": Bounded(members.alive, MEMBERS_MAX),
             "dead members": Bounded(members.dead, DEAD_MAX),
             "contacts": Bounded(members.contacts, CONTACTS_MAX),
             "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
             "relays": Bounded(members.relays, RELAYS_MAX),
-            "sessions": Bounded(self.gossip.sessions.statistics()["sessions"], SESSIONS_MAX),
+            "sessions": Bounded(sessions["sessions"], SESSIONS_MAX),
+            "own addresses": Bounded(sessions["own_addresses"], OWN_MAX),
         }
 
     def counters(self) -> Mapping[str, int]:

@@ -58,7 +58,7 @@ def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: An
     yield from plain_samples("gossip_members", members, ("alive", "suspects", "dead", "contacts", "queued", "health"))
     yield from plain_samples("gossip_events", members.counts, ())
     for name, number in gossip.sessions.items():
-        kind: Literal["gauge", "counter"] = "gauge" if name == "sessions" else "counter"
+        kind: Literal["gauge", "counter"] = "gauge" if name in ("sessions", "own_addresses") else "counter"
         yield Sample(f"gossip_sessions_{name}", kind, f"{name.replace('_', ' ')} of gossip sessions.", number)
     for reason, number in gossip.refused.items():
         yield Sample("gossip_refused", "counter", "Packets that were none, by reason.", number, {"reason": reason})

@@ -45,9 +45,6 @@ VERSION = 1
 STATE_HEAD = Struct("<4sQ")  # magic, epoch
 STATE_MAGIC = b"RGS1"
 
-MYSELF_S = 60.0
-"""An address that turned out to be our own is left alone so long; then it may be somebody else's."""
-
 STRANGERS_MAX = 8
 """Of MESH_MEMBERS_MAX addresses or more that are named at one time so many are greeted: one that answers is enough, and
 DNS names them all, again and again."""
@@ -161,7 +158,6 @@ class Gossip:
         self.received = {topic: Traffic() for topic in TOPICS}
         self._outbox = outbox
         self._effects: list[Send] = []
-        self._myself: dict[Address, float] = {(me.host, me.port): float("inf")}
         self._tried: dict[Address, bool] = {}
         self._changes: list[MemberChange] = []
         self._company = Company(self.members, self.routes, facts, orders, streams)
@@ -273,10 +269,7 @@ class Gossip:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _take_in(self, incoming: Incoming, plane: Plane, now: float) -> None:
-        peer, message, proved, myself = incoming
-        if myself:
-            self._myself[peer.address] = now + MYSELF_S
-            return
+        peer, message, proved = incoming
         if proved is not None:
             self._tried.pop(peer.address, None)
             self.members.proved(proved, now)
@@ -306,7 +299,7 @@ class Gossip:
 
     def _greet(self, address: Address, now: float) -> None:
         """Say Hello, over datagrams and streams by turns: one of the two may be blocked."""
-        if self._myself.get(address, now) > now or self._is_live(self.sessions.session_at(address)):
+        if self._is_live(self.sessions.session_at(address)):
             return
         streamed = self._tried.get(address, not self.settings.datagrams)
         if self.sessions.greet(address, now, Plane.PROBE if streamed else Plane.DATAGRAM) and self.settings.datagrams:

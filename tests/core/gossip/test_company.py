@@ -23,7 +23,7 @@ def minds() -> list[RealMind]:
 
     def restart(mind: RealMind, now: float) -> None:
         mind.node.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
-        mind.node.facts.restarted(BACKEND, 900.0, now)
+        mind.node.facts.restarted(BACKEND, 900.0)
 
     run.world.heap.at(6.0, lambda: run.world.hosts[7].run(restart))  # type: ignore[arg-type]  # a Mind is a RealMind
     assert run.result().violation is None

@@ -47,11 +47,10 @@ class Challenges:
         self._greetings[challenge] = (address, now)
         return challenge
 
-    def greeted(self, challenge: int, now: float) -> Address | None:
-        """Where we sent a greeting with this challenge."""
+    def greeted(self, challenge: int, now: float) -> tuple[Address, float] | None:
+        """Where and when we sent a greeting with this challenge."""
         self._expire(now)
-        found = self._greetings.get(challenge)
-        return None if found is None else found[0]
+        return self._greetings.get(challenge)
 
     def answered(self, session: int, nonce: int, now: float) -> bool:
         """Whether this session repeats what it, or the address it was greeted at, was asked just now."""

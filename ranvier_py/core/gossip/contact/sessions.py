@@ -32,6 +32,7 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.contact.challenges import Challenges, Pace
+from ranvier_py.core.gossip.contact.own_addresses import OwnAddresses
 from ranvier_py.core.gossip.contact.replay import Window
 from ranvier_py.core.gossip.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
 from ranvier_py.core.gossip.packets.frame import BadFrame, UnknownKind
@@ -76,14 +77,12 @@ class Incoming(NamedTuple):
     """A packet that was taken: a sign of life of `peer`, whatever else.
 
     `message` is what it says, None if it was about contact or can't be read. `proved` is set once for each proof: the
-    session is live now, and this is its record. `myself`: this address (of `peer`) is one of our own; do not use it for
-    a while. (Not for ever: who can hold up packets can also send us our own back.)
+    session is live now, and this is its record.
     """
 
     peer: Peer
     message: Message | None = None
     proved: Record | None = None
-    myself: bool = False
 
 
 class Known:
@@ -120,6 +119,7 @@ class Sessions:
         self._outbox = outbox
         self._sessions_max = sessions_max
         self._challenges = Challenges(rng)
+        self._own_addresses = OwnAddresses((me.host, me.port))
         self._known: dict[int, Known] = {}
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
@@ -142,13 +142,19 @@ class Sessions:
 
     def statistics(self) -> dict[str, int]:
         """Counters since the start, and how many sessions are proved now."""
-        return {**self._counts, "sessions": len(self._known), "greetings_dropped": self._challenges.dropped}
+        return {
+            **self._counts,
+            "sessions": len(self._known),
+            "own_addresses": len(self._own_addresses),
+            "own_addresses_dropped": self._own_addresses.dropped,
+            "greetings_dropped": self._challenges.dropped,
+        }
 
     # --- what we send -------------------------------------------------------------------------------------------------
 
     def greet(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> bool:
-        """Say Hello there, if the last time is not too short ago. Whether it was said."""
-        if not self._greetings.may(address, now):
+        """Say Hello there, unless it leads back to us, or the last time is too short ago. Whether it was said."""
+        if self._own_addresses.holds(address, now) or not self._greetings.may(address, now):
             return False
         self._counts["greetings"] += 1
         self._outbox.append(Letter(address, 0, plane, Hello(self.me, self._challenges.greet(address, now))))
@@ -189,23 +195,16 @@ class Sessions:
     def accept(self, opened: Opened, source: Address, now: float) -> Incoming | None:
         """What a packet that was opened is worth; None if nothing. Never raises."""
         if opened.session == self.me.session:
-            return self._own(opened, now)
+            self._own(opened, now)
+            return None
         known = self._known.get(opened.session)
         if opened.receiver != self.me.session and (opened.receiver or opened.kind != Kind.HELLO):
             self._drop("receiver")
             if known is None:
                 self._challenge(opened, source, now)
             return None
-        if known is None:
-            if opened.kind not in CONTACT:
-                self._drop("stranger")
-                self._challenge(opened, source, now)
-                return None
-        elif not known.take(opened.plane, opened.counter):
-            self._drop("replay")
+        if not self._may_speak(opened, known, source, now):
             return None
-        else:
-            known.heard_at = now
         try:
             message = decode(opened.kind, opened.body)
         except BadFrame as bad:
@@ -222,21 +221,41 @@ class Sessions:
             known.knows_us = True
         return Incoming(Peer(opened.session, known.address), message)
 
+    def _may_speak(self, opened: Opened, known: Known | None, source: Address, now: float) -> bool:
+        """Whether a packet for us is to be read: one of a stranger who wants to be known, or one that is new."""
+        if known is None:
+            if opened.kind not in CONTACT:
+                self._drop("stranger")
+                self._challenge(opened, source, now)
+                return False
+        elif not known.take(opened.plane, opened.counter):
+            self._drop("replay")
+            return False
+        else:
+            known.heard_at = now
+            self._own_addresses.forget(known.address)
+        return True
+
     def _drop(self, why: str) -> None:
         self._counts[why] += 1
 
-    def _own(self, opened: Opened, now: float) -> Incoming | None:
-        """Our own packet: if it is a greeting, the address we sent it to is one of ours."""
+    def _own(self, opened: Opened, now: float) -> None:
+        """Our own packet: if it is a greeting, the address we sent it to is one of ours, for all we can see."""
         self._drop("own")
         if opened.kind != Kind.HELLO:
-            return None
+            return
         try:
             message = decode(opened.kind, opened.body)
         except BadFrame:
-            return None
+            return
         assert isinstance(message, Hello)
-        address = self._challenges.greeted(message.challenge, now)
-        return None if address is None else Incoming(Peer(opened.session, address), myself=True)
+        greeted = self._challenges.greeted(message.challenge, now)
+        if greeted is None:
+            return
+        address, greeted_at = greeted
+        other = self._known.get(self._by_address.get(address, 0))
+        if other is None or other.heard_at < greeted_at:
+            self._own_addresses.believe(address, now)
 
     def _challenge(self, opened: Opened, source: Address, now: float) -> None:
         """Ask a session that has not proved itself to do so."""
@@ -339,5 +358,6 @@ class Sessions:
         if self._by_name.get(known.record.name) == record.session:
             del self._by_name[known.record.name]
         known.record, known.address = record, (record.host, record.port)
+        self._own_addresses.forget(known.address)
         self._by_address[known.address] = record.session
         self._by_name.setdefault(record.name, record.session)

@@ -38,7 +38,7 @@ def test_an_answer_is_good_for_the_session_that_was_asked_and_the_node_that_aske
 def test_a_greeting_is_answered_once_by_whoever_is_there() -> None:
     challenges = Challenges(Random(1))
     nonce = challenges.greet(PLACE, 5.0)
-    assert challenges.greeted(nonce, 5.0) == PLACE
+    assert challenges.greeted(nonce, 5.0) == (PLACE, 5.0)
     assert challenges.answered(7, nonce, 6.0)
     assert not challenges.answered(7, nonce, 6.0)
     assert challenges.greeted(nonce, 6.0) is None
@@ -48,7 +48,7 @@ def test_a_greeting_that_is_too_old_is_worth_nothing() -> None:
     challenges = Challenges(Random(1))
     old, young = challenges.greet(PLACE, 5.0), challenges.greet(PLACE, 6.0)
     assert not challenges.answered(7, old, 5.0 + 2 * CHALLENGE_S)
-    assert challenges.greeted(young, 5.0 + 2 * CHALLENGE_S) == PLACE
+    assert challenges.greeted(young, 5.0 + 2 * CHALLENGE_S) == (PLACE, 6.0)
 
 
 def test_greetings_are_bounded_and_the_oldest_goes_first() -> None:

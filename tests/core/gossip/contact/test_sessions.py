@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.contact import sessions as module
-from ranvier_py.core.gossip.contact.sessions import Incoming
+from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S
+from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX, OWN_S
+from ranvier_py.core.gossip.contact.sessions import GREET_INTERVAL_S, Incoming
 from ranvier_py.core.gossip.messages import (
     Ack,
     Echo,
@@ -19,7 +21,7 @@ from ranvier_py.core.gossip.messages import (
     Update,
 )
 from ranvier_py.core.gossip.packets.wire import Kind
-from ranvier_py.core.gossip.values import Peer, Plane
+from ranvier_py.core.gossip.values import Address, Peer, Plane
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
 from tests.core.gossip.packets.wire_samples import LONGEST
 
@@ -339,16 +341,60 @@ def test_a_session_of_the_past_can_not_be_replayed_into_being() -> None:
 # --- ourselves, restarts, moves ---------------------------------------------------------------------------------------
 
 
-def test_a_node_that_greets_itself_is_told_which_address_is_its_own() -> None:
-    """The seed name resolves to us too, or a service address leads back to us."""
+def test_an_address_that_leads_back_to_us_is_left_alone_for_a_while() -> None:
+    """The seed name resolves to us too, or a service address leads back to us, today."""
     one, _, world = pair()
-    for address in (one.address, ("10.96.0.1", 7946)):
-        one.sessions.greet(address, world.now)
-        (hello,) = one.drain(world.now)
-        incoming = one.receive(hello.data, ("10.0.0.9", 1234), Plane.DATAGRAM, world.now)
-        assert incoming == Incoming(Peer(one.session, address), myself=True)
-        assert one.drain(world.now) == []
-    assert one.receive(hello.data, one.address, Plane.DATAGRAM, world.now + 10) is None
+    assert not one.sessions.greet(one.address, world.now)
+    reflect(one, SERVICE, world.now)
+    assert not one.sessions.greet(SERVICE, world.now + OWN_S - 0.1)
+    assert one.sessions.greet(SERVICE, world.now + OWN_S)
+
+
+def test_an_old_greeting_that_comes_back_says_nothing() -> None:
+    one, _, world = pair()
+    assert one.sessions.greet(SERVICE, world.now)
+    (hello,) = one.drain(world.now)
+    one.receive(hello.data, SERVICE, Plane.DATAGRAM, world.now + 2 * CHALLENGE_S)
+    assert one.sessions.greet(SERVICE, world.now + 2 * CHALLENGE_S)
+
+
+def test_a_reflected_greeting_does_not_keep_us_from_who_lives_there() -> None:
+    """Somebody on the wire sends our greeting back, before its receiver's proof and after."""
+    one, two, world = pair()
+    reflect(one, two.address, world.now)
+    two.sessions.greet(one.address, world.now)
+    world.run()
+    assert one.knows(two)
+    world.now += GREET_INTERVAL_S
+    reflect(one, two.address, world.now)
+    two.ping(one)
+    world.run()
+    world.now += GREET_INTERVAL_S
+    assert one.sessions.greet(two.address, world.now)
+    (hello,) = one.drain(world.now)
+    two.ping(one)
+    world.run()
+    one.receive(hello.data, two.address, Plane.DATAGRAM, world.now)
+    world.now += GREET_INTERVAL_S
+    assert one.sessions.greet(two.address, world.now), "it was heard after the greeting"
+
+
+def test_own_addresses_are_bounded() -> None:
+    one, _, world = pair()
+    for number in range(OWN_MAX + 3):
+        reflect(one, ("10.96.1.1", 1000 + number), world.now)
+    assert (one.count("own_addresses"), one.count("own_addresses_dropped")) == (OWN_MAX, 3)
+
+
+SERVICE = ("10.96.0.1", 7946)
+
+
+def reflect(node: Node, address: Address, now: float) -> None:
+    """The node greets an address, and hears its own greeting."""
+    assert node.sessions.greet(address, now)
+    (hello,) = node.drain(now)
+    assert node.receive(hello.data, ("10.0.0.9", 1234), Plane.DATAGRAM, now) is None
+    assert node.drain(now) == []
 
 
 def test_other_packets_of_our_own_are_only_counted() -> None:
