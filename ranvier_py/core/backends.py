@@ -313,9 +313,12 @@ class Registry:
         self.version += 1
         return [Transition(backend.id, backend.name, "epoch", str(before), str(backend.epoch), why)]
 
-    def restart_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
-        """A peer saw it restart. Not again, if that is the process we know; our own look at it comes later then."""
-        return self.restart(backend, "a peer saw it", now) if backend.process.replaced(started_at, now) else []
+    def restart_told(
+        self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"
+    ) -> list[Transition]:
+        """A peer, or the engine's own events, told of it. Not again, if that is the process we know; our own look at
+        it comes later then."""
+        return self.restart(backend, why, now) if backend.process.replaced(started_at, now) else []
 
     def start_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
         """A peer knows when the process began that it counts as we do: it may not be the one our claims are of."""

@@ -32,7 +32,7 @@ from ranvier_py.core.kv.gap_values import (
 from ranvier_py.core.kv.gaps import GapMachine
 from ranvier_py.core.kv.names import Names
 from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.snapshot import Copy
+from ranvier_py.core.kv.snapshot import Copy, Original, original_of
 from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.kv.values import CacheCleared
 
@@ -65,6 +65,7 @@ class EventStream:
         self.decoder = EventDecoder()
         self.residency = Residency(hasher, names.namespace, entries_max=entries_max)
         self._truth = truth
+        self._hasher = hasher
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
         self._copy: tuple[int, Copy] | None = None
@@ -134,6 +135,13 @@ class EventStream:
         seq = self.machine.next_seq - 1
         digest = self.machine.digest_of(seq)
         return None if digest is None else (seq, digest)
+
+    def original(self) -> Original | None:
+        """Begins a copy for a peer; None: it is not known exactly here, or one is being written."""
+        if self.level is not Level.EXACT:
+            return None
+        seq = self.machine.next_seq - 1
+        return original_of(self.residency, self._hasher, seq, self.machine.digest_of(seq))
 
     def counts(self) -> dict[str, int]:
         """Counters of all parts, by name."""
