@@ -186,6 +186,7 @@ class RouterPeer:
             },
             "routes": asdict(self.gossip.routes.statistics()),
             "shared": asdict(self.routes.counters),
+            "removals": asdict(self.routes.removals.counters),
             "facts": asdict(self.facts.counters),
             **self.streams.view(),
             "membership": asdict(statistics.members),

@@ -4,22 +4,29 @@ Rules: what this node served is told with the boot of the process that served it
 is not told. What is heard is learned for backends of this node alone, at the age it came with, for the boot it names:
 an earlier boot is dropped, a later one makes the registry start that boot first. Before the table itself is shown to a
 peer, everything in it is told: what only one peer has and no log holds is lost to the others when we die.
+
+What an engine said itself is held back for a moment: mostly the node that served the prompt tells the same. Removals
+go first, and what was withdrawn meanwhile is not told: so peers end with what is true here, in whatever order it came.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ranvier_py.core.gossip.backends.facts import BOOT_BITS
 from ranvier_py.core.gossip.messages import Rows
 from ranvier_py.core.gossip.routes.lessons import TOKENS_MAX, BadLesson, Lesson, decode, encode, pieces
+from ranvier_py.core.gossip.routes.removals import is_removal
 from ranvier_py.core.gossip.routes.route_memory import RowsWalk
 from ranvier_py.core.gossip.routes.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
-from ranvier_py.core.routes import News, RouteTable
+from ranvier_py.core.peer.removals import SharedRemovals
+from ranvier_py.core.prompt import Stop
+from ranvier_py.core.routes import News, RouteTable, Trust
+from ranvier_py.core.routes.claims import Claim
 from ranvier_py.core.routes.orphans import Orphans
 
 HOLD_S = 2.0
@@ -27,6 +34,14 @@ HOLD_S = 2.0
 turn instead of two. Until then peers know the chat up to the turn before. New chats are told at once, for crowds."""
 
 HELD_MAX = 4096
+
+CONFIRMED_HOLD_S = 1.0
+"""News of what an engine said wait so long for the lesson of the node that served it."""
+
+NOBODY = (BackendId(-1), 0.0)
+
+HEARD_MAX = 8192
+"""Tokens of peers' lessons that are remembered, for as long."""
 
 
 @dataclass(slots=True)
@@ -38,6 +53,8 @@ class SharedRouteCounters:
     bad: int = 0  # bytes that are no lesson
     void: int = 0  # lessons of an earlier boot, or of a backend that this node does not have
     rows: int = 0  # new rows by lessons of peers
+    stops_spared: int = 0  # that an engine told us of and a peer told first
+    stops_gone: int = 0  # withdrawn before they were told
 
 
 class SharedRoutes:
@@ -51,16 +68,23 @@ class SharedRoutes:
         self._orphans = Orphans(routes)
         self._held: deque[News] = deque()
         self._complete: dict[int, tuple[BackendId, float]] = {}
+        self._confirmed: deque[News] = deque()  # held back
+        self._heard: dict[int, tuple[BackendId, float]] = {}  # token -> whose, and when
+        self.removals = SharedRemovals(routes, backends)
+        self._rows, _, self._claims, _ = routes.parts()
         self.asked: Callable[[], object] = lambda: None  # a peer is about to get what is in the table; set by the owner
 
     # --- down -------------------------------------------------------------------------------------------------------
 
     def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
+        yield from self.removals.lessons()
         news, held = self.routes.news, self._held
         while news:
             each = news.popleft()
-            if hold_s and each.parent and not any(token for _, token, _ in each.stops) and len(held) < HELD_MAX:
+            if hold_s and len(self._confirmed) < HELD_MAX and self._is_confirmed(each):
+                self._confirmed.append(each)
+            elif hold_s and each.parent and not any(token for _, token, _ in each.stops) and len(held) < HELD_MAX:
                 held.append(each)
             else:
                 self._note_complete(each)
@@ -74,6 +98,40 @@ class SharedRoutes:
                 self.counters.spared += 1
             else:
                 yield from self._told(each)
+        while self._confirmed and (not hold_s or self._confirmed[0].at + CONFIRMED_HOLD_S <= now):
+            each = self._untold(self._confirmed.popleft())
+            if each.stops:
+                yield from self._told(each)
+
+    def _is_confirmed(self, news: News) -> bool:
+        """Whether the engine told us of it, and nobody here served it."""
+        _, token, text = news.stops[0]
+        claim = self._claim(token or text, news.backend)
+        return claim is not None and claim.trust == Trust.CONFIRMED and not any(text for _, _, text in news.stops)
+
+    def _untold(self, news: News) -> News:
+        """Without the stops that a peer told meanwhile. What is left below them names the nearest as its parent."""
+        heard, stops, parent = self._heard, list(news.stops), news.parent
+        while stops:
+            backend, at = heard.get(stops[-1][1], NOBODY)
+            if backend != news.backend or at < news.at:
+                break
+            parent = stops.pop()[1]
+        self.counters.stops_spared += len(news.stops) - len(stops)
+        return news._replace(stops=stops, parent=parent)
+
+    def _claim(self, name: int, backend: BackendId) -> Claim | None:
+        row = self._rows.index.get(name)
+        return self._claims.get(row, backend) if row is not None else None
+
+    def _note_heard(self, stops: Iterable[Stop], backend: BackendId, now: float) -> None:
+        heard = self._heard
+        for _, token, _ in stops:
+            if token:
+                heard.pop(token, None)
+                heard[token] = (backend, now)
+        while heard and (len(heard) > HEARD_MAX or next(iter(heard.values()))[1] < now - 2 * CONFIRMED_HOLD_S):
+            del heard[next(iter(heard))]
 
     def _note_complete(self, news: News) -> None:
         """Which texts were told together with their tokens, for as long as the same texts alone may be held."""
@@ -99,12 +157,15 @@ class SharedRoutes:
             yield encode(piece), news.at
 
     def _lesson_of(self, news: News) -> Lesson | None:
-        """None: by whom it was served is gone."""
+        """None: by whom it was served is gone, or what it said is withdrawn."""
         key = self._backends.key_of(news.backend)
         backend = self._backends.find(key) if key is not None else None
         stops = news.stops
         if stops[0][0] > TOKENS_MAX:
             stops = [stop for stop in stops if stop[0] <= TOKENS_MAX]
+        if stops and self._claim(stops[0][1] or stops[0][2], news.backend) is None:  # what holds the deepest holds all
+            stops = [stop for stop in stops if self._claim(stop[1] or stop[2], news.backend) is not None]
+            self.counters.stops_gone += len(news.stops) - len(stops)
         if key is None or backend is None or backend.epoch != news.epoch or not stops:
             return None
         boot = self._backends.facts.boot(key) % (1 << BOOT_BITS)
@@ -115,6 +176,9 @@ class SharedRoutes:
     def hear(self, lesson: bytes, age_s: float, now: float) -> bool:
         """Learn what a peer told. Returns whether any of it was new here."""
         self.counters.heard += 1
+        if is_removal(lesson):
+            self.removals.hear(lesson, age_s, now)
+            return False
         try:
             key, boot, parent, stops = decode(lesson)
         except BadLesson:
@@ -125,6 +189,8 @@ class SharedRoutes:
             self.counters.void += 1
             return False
         backend, epoch = holder
+        if self._confirmed:
+            self._note_heard(stops, BackendId(backend), now)
         created = self._orphans.learn(stops, parent, BackendId(backend), epoch, now - age_s)
         self.counters.rows += created
         return created > 0
