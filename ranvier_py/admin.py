@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from ranvier_py.clustering import Clustering
@@ -18,6 +18,7 @@ from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.core.shadow import Shadows
 from ranvier_py.measures import plain_samples, samples_of, shadow_samples
+from ranvier_py.truthing import Truthing
 
 
 class Administered(Protocol):
@@ -41,6 +42,8 @@ class Administered(Protocol):
     def clustering(self) -> Clustering | None: ...
     @property
     def upstream(self) -> Any: ...
+    @property
+    def truthing(self) -> Truthing: ...
     def add_backend(self, url: str, weight: float, name: str) -> BackendId: ...
     def remove_backend(self, name_or_url: str) -> None: ...
 
@@ -137,6 +140,9 @@ class Admin:
             raise NotFound("this node does not gossip")
         return self._node.clustering
 
+    def truth(self) -> Mapping[str, Any]:
+        return self._node.truthing.view()
+
     def ready(self) -> tuple[bool, str]:
         if self.draining:
             return False, "draining"
@@ -157,6 +163,7 @@ class Admin:
         )
         shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder
+        samples = chain(samples, node.truthing.samples())
         recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
         return [*samples, *recorded, *shadowed, *(node.clustering.samples() if node.clustering is not None else ())]
 

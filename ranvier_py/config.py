@@ -94,6 +94,12 @@ class Config(BaseSettings):
         None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."
     )
     backend_api_key_file: OptionalPath = key(None, "Backends", "File that holds the backends' API key.")
+    kv_events: Literal["auto", "off"] = key(
+        "auto",
+        "Backends",
+        "auto: hear what engines publish of their KV caches, so that the router knows what they hold. Needs "
+        "ranvier-py[zmq]. off: no engine is asked or heard.",
+    )
     probe_interval_s: Seconds = key(5.0, "Backends", "Time between two health probes of one backend.")
     probe_timeout_s: Seconds = key(3.0, "Backends", "A probe that takes longer has failed.")
     probe_failures: Count = key(3, "Backends", "Failed probes in a row that make a backend unhealthy.")

@@ -19,18 +19,22 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from random import Random
+from urllib.parse import urlsplit
 
 import trio
 
 from ranvier_py.admin import Admin
 from ranvier_py.clustering import Clustering, FingerprintScheme, NodeHooks, load_keys, open_cluster, secret_of
 from ranvier_py.config import Config
+from ranvier_py.config_values import BackendSpec
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.backends import BackendLimits, ProbeResult, Registry, Transition
 from ranvier_py.core.errors import ConfigError, RanvierError
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.gossip.messages import Command
+from ranvier_py.core.gossip_places import OFF
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.publishers import Publisher, of_operator
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import PromptMemory
 from ranvier_py.core.recording import Header, scheme_mark
@@ -52,6 +56,7 @@ from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
 from ranvier_py.pipeline import Pipeline, PipelineLimits
+from ranvier_py.truthing import Truthing
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +98,7 @@ class Node:
         self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
+        self.truthing = Truthing(self.router, rng, log_transitions)
         self.asking = UsageAsking(enabled=config.ask_usage)
         self.pipeline = Pipeline(
             self.router,
@@ -110,20 +116,24 @@ class Node:
         self.server = DataServer(self.pipeline.handle, server_limits(config), tls=tls_context(config))
         self.admin = Admin(self)
         for spec in config.backend:
-            self.add_backend(spec.url, spec.weight, spec.name)
+            self.add_backend(spec.url, spec.weight, spec.name, spec)
 
-    def add_backend(self, url: str, weight: float, name: str) -> BackendId:
-        """Raises BadRequest with nothing changed."""
+    def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
+        """`spec` is what else was configured. Raises BadRequest with nothing changed."""
         backend = self.registry.add(url, weight=weight, name=name)
         self.addresses[backend.url] = Address.parse(backend.url)
         key = self.config.backend_api_key
-        self.prober.watch(backend.id, backend.url, key.get_secret_value() if key else "")
+        secret = key.get_secret_value() if key else ""
+        self.prober.watch(backend.id, backend.url, secret)
+        if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
+            self.truthing.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
 
     def remove_backend(self, name_or_url: str) -> None:
         backend = self.registry.remove(name_or_url)
         self.prober.forget(backend.id)
+        self.truthing.forget(backend.id)
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
 
@@ -157,6 +167,7 @@ class Node:
                 gc.collect()
                 collected_at = time.monotonic()
             epochs = [slot.epoch if slot is not None and not slot.removed else -1 for slot in self.registry.slots]
+            self.truthing.sweep(time.monotonic())
             self.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
             for shadow in self.shadows.shadows if self.shadows is not None else ():
                 shadow.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
@@ -209,6 +220,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     node = Node(config, tokenizer, Random(secrets.randbits(64)), secret_of(keys))  # noqa: S311  # placement draws no secrets
     if keys is not None:
         node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
+        node.truthing.share(node.clustering.peer.streams)
     try:
         await run_parts(node, task_status)
     finally:
@@ -229,6 +241,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
         await nursery.start(node.prober.run)
+        await nursery.start(node.truthing.run)
         settings = control_settings(config)
         with listening_on(config.control):
             url = await nursery.start(partial(control.serve, node.admin, settings, render, shutdown=shutdown))
@@ -295,6 +308,12 @@ def make_router(
         texts_match=scheme.texts_match,
         recent_max=config.recent_decisions,
     )
+
+
+def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
+    """Where the operator says that an engine publishes its KV events; nothing where it is to be asked."""
+    host = urlsplit(spec.url).hostname or ""
+    return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
 
 
 def make_routes(config: Config) -> RouteTable:

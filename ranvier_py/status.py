@@ -24,6 +24,7 @@ class NodeStatus:
     routes: Mapping[str, Any]
     cluster: Mapping[str, Any] | None = None  # None: it has no peers
     divergence: str = ""  # in words, if another node was asked, too
+    truth: Mapping[str, Any] | None = None  # None: it is too old to tell
 
 
 def status_page(status: NodeStatus) -> str:
@@ -34,10 +35,19 @@ def status_page(status: NodeStatus) -> str:
     if status.cluster is not None:
         lines += cluster_lines(status.cluster)
         lines += [f"  divergence  {status.divergence}"] if status.divergence else []
+    lines += truth_lines(status.truth) if status.truth is not None else []
     shadows = status.routes.get("shadows", ())
     lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
     lines += ["", "Routes and requests", *pairs({k: v for k, v in status.routes.items() if k != "shadows"})]
     return "\n".join(lines) + "\n"
+
+
+def truth_lines(truth: Mapping[str, Any]) -> list[str]:
+    """How well this node knows what each engine holds."""
+    lines = ["", "Engine truth", *table(truth["engines"])]
+    counts = {name: count for name, count in truth["counts"].items() if count}
+    told = {"claims": counts, "trouble": truth["trouble"]}
+    return [*lines, *pairs({name: fact for name, fact in told.items() if fact})]
 
 
 MEMBER_COLUMNS = ("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms")

@@ -28,7 +28,7 @@ LAYERS = (
     ("ranvier_py.config_loading",),
     ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline"),
     ("ranvier_py.edge",),
-    ("ranvier_py.clustering", "ranvier_py.pushing"),
+    ("ranvier_py.clustering", "ranvier_py.pushing", "ranvier_py.truthing"),
     ("ranvier_py.admin",),
     ("ranvier_py.node",),
     ("ranvier_py.replay", "ranvier_py.reporter"),

@@ -86,6 +86,10 @@ class ControlPort(Protocol):
         """The last ones, newest first."""
         ...
 
+    def truth(self) -> Mapping[str, Any]:
+        """How well each engine's cache is known, by which sources."""
+        ...
+
     def cluster(self) -> Mapping[str, Any]:
         """This node among its peers. LookupError when it has none."""
         ...
@@ -222,6 +226,7 @@ class Handlers:
             ("GET", "/admin/routes/<fingerprint>", self.route_tree),
             ("GET", "/admin/decisions", self.decisions),
             ("GET", "/admin/config", self.config),
+            ("GET", "/admin/truth", self.truth),
             ("GET", "/admin/cluster", self.cluster),
             ("GET", "/admin/cluster/sums", self.route_sums),
             ("POST", "/explain", self.explain),
@@ -281,6 +286,9 @@ class Handlers:
 
     async def config(self) -> Response:
         return json_response(self._port.config())
+
+    async def truth(self) -> Response:
+        return json_response(self._port.truth())
 
     async def cluster(self) -> Response:
         with input_errors():

@@ -1,0 +1,378 @@
+"""What makes a node hear its engines: event streams, their connections and the truth that they end in.
+
+For each engine that publishes KV events (`KvDiscovery` finds where) and that this node is to read (`Sharing`), one
+EventStream and one KvSubscriber for each data-parallel rank. `look` compares what is heard with what is to be heard,
+ten times a second, and begins and ends accordingly; it also carries copies from and to peers.
+
+Rules: a stream begins once the engine's model names are known, and begins anew when they change, for they are in every
+fingerprint. A restart that a stream notices is the registry's business, as one that a probe notices. Start-up never
+waits for any of this, and no request does. Without pyzmq, engines are heard by others, or not at all; the log says so.
+Bounds: one stream for each rank that an engine names, at most publishers.RANKS_MAX. Cost: 2 us for each engine and
+look.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import trio
+
+from ranvier_py.core.backends import Backend, Transition
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.events import BadBatch
+from ranvier_py.core.kv.gap_values import AskPeer, GapSettings, Level, LevelChanged
+from ranvier_py.core.kv.names import Names, base_names
+from ranvier_py.core.kv.publishers import Publisher
+from ranvier_py.core.kv.sharing import Sharing, Unshared
+from ranvier_py.core.kv.snapshot import Original
+from ranvier_py.core.kv.streams import EventStream
+from ranvier_py.core.kv.truth import LEVELS, EngineTruth, Source, TruthView
+from ranvier_py.core.kv.values import EngineLoad
+from ranvier_py.core.peer.streams import SharedStreams
+from ranvier_py.core.router import Router
+from ranvier_py.core.sample import Sample
+from ranvier_py.edge.kv_discovery import DiscoveryOptions, KvDiscovery
+from ranvier_py.edge.kv_zmq import KvSockets, KvSubscriber, LoadHeard, NoZmq
+from ranvier_py.measures import plain_samples
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.1  # for engines, owners and names to be followed
+SWEEP_ROWS_MAX = 2000  # a second; 1 us for each row and engine
+CHANNEL = "zmq"
+
+GAUGES = ("blocks", "parked", "prefixes", "entries", "unsettled")
+
+
+@dataclass(slots=True)
+class Reading:
+    """One rank that is heard."""
+
+    publisher: Publisher
+    stream: EventStream
+    subscriber: KvSubscriber
+    scope: trio.CancelScope
+
+
+class Truthing:
+    """See the module.
+
+    Args:
+        log_transitions: what the registry makes of restarts that streams notice.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        rng: Random,
+        log_transitions: Callable[[Sequence[Transition]], None],
+        *,
+        options: DiscoveryOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.truth = EngineTruth(
+            router.routes,
+            self._epoch_of,
+            restarted=self._restarted,
+            block_tokens=router.hasher.block_tokens,
+        )
+        self.sharing: Sharing = Unshared()
+        self.shared = False
+        self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None
+        self._router = router
+        self._registry = router.registry
+        self._rng = rng
+        self._log_transitions = log_transitions
+        self._clock = clock
+        self._discovery = KvDiscovery(self.found, options or DiscoveryOptions(), rng)
+        self._found: dict[BackendId, tuple[Publisher, ...]] = {}
+        self._readings: dict[BackendId, dict[int, Reading]] = {}
+        self._sockets: KvSockets | None = None
+        self._trouble = ""
+        self._nursery: trio.Nursery | None = None
+        self._poked = trio.Event()
+
+    def share(self, sharing: SharedStreams) -> None:
+        """There are peers, who may have copies. To be called before `run`."""
+        self.sharing, self.shared = sharing, True
+        sharing.give, sharing.moved = self._original, self.poke
+
+    # What is told
+
+    def watch(self, backend: BackendId, url: str, api_key: str = "", fixed: tuple[Publisher, ...] = ()) -> None:
+        """Find out where this engine publishes its events; or hear what is `fixed`, without asking it."""
+        self._discovery.watch(backend, url, api_key, fixed)
+
+    def forget(self, backend: BackendId) -> None:
+        """It was removed."""
+        self._discovery.forget(backend)
+        self._found.pop(backend, None)
+        self._end(backend)
+
+    def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
+        """Where an engine publishes its events, as far as it is known now."""
+        self._found[backend] = publishers
+        self.poke()
+
+    def contradicted(self, backend: BackendId) -> None:
+        """An engine's answers do not fit what it is known to hold: ask it whether it is still the same."""
+        for reading in self._readings.get(backend, {}).values():
+            reading.subscriber.carry(reading.stream.contradicted(self._clock()))
+
+    def poke(self) -> None:
+        """Look soon."""
+        self._poked.set()
+
+    # Time
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._discovery.run)
+                task_status.started()
+                while True:
+                    with trio.move_on_after(LOOK_INTERVAL_S):
+                        await self._poked.wait()
+                    self._poked = trio.Event()
+                    self.look(self._clock())
+        finally:
+            self._nursery = None
+            if self._sockets is not None:
+                self._sockets.close()
+
+    def look(self, now: float) -> None:
+        """Begin and end what is to be heard by this node; hand on what peers have brought."""
+        publishing = {id_: self._names(id_) for id_, publishers in self._found.items() if publishers}
+        self.sharing.streams(publishing, now)
+        for id_ in [one for one in self._readings if one not in publishing]:
+            self._end(id_)
+        for id_, names in publishing.items():
+            wanted = self._found[id_] if names and self.sharing.owns(id_) else ()
+            self._follow(id_, names, wanted, now)
+        for came in self.sharing.copies():
+            reading = self._readings.get(came.backend, {}).get(came.rank)
+            if reading is None:
+                continue
+            stream, ask = reading.stream, came.ask
+            copy = came.copy
+            effects = stream.copy_offered(ask, copy, now) if copy is not None else stream.copy_failed(ask, now)
+            reading.subscriber.carry(effects)
+            log.info("kv.copy %s %s", self._label(stream.source), "came" if copy is not None else "none")
+
+    def sweep(self, now: float) -> None:
+        """Put the route table right, a little at a time. To be called each second."""
+        self.truth.sweep(now, SWEEP_ROWS_MAX)
+
+    # Inside
+
+    def _epoch_of(self, backend: BackendId) -> int:
+        slots = self._registry.slots
+        known = slots[backend] if 0 <= backend < len(slots) else None
+        return -1 if known is None or known.removed else known.epoch
+
+    def _restarted(self, backend: BackendId, why: str, now: float) -> int:
+        known = self._registry[backend]
+        self._log_transitions(self._registry.restart_told(known, 0.0, now, why))
+        return known.epoch
+
+    def _backend(self, id_: BackendId) -> Backend | None:
+        slots = self._registry.slots
+        known = slots[id_] if 0 <= id_ < len(slots) else None
+        return None if known is None or known.removed else known
+
+    def _names(self, id_: BackendId) -> tuple[str, ...]:
+        """Empty: not known, or the engine serves more than one base model."""
+        backend = self._backend(id_)
+        if backend is None or backend.models is None:
+            return ()
+        return base_names(backend.cards) or (backend.models if len(backend.models) == 1 else ())
+
+    def _follow(self, id_: BackendId, names: tuple[str, ...], publishers: Sequence[Publisher], now: float) -> None:
+        """Hear these publishers of one engine, and no others."""
+        readings = self._readings.pop(id_, {})
+        for rank, reading in list(readings.items()):
+            if reading.publisher not in publishers or reading.stream.names.base != names:
+                self._stop(readings.pop(rank), now)
+        for publisher in publishers:
+            if publisher.rank not in readings and self._can():
+                readings[publisher.rank] = self._begin(id_, names, publisher, now)
+        if publishers:
+            self.sharing.unable(id_, not self._can(), now)
+        if readings:
+            self._readings[id_] = readings
+            worst = max((reading.stream.level for reading in readings.values()), key=LEVELS.index)
+            self.sharing.said(id_, worst, now)
+
+    def _can(self) -> bool:
+        """Whether this node can hear anything."""
+        if self._sockets is None and not self._trouble and self._nursery is not None:
+            try:
+                self._sockets = KvSockets()
+            except NoZmq as error:
+                self._trouble = str(error)
+                log.warning("kv.deaf %s", error)
+        return self._sockets is not None
+
+    def _begin(self, id_: BackendId, base: tuple[str, ...], publisher: Publisher, now: float) -> Reading:
+        router = self._router
+        assert self._sockets is not None
+        assert self._nursery is not None
+        source = Source(id_, f"{CHANNEL}/{publisher.rank}")
+        names = Names(router.hasher, router.reader.namespace_of, base)
+        settings = GapSettings(replay=publisher.replay is not None, peers=self.shared)
+        stream = EventStream(source, self.truth, router.hasher, names, settings=settings)
+        told = partial(self._told, stream)
+        subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, told, clock=self._clock)
+        reading = Reading(publisher, stream, subscriber, trio.CancelScope())
+        stream.open(now)
+        self._nursery.start_soon(self._hear, reading)
+        log.info("kv.reading %s at %s", self._label(source), publisher.events.endpoint)
+        return reading
+
+    async def _hear(self, reading: Reading) -> None:
+        with reading.scope:
+            await reading.subscriber.run()
+
+    def _stop(self, reading: Reading, now: float) -> None:
+        reading.stream.close(now)
+        reading.scope.cancel()
+        log.info("kv.left %s", self._label(reading.stream.source))
+
+    def _end(self, id_: BackendId) -> None:
+        for reading in self._readings.pop(id_, {}).values():
+            self._stop(reading, self._clock())
+
+    def _told(self, stream: EventStream, effect: object) -> None:
+        """What a subscriber leaves to others."""
+        backend, name = stream.source
+        if isinstance(effect, AskPeer):
+            self.sharing.ask(backend, int(name.partition("/")[2]), effect.ask, self._clock())
+        elif isinstance(effect, LevelChanged):
+            log.info("kv.level %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
+            if effect.level is not Level.EXACT:
+                self._discovery.look_soon(backend)  # it may be another process, with other ports
+        elif isinstance(effect, LoadHeard):
+            try:
+                load = stream.decoder.decode(effect.payload).load
+            except BadBatch:
+                return
+            if load is not None:
+                self.load_heard(backend, load)
+
+    def _original(self, backend: BackendId, rank: int) -> Original | None:
+        """For a peer: the state of a stream that is known exactly, and where it stands."""
+        reading = self._readings.get(backend, {}).get(rank)
+        return reading.stream.original() if reading is not None else None
+
+    def _label(self, source: Source) -> str:
+        return f"{self._name(source.backend)} {source.name}"
+
+    def _name(self, id_: BackendId) -> str:
+        backend = self._backend(id_)
+        return backend.name if backend is not None else f"#{id_}"
+
+    # What it shows
+
+    def view(self) -> dict[str, Any]:
+        """For the control port: a line for each engine, and all of each source."""
+        now = self._clock()
+        return {
+            "trouble": self._trouble,
+            "counts": asdict(self.truth.counts),
+            "engines": [self._line(backend) for backend in self._registry],
+            "sources": [self._source_view(view, now) for view in self.truth.views(now)],
+        }
+
+    def _line(self, backend: Backend) -> dict[str, Any]:
+        publishers = self._found.get(backend.id, ())
+        return {
+            "name": backend.name,
+            "truth": self._level_shown(backend.id),
+            "streams": len(publishers),
+            "read_here": backend.id in self._readings,
+            **self._totals(backend.id),
+        }
+
+    def _source_view(self, view: TruthView, now: float) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "backend": self._name(view.source.backend),
+            "source": view.source.name,
+            "level": view.level.value,
+            "reason": view.reason,
+            "since_s": round(view.level_age_s, 1),
+            "changed_s": None if view.changed_age_s is None else round(view.changed_age_s, 1),
+            "changes": view.changes,
+            "cleared": view.cleared,
+        }
+        reading = self._reading(view.source)
+        if reading is None:
+            return shown
+        names = {"models": reading.stream.names.base}
+        return {**shown, **names, "connection": subscriber_view(reading, now), "stream": reading.stream.view()}
+
+    def samples(self) -> Iterator[Sample]:
+        """For /metrics."""
+        yield from plain_samples("truth", self.truth.counts, ())
+        for backend in self._registry:
+            label = {"backend": backend.name}
+            level = self._level_shown(backend.id)
+            help_text = "1 for the level at which the engine's cache is known."
+            yield Sample("truth_level", "gauge", help_text, 1, {**label, "level": level})
+            for reading in self._readings.get(backend.id, {}).values():
+                labels = {**label, "source": reading.stream.source.name}
+                view = asdict(reading.stream.residency.view())
+                for name in GAUGES:
+                    yield Sample(f"kv_{name}", "gauge", f"{name} of an engine's cache.", view[name], labels)
+                counts = {**reading.stream.counts(), **connection_counts(reading.subscriber)}
+                for name, number in counts.items():
+                    yield Sample(f"kv_{name}", "counter", f"{name.replace('_', ' ')} of KV events.", number, labels)
+
+    def _reading(self, source: Source) -> Reading | None:
+        readings = self._readings.get(source.backend, {}).values()
+        return next((reading for reading in readings if reading.stream.source == source), None)
+
+    def _level_shown(self, backend: BackendId) -> str:
+        """Ours, or that of the peer who reads it."""
+        level = self.truth.level(backend)
+        if level is Level.ESTIMATED and self._found.get(backend):
+            level = self.sharing.level(backend) or level
+        return level.value
+
+    def _totals(self, backend: BackendId) -> Mapping[str, int]:
+        totals = dict.fromkeys(("applied", "gaps", "restarts", "blocks", "prefixes"), 0)
+        for reading in self._readings.get(backend, {}).values():
+            counts, view = reading.stream.machine.counts, reading.stream.residency.view()
+            for name, number in (
+                ("applied", counts.applied),
+                ("gaps", counts.gaps),
+                ("restarts", counts.restarts),
+                ("blocks", view.blocks),
+                ("prefixes", view.prefixes),
+            ):
+                totals[name] += number
+        return totals
+
+
+def subscriber_view(reading: Reading, now: float) -> dict[str, Any]:
+    view = reading.subscriber.view()
+    return {
+        "endpoint": view.endpoint,
+        "connected": view.is_connected,
+        "heard_s": None if view.heard_at is None else round(now - view.heard_at, 1),
+        "ended": view.why,
+        **connection_counts(reading.subscriber),
+    }
+
+
+def connection_counts(subscriber: KvSubscriber) -> dict[str, int]:
+    """Counters of one connection; what was malformed as one number."""
+    counts = asdict(subscriber.counts)
+    return {**counts, "malformed": sum(counts["malformed"].values())}
