@@ -99,7 +99,6 @@ class Ear:
         try:
             return await wire.run(hearing.took, self._up, tries)
         finally:
-            self._counts.malformed["frames"] += wire.oversized
             wire.close()
 
     def _up(self) -> None:

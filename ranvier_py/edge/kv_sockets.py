@@ -95,10 +95,8 @@ class Wire:
 
     def __init__(self, sockets: KvSockets, kind: int, where: Spot, messages_max: int) -> None:
         self.where = where
-        self.oversized = 0  # messages of which parts were dropped
         self._turn = sockets.turn
         self._parts: list[bytes] = []
-        self._skipping = False
         try:
             self.socket = sockets.socket(kind)
             for option, value in options(messages_max):
@@ -162,12 +160,8 @@ class Wire:
                 return False
             if len(self._parts) < FRAMES_MAX:
                 self._parts.append(part)
-            else:
-                self._skipping = True
             if not more:
                 parts, self._parts = self._parts, []
-                self.oversized += self._skipping
-                self._skipping = False
                 took(parts)
         return True
 

@@ -246,7 +246,6 @@ class KvSubscriber:
                 await wire.run(answers.take, first=(b"", effect.first.to_bytes(SEQ_BYTES, "big")))
                 answers.fail()
             finally:
-                self.counts.malformed["frames"] += wire.oversized
                 wire.close()
         if self._asking is scope:
             answers.fail()  # its time is over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 
 import trio
@@ -135,6 +136,14 @@ def at(endpoint: str) -> Spot:
     found = spot(endpoint)
     assert found is not None
     return found
+
+
+def connections_to(endpoint: str) -> int:
+    """Established ones, as the kernel sees them on the engine's side."""
+    port = f":{at(endpoint).port:04X}"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return sum(field[1].endswith(port) and field[3] == "01" for field in fields)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import trio
 
@@ -12,7 +10,7 @@ from ranvier_py.core.kv.gap_values import GapSettings, Level
 from ranvier_py.core.kv.publishers import Publisher
 from ranvier_py.edge import kv_sockets
 from ranvier_py.edge.kv_zmq import KvSockets, NoZmq, Options
-from tests.edge.kv_fakes import at, hearing, publisher_of, publishing, until, with_replay
+from tests.edge.kv_fakes import at, connections_to, hearing, publisher_of, publishing, until, with_replay
 
 
 def payloads(count: int, start: int = 0) -> list[bytes]:
@@ -151,14 +149,6 @@ async def test_whoever_stops_leaves_the_engine() -> None:
             await until(lambda: heard.stream.seqs == [0])
             assert connections_to(source.events) == 1
         await until(lambda: not connections_to(source.events))
-
-
-def connections_to(endpoint: str) -> int:
-    """Established ones, as the kernel sees them on the engine's side."""
-    port = f":{at(endpoint).port:04X}"
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    fields = [line.split() for line in lines]
-    return sum(field[1].endswith(port) and field[3] == "01" for field in fields)
 
 
 async def test_two_ranks_are_two_streams() -> None:
