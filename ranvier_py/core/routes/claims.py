@@ -33,6 +33,7 @@ class Claims:
         self._ttl_s = ttl_s
         self._others: dict[int, dict[int, Claim]] = {}
         self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
+        self.faded: dict[int, int] = {}  # backend -> second: evidence up to it is too old for its cache
         self.now = 0.0
         self.counts = [0, 0, 0, 0]
 

@@ -225,6 +225,16 @@ class RouteTable:
         if row is not None and self._claims.get(row, backend) is not None:
             self._claims.set_tier(row, backend, tier)
 
+    def fade(self, backend: BackendId, second: int) -> None:
+        """From now on claims of this backend whose evidence is not after this second are not matched; -1: all are.
+
+        They stay, to be matched again after new evidence, or when this moves back, until they expire.
+        """
+        if second >= 0:
+            self._claims.faded[backend] = second
+        else:
+            self._claims.faded.pop(backend, None)
+
     def sweep(self, now: float, epochs: Sequence[int], limit: int = 2000) -> int:
         """Remove expired claims, and void ones (not of the backend's current epoch), from the next `limit` rows.
 
@@ -330,6 +340,8 @@ class RouteTable:
             return row
         backend = rows.backend[row]
         live = 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon
+        if live and self._claims.faded and rows.evidence[row] <= self._claims.faded.get(backend, -1):
+            live = False
         if not live or (found and any(holder.backend == backend for holder in found)):
             return 0
         found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
@@ -353,6 +365,8 @@ class RouteTable:
                     for backend, (epoch, trust, evidence) in claims.others(row).items()
                     if backend < known and epochs[backend] == epoch and evidence > horizon
                 ]
+        if claims.faded:
+            ranked = [each for each in ranked if -each[1] > claims.faded.get(each[2], -1)]
         ranked.sort()
         if len(among) == 1 and not found:  # the usual row, in which nobody comes twice
             new = tuple.__new__  # `Holder(…)` takes twice as long, and a system prompt may have one for each backend

@@ -1,0 +1,161 @@
+"""Why predictions of one engine's cache are wrong: each cause with the evidence that gives it away.
+
+| bias | evidence, among the latest answers of one engine |
+|---|---|
+| template | its count of prompt tokens is not ours plus one constant (the generation prompt) in a fifth of them |
+| salt | of prompts used there moments ago some were found, and a tenth or more had nothing at all: caches are kept |
+|      | apart by something that we do not see (a tenant, an adapter, a salt in a header) |
+| no_reuse | of prompts used there moments ago nearly none was found: no prefix caching, or another tokenizer |
+| hybrid | everything found is a multiple of a step of 256 tokens or more, and less than predicted by a part of it: |
+|      | recurrent layers keep few states |
+| block_size | the same with a larger block than ours |
+| small_cache | the learned capacity limits what is believed, and is below what the engine tells |
+| no_counts | nine answers of ten do not say how much was cached (vLLM: --enable-prompt-tokens-details) |
+
+Rules: a bias appears when its share passes a threshold on enough answers, and goes when it falls below half of that:
+so it is named once. All shares fade: an answer counts half after HALF_LIFE further ones.
+Bound: DIFFERENCES_MAX numbers for each engine. Cost: 2 us for an answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from math import gcd
+
+
+class Bias(Enum):
+    TEMPLATE = "template"
+    SALT = "salt"
+    NO_REUSE = "no_reuse"
+    HYBRID = "hybrid"
+    BLOCK_SIZE = "block_size"
+    SMALL_CACHE = "small_cache"
+    NO_COUNTS = "no_counts"
+
+
+HALF_LIFE = 100.0
+"""Answers: a wrong template shows within minutes of any load, and is forgotten as soon after it was put right."""
+
+ANSWERS_MIN = 20.0
+"""Weight of answers below which nothing is said. Faded weights never exceed HALF_LIFE / ln 2, 144."""
+
+TEMPLATE_SHARE, SALT_SHARE, NO_REUSE_SHARE, NO_COUNTS_SHARE = 0.2, 0.1, 0.9, 0.9
+STAYS = 0.5
+"""Share of a threshold at which a bias that was named is still there."""
+
+DIFFERENCES_MAX = 64
+"""Different distances between two counts that are kept; beyond, the rarest makes room."""
+
+OFFSET_MAX = 64
+"""Tokens that a generation prompt may have. A constant difference above that is another template, too."""
+
+STEPS_SEEN = 16
+"""Counts of cached tokens that agree on one step before it is believed: the chance that 16 multiples of 16 are all
+multiples of 32 is 1 in 65,536."""
+
+CUT_MIN = 4
+"""Of these, those that were less than predicted by a part of the step: prompts of one shape have steps, too."""
+
+HYBRID_TOKENS = 256
+"""A step from here on is not a block: vLLM's and SGLang's have 1 to 128 tokens."""
+
+
+class Fading:
+    """A sum that halves with every HALF_LIFE additions to its group."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, amount: float) -> None:
+        self.value = self.value * 2 ** (-1 / HALF_LIFE) + amount
+
+
+class Evidence:
+    """What the answers of one engine say of the ways in which we may misunderstand it."""
+
+    __slots__ = ("_differences", "_fresh", "_fresh_cold", "_fresh_found", "_silent", "_steps", "_told", "_weight")
+
+    def __init__(self) -> None:
+        self._differences: dict[int, float] = {}
+        self._weight = 1.0  # of the next difference
+        self._told = Fading()
+        self._silent = Fading()
+        self._fresh = Fading()
+        self._fresh_cold = Fading()
+        self._fresh_found = Fading()
+        self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
+
+    def counted(self, cached_tokens: int | None) -> None:
+        """An answer said how much was cached, or did not."""
+        self._told.add(1.0)
+        self._silent.add(cached_tokens is None)
+
+    def found(self, cached_tokens: int, predicted_tokens: int) -> None:
+        """So much was cached, above 0, where that much was predicted in blocks of ours."""
+        self._steps.append((cached_tokens, predicted_tokens - cached_tokens))
+
+    def measured(self, difference: int) -> None:
+        """The engine counted so many prompt tokens more than we did, who are sure of our count."""
+        if difference not in self._differences and len(self._differences) >= DIFFERENCES_MAX:
+            del self._differences[min(self._differences, key=self._differences.__getitem__)]
+        self._differences[difference] = self._differences.get(difference, 0.0) + self._weight
+        self._weight *= 2 ** (1 / HALF_LIFE)
+        if self._weight > 1e9:
+            self._differences = {key: weight / self._weight for key, weight in self._differences.items()}
+            self._weight = 1.0
+
+    def used_again(self, cached_tokens: int, usable_tokens: int) -> None:
+        """Of a prompt that was there moments ago, so much of what was usable was found."""
+        self._fresh.add(1.0)
+        self._fresh_cold.add(cached_tokens == 0)
+        self._fresh_found.add(2 * cached_tokens >= usable_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        """What everything found is a multiple of and is cut to; 0 while there is no such step."""
+        if len(self._steps) < STEPS_SEEN:
+            return 0
+        step = gcd(*(cached for cached, _ in self._steps))
+        return step if sum(0 < missing < step for _, missing in self._steps) >= CUT_MIN else 0
+
+    @property
+    def offset_tokens(self) -> int:
+        """The commonest difference between the engine's count and ours."""
+        return max(self._differences, key=self._differences.__getitem__) if self._differences else 0
+
+    def strengths(self, block_tokens: int) -> dict[Bias, float]:
+        """How strong each bias is, 1 being what names it. 0 where too little is known."""
+        found = dict.fromkeys(Bias, 0.0)
+        found[Bias.NO_COUNTS] = part(self._silent.value, self._told.value) / NO_COUNTS_SHARE
+        found[Bias.TEMPLATE] = self._template()
+        cold, warm = part(self._fresh_cold.value, self._fresh.value), part(self._fresh_found.value, self._fresh.value)
+        step = self.step_tokens
+        if step >= HYBRID_TOKENS:
+            pass  # short prompts have nothing then
+        elif warm >= SALT_SHARE:
+            found[Bias.SALT] = cold / SALT_SHARE
+        elif self._fresh.value >= ANSWERS_MIN:
+            found[Bias.NO_REUSE] = (1 - warm) / NO_REUSE_SHARE
+        found[Bias.HYBRID] = float(step >= HYBRID_TOKENS)
+        found[Bias.BLOCK_SIZE] = float(block_tokens < step < HYBRID_TOKENS)
+        return found
+
+    def _template(self) -> float:
+        total = sum(self._differences.values())
+        if total / self._weight < ANSWERS_MIN:
+            return 0.0
+        offset = self.offset_tokens
+        usual = self._differences[offset] if 0 <= offset <= OFFSET_MAX else 0.0
+        return (1 - usual / total) / TEMPLATE_SHARE
+
+
+def part(some: float, whole: float) -> float:
+    return some / whole if whole >= ANSWERS_MIN else 0.0
+
+
+def present(before: bool, strength: float) -> bool:
+    """Whether a bias is there, given whether it was."""
+    return strength >= (STAYS if before else 1.0)
