@@ -17,7 +17,9 @@ from ranvier_py.core.placement import Decision
 from ranvier_py.core.router import CHAT_PATH, Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.core.shadow import Shadows
+from ranvier_py.indexing import Indexing
 from ranvier_py.measures import plain_samples, samples_of, shadow_samples
+from ranvier_py.pushing import Pushing
 from ranvier_py.truthing import Truthing
 
 
@@ -39,7 +41,11 @@ class Administered(Protocol):
     @property
     def server(self) -> Any: ...
     @property
+    def pushing(self) -> Pushing: ...
+    @property
     def clustering(self) -> Clustering | None: ...
+    @property
+    def indexing(self) -> Indexing: ...
     @property
     def upstream(self) -> Any: ...
     @property
@@ -128,6 +134,10 @@ class Admin:
         newest = islice(reversed(self._node.router.recent), limit)
         return [decision_view(decision, request_id, now - at) for at, request_id, decision in newest]
 
+    @property
+    def kv_index(self) -> Indexing:
+        return self._node.indexing
+
     def cluster(self) -> Mapping[str, Any]:
         return self._clustering().view()
 
@@ -165,7 +175,15 @@ class Admin:
         recorder = node.recorder
         samples = chain(samples, node.truthing.samples())
         recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
-        return [*samples, *recorded, *shadowed, *(node.clustering.samples() if node.clustering is not None else ())]
+        indexed = node.indexing.samples()
+        return [
+            *samples,
+            *recorded,
+            *node.pushing.samples(),
+            *shadowed,
+            *indexed,
+            *(node.clustering.samples() if node.clustering is not None else ()),
+        ]
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()

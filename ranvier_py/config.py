@@ -35,6 +35,7 @@ from ranvier_py.config_values import (
 )
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.gossip_places import ClusterKeys, GossipPlaces, gossip_places, key_of_their_own, of_worker, spelled
+from ranvier_py.core.kv.kv_index import ENTRIES_MAX, ENTRIES_MIN, TTL_MAX_S, TTL_MIN_S
 from ranvier_py.core.placement.policies import POLICIES
 
 ENV_PREFIX = "RANVIER_"
@@ -88,7 +89,7 @@ class Config(BaseSettings):
         "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
         "More can be added over the control port. Where an engine publishes its KV events is asked of it; for one that "
         "does not say, kv_events=tcp://HOST:5557, kv_replay=tcp://HOST:5558 and kv_ranks=2 do; kv_events=off turns "
-        "them off.",
+        "them off. kv_index=http://HOST/v1/kv_events names an event stream of Continuum's shape.",
     )
     backend_api_key: Secret = key(
         None, "Backends", "Sent as bearer key to backends where the client sends no Authorization, and in probes."
@@ -149,6 +150,22 @@ class Config(BaseSettings):
     prompt_memory_entries: Annotated[int, Field(ge=16)] = key(
         65_536, "Routing", "Conversations whose boundaries are remembered, so that only their new text is read."
     )
+    kv_index_entries_max: Annotated[int, Field(ge=ENTRIES_MIN, le=ENTRIES_MAX)] = key(
+        100_000, "Index", "Pairs of prefix and backend that event streams (kv_index of a backend) may fill."
+    )
+    kv_index_ttl_s: Annotated[float, Field(ge=TTL_MIN_S, le=TTL_MAX_S, allow_inf_nan=False)] = key(
+        600.0, "Index", "An entry is forgotten this long after its last event."
+    )
+    kv_index_offloading: bool = key(
+        False, "Index", "Engines keep what they evict in slower storage: such entries count for less, not for nothing."
+    )
+    kv_index_eviction_is_offload: bool = key(
+        True, "Index", "With kv_index_offloading, an eviction that does not say more is an offload."
+    )
+    kv_index_reconnect_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = key(
+        1.0, "Index", "First wait before a lost event stream is connected again; it doubles up to 60 s."
+    )
+
     cluster_secret: Secret = key(
         None,
         "Routing",

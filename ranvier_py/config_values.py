@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +29,8 @@ from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.gossip_places import OFF, place
 from ranvier_py.core.kv.publishers import RANKS_MAX, spot
 from ranvier_py.core.placement.policies import POLICIES, PlacementOptions
+
+INDEX_SCHEMES = ("http", "https", "ws", "wss")
 
 
 def policy_name(text: str) -> str:
@@ -110,6 +113,13 @@ def kv_endpoint(text: str) -> str:
     return text
 
 
+def index_endpoint(text: str) -> str:
+    place = urlsplit(text)
+    if text and (place.scheme not in INDEX_SCHEMES or not place.hostname):
+        raise ValueError("must be a URL that begins with http://, https://, ws:// or wss://")
+    return text
+
+
 def kv_endpoint_or_off(text: str) -> str:
     return text if text == OFF else kv_endpoint(text)
 
@@ -118,7 +128,8 @@ class BackendSpec(BaseModel):
     """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
 
     `kv_events` is where the engine publishes its KV events, `kv_replay` where it tells them again; with `kv_ranks`
-    data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used.
+    data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used. `kv_index` is an
+    event stream of Continuum's shape; empty: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -129,6 +140,7 @@ class BackendSpec(BaseModel):
     kv_events: Annotated[str, AfterValidator(kv_endpoint_or_off)] = ""
     kv_replay: Annotated[str, AfterValidator(kv_endpoint)] = ""
     kv_ranks: int = Field(default=1, ge=1, le=RANKS_MAX)
+    kv_index: Annotated[str, AfterValidator(index_endpoint)] = ""
 
     @model_validator(mode="after")
     def _kv_events_come_first(self) -> Self:

@@ -2,8 +2,10 @@
 
     GET  /healthz  /readyz  /metrics
     GET POST DELETE /admin/backends      POST /admin/backends/drain      GET /admin/routes  /admin/routes/FINGERPRINT
+    GET  /admin/kv-index/stats  /admin/kv-index/backends       POST /admin/kv-index/clear
     GET  /admin/decisions  /admin/config  /admin/cluster  /admin/cluster/sums      POST /explain
     POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
+    POST /internal/eviction  /internal/sync      GET /internal/scheme  /internal/workers       edge/internal.py
 
 Rules: it never touches a proxied request, and no answer of its own takes long: a method of the port it serves is one
 synchronous call, or gives way meanwhile. With a key, everything but /healthz and /readyz needs it as bearer key
@@ -43,6 +45,7 @@ from ranvier_py.edge.control_input import (
     worker_url,
 )
 from ranvier_py.edge.control_server import ServerLimits, serve_app
+from ranvier_py.edge.internal import InternalHandlers, InternalPort, admitted
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,14 @@ DECISIONS_MAX = 1000
 
 OPEN_PATHS = ("/healthz", "/readyz")
 """Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
+
+
+class KvIndexPort(Protocol):
+    """Continuum's index, in Continuum's JSON."""
+
+    def stats(self) -> Mapping[str, Any]: ...
+    def backends(self) -> Mapping[str, Any]: ...
+    def clear(self) -> Mapping[str, Any]: ...
 
 
 class ControlPort(Protocol):
@@ -98,6 +109,8 @@ class ControlPort(Protocol):
         """Bucket fingerprints of the route table: 8 bytes each. LookupError when this node does not gossip."""
         ...
 
+    @property
+    def kv_index(self) -> KvIndexPort: ...
     def ready(self) -> tuple[bool, str]:
         """Whether requests may be sent here, and why not."""
         ...
@@ -134,6 +147,7 @@ async def serve(
     settings: ControlSettings,
     render: Render,
     *,
+    internal: InternalPort | None = None,
     shutdown: trio.Event,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -141,7 +155,7 @@ async def serve(
 
     Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
     """
-    app = make_app(port, settings, render)
+    app = make_app(port, settings, render, internal)
     limits = ServerLimits(
         body_bytes_max=settings.body_bytes_max,
         idle_timeout_s=settings.idle_timeout_s,
@@ -154,7 +168,9 @@ async def serve(
 # --- the application ------------------------------------------------------------------------------------------------
 
 
-def make_app(port: ControlPort, settings: ControlSettings, render: Render) -> QuartTrio:
+def make_app(
+    port: ControlPort, settings: ControlSettings, render: Render, internal: InternalPort | None = None
+) -> QuartTrio:
     """The routes of one control port."""
     app = QuartTrio(__name__, static_folder=None)
     app.config.update(
@@ -169,7 +185,8 @@ def make_app(port: ControlPort, settings: ControlSettings, render: Render) -> Qu
     app.register_error_handler(HTTPException, refused_by_framework)
     app.register_error_handler(Exception, failed)
     handlers = Handlers(port, render)
-    for method, path, view in handlers.table():
+    pushes = InternalHandlers(internal, settings.key).table() if internal is not None else ()
+    for method, path, view in (*handlers.table(), *pushes):
         app.add_url_rule(path, f"{method} {path}", view, methods=[method])
     return app
 
@@ -178,6 +195,7 @@ class Guard:
     """Decides who may ask."""
 
     def __init__(self, settings: ControlSettings) -> None:
+        self._key = settings.key
         self._expected = f"Bearer {settings.key}".encode() if settings.key else None
         self._host = settings.host
         self._open = (*OPEN_PATHS, "/metrics") if settings.metrics_public else OPEN_PATHS
@@ -186,9 +204,10 @@ class Guard:
         """Raises Unauthorized or Forbidden."""
         if request.path in self._open:
             return
-        if self._expected is not None:
-            given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, self._expected):
+        if self._key and self._expected is not None:
+            field = request.headers.get("authorization", "")
+            given = field.encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, self._expected) and not admitted(request.path, field, self._key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
             return
         self._check_browser(request.headers.get("host", ""), request.headers.get("origin"))
@@ -229,6 +248,9 @@ class Handlers:
             ("GET", "/admin/truth", self.truth),
             ("GET", "/admin/cluster", self.cluster),
             ("GET", "/admin/cluster/sums", self.route_sums),
+            ("GET", "/admin/kv-index/stats", self.kv_index_stats),
+            ("GET", "/admin/kv-index/backends", self.kv_index_backends),
+            ("POST", "/admin/kv-index/clear", self.kv_index_clear),
             ("POST", "/explain", self.explain),
             ("POST", "/add_worker", self.add_worker),
             ("POST", "/remove_worker", self.remove_worker),
@@ -297,6 +319,15 @@ class Handlers:
     async def route_sums(self) -> Response:
         with input_errors():
             return Response(await self._port.route_sums(), content_type="application/octet-stream")
+
+    async def kv_index_stats(self) -> Response:
+        return json_response(self._port.kv_index.stats())
+
+    async def kv_index_backends(self) -> Response:
+        return json_response(self._port.kv_index.backends())
+
+    async def kv_index_clear(self) -> Response:
+        return json_response(self._port.kv_index.clear())
 
     async def explain(self) -> Response:
         body = await raw_body()

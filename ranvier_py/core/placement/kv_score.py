@@ -13,8 +13,8 @@ Source: Continuum Router, «KV cache optimization», tier 4. What the document l
   before any policy here; so is load: who is at the ring's cap gets no points (`bounded_score`; false: as written).
 - Weights must sum to exactly 1, which 0.6 + 0.3 + 0.1 do not in binary: to 1e-6 here. Load 0 of 0 is 0.
 - One page says that below the threshold the default strategy decides, another the ring: the ring, then its fallback.
-Left out: scores kept for 100 ms (a match costs less than keeping it fresh), and all of the index but the scoring: the
-route table has its place, with an expiry and a boot epoch for each claim.
+Two sources say what is warm, and the greater counts: the route table, and where event sources are configured the index
+of `core/kv/kv_index.py`, asked for the key of the opening (`index`).
 
 Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates); the match lists every holder.
 """
@@ -24,7 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.kv_index import Entry, Storage
 from ranvier_py.core.placement import ALL_HOLDERS, Candidate, Choice, Match
 from ranvier_py.core.placement.bounded_load import cap_of
 from ranvier_py.core.placement.chwbl import (
@@ -35,7 +38,7 @@ from ranvier_py.core.placement.chwbl import (
     fair_share,
     ring_key,
 )
-from ranvier_py.core.placement.least_loaded import held_tokens, relative_loads
+from ranvier_py.core.placement.least_loaded import relative_loads
 from ranvier_py.core.placement.options import Options, option
 
 SUM_TOLERANCE = 1e-6
@@ -67,10 +70,17 @@ class KvScoreOptions(Options):
         return [f"overlap_weight, load_weight, health_weight: must sum to 1, not {total:g}"]
 
 
-class KvScore:
-    """State: none but the rings, which change no answer."""
+class Index(Protocol):
+    """What event sources say; core/kv/prepared.py has the real one."""
 
-    __slots__ = ("options", "ring")
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, Entry]: ...
+    def placed(self, overlap: float | None) -> None: ...
+
+
+class KvScore:
+    """State: none but the rings, which change no answer, and the index, which others fill."""
+
+    __slots__ = ("index", "options", "ring")
 
     name = "kv_score"
     wants_opening = True
@@ -79,28 +89,44 @@ class KvScore:
     def __init__(self, options: KvScoreOptions | None = None) -> None:
         self.options = options = options or KvScoreOptions()
         self.ring = Chwbl(ChwblOptions(options.load_factor_epsilon, options.virtual_nodes))
+        self.index: Index | None = None
 
     def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
         overlaps = self.overlaps(match)
         among = self.below_cap(candidates) if overlaps else ()
         warmest = max([overlaps.get(candidates[position].id, 0.0) for position in among], default=-1.0)
         if warmest < self.options.min_overlap_threshold:
+            if self.index is not None:
+                self.index.placed(None)
             return self.ring.choose(match, candidates, rng)
         scores = self.scores(overlaps, candidates)
         best = max([scores[one] for one in among])
         chosen = candidates[self.first(match, candidates, [one for one in among if scores[one] == best])]
-        return Choice(chosen.id, "kv_aware", held_tokens(match, chosen))
+        if self.index is not None:
+            self.index.placed(overlaps.get(chosen.id, 0.0))
+        return Choice(chosen.id, "kv_aware", self.warm(match).get(chosen.id, (0, False))[0])
 
-    def overlaps(self, match: Match) -> dict[int, float]:
+    def warm(self, match: Match) -> dict[BackendId, tuple[int, bool]]:
+        """By backend: tokens that it holds of the prompt, and whether it must reload them."""
+        found = {one.backend: (one.tokens, one.tier > 0) for one in match.holders}
+        if self.index is not None and match.opening:
+            for backend, entry in self.index.holders(match.opening.hex(), match.at).items():
+                tokens = min(entry.tokens, match.prompt_tokens)
+                if tokens > found.get(backend, (0, False))[0]:
+                    found[backend] = (tokens, entry.storage is Storage.WARM)
+        return found
+
+    def overlaps(self, match: Match) -> dict[BackendId, float]:
         """Overlap x tier by backend, 0 to 1, of those that hold anything."""
-        if not match.holders:
+        warm = self.warm(match)
+        if not warm:
             return {}
         options = self.options
-        whole = match.prompt_tokens if options.overlap_norm == "coverage" else match.holders[0].tokens
+        most = max(tokens for tokens, _ in warm.values())
+        whole = max(1, match.prompt_tokens if options.overlap_norm == "coverage" else most)
         return {
-            one.backend: min(1.0, one.tokens / max(1, whole))
-            * (options.storage_tier_weight if one.tier else options.gpu_tier_weight)
-            for one in match.holders
+            backend: min(1.0, tokens / whole) * (options.storage_tier_weight if reload else options.gpu_tier_weight)
+            for backend, (tokens, reload) in warm.items()
         }
 
     def below_cap(self, candidates: Sequence[Candidate]) -> Sequence[int]:
@@ -110,7 +136,7 @@ class KvScore:
         share = fair_share(candidates, self.options.load_factor_epsilon)
         return [position for position, one in enumerate(candidates) if one.load < cap_of(share, one.weight)]
 
-    def scores(self, overlaps: Mapping[int, float], candidates: Sequence[Candidate]) -> list[float]:
+    def scores(self, overlaps: Mapping[BackendId, float], candidates: Sequence[Candidate]) -> list[float]:
         """Points in the order of the candidates, 0 to 1."""
         options, get = self.options, overlaps.get
         loads = relative_loads(candidates)
@@ -133,13 +159,13 @@ class KvScore:
         return next(one for one in self.ring.ring.walk(ring_key(match) or 0, candidates) if one in tied)
 
     def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
-        overlaps = self.overlaps(match)
+        overlaps, warm = self.overlaps(match), self.warm(match)
         loads = relative_loads(candidates)
         greatest = max(loads) or 1.0
         among = self.below_cap(candidates)
         return [
             {
-                "held_tokens": held_tokens(match, one),
+                "held_tokens": warm.get(one.id, (0, False))[0],
                 "overlap_share": overlaps.get(one.id, 0.0),
                 "load_share": loads[position] / greatest,
                 "success_share": one.success_rate,
