@@ -36,6 +36,7 @@ from ranvier_py.core.gossip_places import OFF
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.publishers import Publisher, of_operator
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoadedOptions
 from ranvier_py.core.prompt import PromptMemory
 from ranvier_py.core.recording import Header, scheme_mark
 from ranvier_py.core.request import PromptReader
@@ -56,6 +57,7 @@ from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
 from ranvier_py.pipeline import Pipeline, PipelineLimits
+from ranvier_py.pushing import KeyInbox, Pushing
 from ranvier_py.truthing import Truthing
 
 log = logging.getLogger(__name__)
@@ -88,17 +90,19 @@ class Node:
         self.addresses: dict[str, Address] = {}
         self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(backend_limits(config))
-        self.router = make_router(config, tokenizer, self.scheme, self.registry, rng)
+        keys = key_inbox(config, self.scheme)
+        self.router = make_router(config, tokenizer, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
         if self.shadows is not None:
             self.router.observers += (self.shadows,)
         self.recorder = recorder_of(config, self.scheme)
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
-        self.learner = Learner(tokenizer, self.router.hasher, self.router, queue_max=config.learn_queue_max)
+        self.learner = Learner(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
         self.truthing = Truthing(self.router, rng, log_transitions)
+        self.pushing = Pushing(self.router, self.truthing.truth, keys, self.scheme.identity, self.scheme.key)
         self.asking = UsageAsking(enabled=config.ask_usage)
         self.pipeline = Pipeline(
             self.router,
@@ -242,9 +246,11 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             await nursery.start(node.clustering.run)
         await nursery.start(node.prober.run)
         await nursery.start(node.truthing.run)
+        await nursery.start(node.pushing.run)
         settings = control_settings(config)
         with listening_on(config.control):
-            url = await nursery.start(partial(control.serve, node.admin, settings, render, shutdown=shutdown))
+            serve = partial(control.serve, node.admin, settings, render, internal=node.pushing, shutdown=shutdown)
+            url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
         with trio.move_on_after(config.probe_timeout_s):  # who serves which model, before the first request asks
             await node.prober.wait_first_round()
@@ -286,12 +292,17 @@ def scheme_of(config: Config, tokenizer: ChatTokenizer, shared: bytes | None) ->
 
 
 def make_router(
-    config: Config, tokenizer: ChatTokenizer, scheme: FingerprintScheme, registry: Registry, rng: Random
+    config: Config,
+    tokenizer: ChatTokenizer,
+    scheme: FingerprintScheme,
+    registry: Registry,
+    rng: Random,
+    prompt_hasher: TokenHasher | None = None,
 ) -> Router:
     hasher = TokenHasher(scheme.key, config.block_size_tokens)
     reader = PromptReader(
         TextHasher(scheme.key),
-        hasher,
+        prompt_hasher or hasher,
         PromptMemory(config.prompt_memory_entries),
         identity=scheme.identity,
         bytes_per_token=tokenizer.chars_per_token,
@@ -314,6 +325,12 @@ def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
     """Where the operator says that an engine publishes its KV events; nothing where it is to be asked."""
     host = urlsplit(spec.url).hostname or ""
     return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
+
+
+def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
+    """What hashes prompts, and notes how workers that push prefix hashes would name them."""
+    options = placement_options(config).build(StickyLeastLoadedOptions)
+    return KeyInbox(scheme.key, config.block_size_tokens, config.policy, options.prefix_tokens)
 
 
 def make_routes(config: Config) -> RouteTable:

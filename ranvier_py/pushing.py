@@ -41,7 +41,9 @@ from ranvier_py.core.kv.push_table import Entry, tier_in
 from ranvier_py.core.kv.residency_values import Changes
 from ranvier_py.core.kv.truth import EngineTruth, Held, Source
 from ranvier_py.core.kv.values import Tier
+from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoaded
 from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.recording import scheme_mark
 from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.core.stream import Answer
@@ -72,9 +74,16 @@ class PushingCounts:
 
 
 class KeyInbox:
-    """Where threads that hash tokens leave the keys they met. `urgent`: somebody waits for them."""
+    """Where threads that hash tokens leave the keys they met; `hasher` is what prompts are to be hashed with.
 
-    def __init__(self) -> None:
+    `urgent`: somebody waits for the keys. They are noted from the start where the policy is the report's, else from the
+    first worker on that reports such keys: prompts that were known before are not linked to theirs.
+    """
+
+    def __init__(self, key: bytes, block_tokens: int, policy: str, prefix_tokens: int = PREFIX_TOKENS) -> None:
+        lengths = (prefix_tokens,) if policy == StickyLeastLoaded.name else ()
+        self.hasher = KeyHasher(key, block_tokens, told=self.told, lengths=lengths)
+        self.prefix_tokens = prefix_tokens
         self.waiting: deque[KeyedPrefix] = deque(maxlen=INBOX_MAX)
         self.urgent = False
         self.loop = 0  # the thread of the event loop
@@ -102,19 +111,23 @@ class PushScheme:
     mark: str
     key: bytes
     block_tokens: int
-    prefix_tokens: int = PREFIX_TOKENS
+    prefix_tokens: int
 
 
 class Pushing:
-    """The port of edge/internal.py, and an observer of flights. `keys` hashes prompts, and tells `inbox`."""
+    """The port of edge/internal.py; an observer of flights as soon as a worker reports prefix hashes.
+
+    Args:
+        identity, key: how this node makes fingerprints.
+    """
 
     def __init__(
         self,
         router: Router,
         truth: EngineTruth,
-        keys: KeyHasher,
         inbox: KeyInbox,
-        scheme: PushScheme,
+        identity: str,
+        key: bytes,
         *,
         settings: PushSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -122,11 +135,11 @@ class Pushing:
         self.map = PushMap(settings)
         self.links = Links()
         self.counts = PushingCounts()
-        self.scheme = scheme
+        block_tokens, prefix_tokens = router.hasher.block_tokens, inbox.prefix_tokens
+        self.scheme = PushScheme(identity, scheme_mark(identity, key), key, block_tokens, prefix_tokens)
         self._registry = router.registry
         self._router = router
         self._truth = truth
-        self._keys = keys
         self._inbox = inbox
         self._clock = clock
         self._names: dict[BackendId, Names] = {}
@@ -136,10 +149,6 @@ class Pushing:
         self._levels: dict[BackendId, tuple[Level, str]] = {}
         self._refreshed = 0
         inbox.drain = self.drain
-
-    @property
-    def mark(self) -> str:
-        return self.scheme.mark
 
     # --- what edge/internal.py asks ---------------------------------------------------------------------------------
 
@@ -275,7 +284,9 @@ class Pushing:
         held: Held = Said(self, worker)
         if worker.scheme == PREFIX_HASH:
             self._inbox.urgent = True
-            self._keys.keep((*self._keys.lengths, self.scheme.prefix_tokens))
+            self._inbox.hasher.keep((self.scheme.prefix_tokens,))
+            if self not in self._router.observers:
+                self._router.observers += (self,)
         else:
             bases = base_names(backend.cards)
             names = dict.fromkeys((worker.model, *bases) if worker.model else bases)
@@ -427,10 +438,3 @@ class Said:
 
 def source_of(backend: BackendId) -> Source:
     return Source(backend, "push")
-
-
-def key_hasher(key: bytes, block_tokens: int, policy: str, prefix_tokens: int) -> tuple[KeyHasher, KeyInbox]:
-    """What prompts are to be hashed with. Keys are noted from the start where the policy is the report's."""
-    inbox = KeyInbox()
-    lengths = (prefix_tokens,) if policy == "sticky_least_loaded" else ()
-    return KeyHasher(key, block_tokens, told=inbox.told, lengths=lengths), inbox

@@ -18,13 +18,15 @@ from ranvier_py.core.kv.push_messages import read_eviction, read_sync
 from ranvier_py.core.kv.truth import EngineTruth
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import PromptMemory
+from ranvier_py.core.recording import scheme_mark
 from ranvier_py.core.request import PromptReader
 from ranvier_py.core.router import COMPLETION_PATH, Flight, Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
-from ranvier_py.pushing import LEASE_S, Pushing, PushScheme, key_hasher
+from ranvier_py.pushing import LEASE_S, KeyInbox, Pushing
 
-KEY, MARK = b"k" * 32, "mark"
+KEY = b"k" * 32
+MARK = scheme_mark("t", KEY)
 
 
 class World:
@@ -36,8 +38,9 @@ class World:
         for number in range(workers):
             backend = registry.add(f"http://10.0.0.{number + 1}:8000", name=f"w{number}")
             registry.probed(backend.id, ProbeResult(True, models=models), 0.0)
-        keys, inbox = key_hasher(KEY, 16, "sticky_least_loaded", 64)
-        reader = PromptReader(TextHasher(KEY), keys, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
+        inbox = KeyInbox(KEY, 16, "sticky_least_loaded")
+        memory = PromptMemory()
+        reader = PromptReader(TextHasher(KEY), inbox.hasher, memory, identity="t", bytes_per_token=4.0, digest_seed=3)
         self.router = Router(
             reader=reader,
             hasher=TokenHasher(KEY),
@@ -48,9 +51,7 @@ class World:
             rng=Random(1),
         )
         self.truth = EngineTruth(self.router.routes, lambda backend: registry[backend].epoch)
-        scheme = PushScheme("t", MARK, KEY, 16)
-        self.pushing = Pushing(self.router, self.truth, keys, inbox, scheme, clock=lambda: self.now)
-        self.router.observers += (self.pushing,)
+        self.pushing = Pushing(self.router, self.truth, inbox, "t", KEY, clock=lambda: self.now)
 
     def restart(self) -> None:
         """The router's process ends and begins again."""
