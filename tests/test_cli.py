@@ -27,6 +27,7 @@ from ranvier_py.status import NodeStatus, divergence, status_page
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
 BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
+ENGINE_TRUTH = {"name": "a", "truth": "exact", "read_here": True, "applied": 12, "gaps": 1, "blocks": 90}
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,7 @@ class FakeControl(BaseHTTPRequestHandler):
             "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
             "/admin/backends": (200, {"backends": [BACKEND]}),
             "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
+            "/admin/truth": (200, {"engines": [ENGINE_TRUTH], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""}),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }
         self.answer(*answers[self.path])
@@ -185,6 +187,11 @@ def test_status_is_one_page_about_the_node(
         "Backends",
         "  name  url         health   draining  weight  probe_ms",
         "  a     http://a:1  healthy  no             1         -",
+        "",
+        "Engine truth",
+        "  name  truth  read_here  applied  gaps  blocks",
+        "  a     exact  yes             12     1      90",
+        "  claims  confirmed=7",
         "",
         "Routes and requests",
         "  rows             3",

@@ -82,6 +82,9 @@ class FakePort:
     def metrics(self) -> Sequence[Sample]:
         return [Sample("requests", "counter", "Requests.", 5)]
 
+    def truth(self) -> Mapping[str, Any]:
+        return {"engines": [{"name": "a", "truth": "exact"}]}
+
     def cluster(self) -> Mapping[str, Any]:
         if self.lonely:
             raise LookupError("this node does not gossip")
@@ -260,6 +263,7 @@ async def test_routes_decisions_and_configuration_can_be_seen(served: Served) ->
         assert len((await client.get("/admin/decisions", params={"limit": 2})).json()["decisions"]) == 2
         assert len((await client.get("/admin/decisions")).json()["decisions"]) == 50
         assert (await client.get("/admin/config")).json()["control_key"] == "***"
+        assert (await client.get("/admin/truth")).json() == {"engines": [{"name": "a", "truth": "exact"}]}
 
 
 async def test_the_cluster_can_be_seen_where_there_is_one(served: Served) -> None:

@@ -1,0 +1,172 @@
+"""A node and engines that publish their KV events, between real sockets: what they hold is what the node claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import trio
+
+from cluster.engine import serve as serve_engine
+from cluster.engine_http import Engine, EngineConfig
+from cluster.engine_kv import KvEvents
+from cluster.engine_publisher import KvEndpoints
+from cluster.engine_text import load_tokenizer
+from ranvier_py.config import Config
+from ranvier_py.edge.tokenizer import EMBEDDED
+from ranvier_py.node import run
+from ranvier_py.replay.engine.model import EngineLimits
+
+DEADLINE_S = 20
+MODEL, ADAPTER = "lab-model", "adapter"
+LONG = "Where in this library is the shelf with the old atlases, and who may borrow them, and for how long? "
+
+
+class Lab:
+    """One engine and one node in front of it."""
+
+    def __init__(self, engine: str, public: str, control: str) -> None:
+        self.engine = engine
+        self.public = public
+        self.control = control
+        self.http = httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False)
+
+    async def chat(self, text: str, **fields: Any) -> dict[str, Any]:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
+        answer = await self.http.post(f"{self.public}/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def predicted(self, text: str, **fields: Any) -> tuple[int, str | None]:
+        """Tokens that the node believes to be cached of this prompt, and who says so."""
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+        answer = await self.http.post(f"{self.control}/explain", json=body)
+        (candidate,) = answer.json()["candidates"]
+        return candidate["matched_tokens"], candidate["trust"]
+
+    async def tell(self, path: str, **fields: Any) -> None:
+        answer = await self.http.post(f"{self.engine}{path}", json=fields)
+        assert answer.status_code == 200, answer.text
+
+    async def truth(self) -> dict[str, Any]:
+        return dict((await self.http.get(f"{self.control}/admin/truth")).json())
+
+    async def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The node's view of the engine as soon as it is as expected."""
+        while True:
+            engine = (await self.truth())["engines"][0]
+            if holds(engine):
+                return dict(engine)
+            await trio.sleep(0.02)
+
+    async def until_predicted(self, wanted: Callable[[int, str | None], bool], text: str, **fields: Any) -> int:
+        while True:
+            tokens, trust = await self.predicted(text, **fields)
+            if wanted(tokens, trust):
+                return tokens
+            await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def lab(cache_tokens: int = 20_000, encoding: str = "map", **settings: Any) -> AsyncIterator[Lab]:
+    limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001, cache_tokens=cache_tokens)
+    events = KvEvents(KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), encoding)
+    config = EngineConfig("engine", (MODEL, ADAPTER), limits, tokens_max=10_000, kv=events)
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            engine = Engine(config, load_tokenizer(str(EMBEDDED)))
+            host, port = await nursery.start(serve_engine, engine, "127.0.0.1", 0)
+            url = f"http://{host}:{port}"
+            values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1, **settings}
+            addresses = await nursery.start(partial(run, Config(backend=[url], **values)))
+            host, port = addresses.public[0]
+            running = Lab(url, f"http://{host}:{port}", addresses.control)
+            async with running.http:
+                yield running
+            nursery.cancel_scope.cancel()
+
+
+def confirmed(tokens: int, trust: str | None) -> bool:
+    return tokens >= 64 and trust == "CONFIRMED"
+
+
+async def test_what_an_engine_computes_is_confirmed_by_its_events() -> None:
+    async with lab() as node:
+        engine = await node.until(lambda engine: engine["truth"] == "exact")
+        assert (engine["streams"], engine["read_here"]) == (1, True)
+        assert (await node.chat(LONG * 8))["usage"]["prompt_tokens"] > 128
+        engine = await node.until(lambda engine: engine["blocks"] > 8)
+        assert engine["applied"] > 0
+        tokens = await node.until_predicted(confirmed, LONG * 8)
+        usage = (await node.chat(LONG * 8))["usage"]
+        assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] - tokens <= 16
+        metrics = (await node.http.get(f"{node.control}/metrics")).text
+        assert 'truth_level{backend="' in metrics
+        assert "kv_blocks{" in metrics
+
+
+async def test_what_nobody_routed_here_is_known_too() -> None:
+    """Requests that reach the engine by another way, and adapters and salts apart from each other."""
+    async with lab() as node:
+        await node.until(lambda engine: engine["truth"] == "exact")
+        body = {"messages": [{"role": "user", "content": LONG * 8}], "max_tokens": 4}
+        for fields in ({"model": ADAPTER}, {"model": MODEL, "cache_salt": "s"}):
+            answer = await node.http.post(f"{node.engine}/v1/chat/completions", json={**body, **fields})
+            assert answer.status_code == 200
+            await node.until_predicted(confirmed, LONG * 8, **fields)
+        assert (await node.predicted(LONG * 8))[0] == 0
+        assert (await node.predicted(LONG * 8, cache_salt="t"))[0] == 0
+
+
+async def test_an_eviction_is_noticed() -> None:
+    async with lab(cache_tokens=1024) as node:
+        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.chat(LONG * 8)
+        await node.until_predicted(confirmed, LONG * 8)
+        for number in range(8):
+            await node.chat(f"{number} " + LONG * 8)
+        await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
+        await node.until_predicted(confirmed, "7 " + LONG * 8)
+
+
+async def test_a_restart_and_a_cleared_cache_void_all_claims() -> None:
+    async with lab() as node:
+        await node.until(lambda engine: engine["truth"] == "exact")
+        for path in ("/admin/clear", "/admin/restart"):
+            await node.chat(LONG * 8)
+            await node.until_predicted(confirmed, LONG * 8)
+            await node.tell(path)
+            await node.chat("Something else: " + LONG)  # an engine that says nothing can't be known to be another
+            await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
+            await node.until(lambda engine: engine["truth"] == "exact")
+        assert (await node.truth())["counts"]["voided"] >= 2
+
+
+async def test_lost_messages_are_asked_for_again() -> None:
+    async with lab() as node:
+        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.tell("/admin/kv", lose=1)
+        await node.chat(LONG * 8)
+        await node.chat("Something else: " + LONG)
+        engine = await node.until(lambda engine: engine["gaps"] == 1 and engine["truth"] == "exact")
+        assert engine["restarts"] == 0
+        await node.until_predicted(confirmed, LONG * 8)
+
+
+async def test_sglangs_events_do_as_well() -> None:
+    async with lab(encoding="sglang") as node:
+        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.chat(LONG * 8)
+        await node.until_predicted(confirmed, LONG * 8)
+
+
+async def test_events_can_be_turned_off() -> None:
+    async with lab(kv_events="off") as node:
+        await node.chat(LONG * 8)
+        engine = (await node.truth())["engines"][0]
+        assert (engine["truth"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
+        assert (await node.predicted(LONG * 8))[1] == "LOCAL"
