@@ -28,7 +28,7 @@ class Options:
     retry_s: float = 0.2  # first pause before another connection
     retry_s_max: float = 5.0  # an engine needs longer than that to start
     steady_s: float = 5.0
-    messages_max: int = 128  # that wait in libzmq; others wait with the engine, which keeps 100,000 for each listener
+    messages_max: int = 64  # that wait in libzmq; others wait with the engine, which keeps 100,000 for each listener
     replay_messages_max: int = 20_000  # twice vLLM's buffer: an engine drops answers that find no room
     replay_bytes_max: int = 256 << 20  # of one answer
     replay_silence_s: float = 10.0

@@ -10,6 +10,7 @@ from ranvier_py.core.kv.gap_values import GapSettings, Level
 from ranvier_py.core.kv.publishers import Publisher
 from ranvier_py.edge import kv_sockets
 from ranvier_py.edge.kv_zmq import KvSockets, NoZmq, Options
+from tests.core.kv.captured import NAMES, capture
 from tests.edge.kv_fakes import at, connections_to, hearing, publisher_of, publishing, until, with_replay
 
 
@@ -218,6 +219,25 @@ async def test_a_stream_that_raises_costs_its_message_and_nothing_else(caplog: p
         await until(lambda: heard.stream.seqs == [2, 3])
         assert heard.subscriber.counts.faults == 2
         assert sum("kv.fault" in record.message for record in caplog.records) == 1, "told once, not for each"
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_engines_were_recorded_to_send_is_heard(name: str) -> None:
+    """Frame by frame, with the topics and the shape of answers of each engine."""
+    told = capture(name)
+    topic = told.events[0][0].decode()
+    replays_topic = len(told.replay[0]) == 4
+    async with publishing(with_replay(topic=topic, replays_topic=replays_topic)) as source:
+        for payload in told.payloads[:7]:
+            source.publish(payload)
+        async with hearing(publisher_of(source, topic=topic, load_topic="load")) as heard:
+            await until(lambda: heard.level is Level.EXACT)
+            for frames in (*told.events[7:], *told.load):
+                source.send(*frames)
+            await until(lambda: len(heard.stream.applied) == len(told.events))
+            assert heard.stream.applied == list(enumerate(told.payloads))
+            await until(lambda: heard.loads == [frames[2] for frames in told.load])
+            assert not +heard.subscriber.counts.malformed
 
 
 async def test_without_pyzmq_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
