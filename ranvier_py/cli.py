@@ -1,4 +1,4 @@
-"""The command line: `ranvier serve | config | explain | status | replay | version`.
+"""The command line: `ranvier serve | config | explain | status | replay | reporter | version`.
 
 Flags of `serve` and `config` follow from the fields of Config; nothing about a key is written here. `explain` and
 `status` are clients of a node's control port. Each command returns an exit code; see EXIT_CODES.
@@ -29,6 +29,7 @@ from ranvier_py.edge.logs import set_up_logs
 from ranvier_py.edge.workers import Supervisor
 from ranvier_py.reference import is_list, key_help, reference, toml_value
 from ranvier_py.replay.flags import add_flags as add_replay_flags
+from ranvier_py.reporter.flags import add_flags as add_reporter_flags
 from ranvier_py.status import NodeStatus, divergence, status_page
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
@@ -118,6 +119,9 @@ def make_parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="what would each policy have done with this traffic")
     add_replay_flags(replay)
     replay.set_defaults(run=replay_command)
+    reporter = commands.add_parser("reporter", help="tell routers what an engine holds, by its KV events")
+    add_reporter_flags(reporter)
+    reporter.set_defaults(run=reporter_command)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=version_command)
     return parser
@@ -253,6 +257,12 @@ def replay_command(options: argparse.Namespace) -> int:
     from ranvier_py.replay import command  # noqa: PLC0415  # as in run_node: nobody else needs arrays and tokenizers
 
     return command.replay(options)
+
+
+def reporter_command(options: argparse.Namespace) -> int:
+    from ranvier_py.reporter import command  # noqa: PLC0415  # as above
+
+    return command.report(options)
 
 
 def version_command(_: argparse.Namespace) -> int:

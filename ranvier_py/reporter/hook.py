@@ -1,5 +1,7 @@
 """The hook in an engine's process: the EvictionReporter of the Purdue report.
 
+    from ranvier_py.reporter.hook import EvictionReporter
+
     reporter = EvictionReporter("worker-1", ["http://router:9180"], key=…)
     reporter.start()
     reporter.store_block(hash)      reporter.free_block(hash)      where the engine caches and evicts; an append each
@@ -31,8 +33,6 @@ import trio
 
 from ranvier_py.reporter.intake import Call, Cleared, Freed, Intake, Stored
 from ranvier_py.reporter.reporting import Hashes, Reporting, ReportingSettings
-
-__all__ = ["EvictionReporter", "Hashes"]
 
 log = logging.getLogger(__name__)
 

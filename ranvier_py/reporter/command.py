@@ -1,0 +1,176 @@
+"""`ranvier reporter`: tells routers what one engine holds, by the engine's KV events. Runs beside it until a signal.
+
+Where the events are is asked of the engine (`--engine`), or said (`--events`, `--replay`); so is the name of its model.
+One data-parallel rank is reported; of an engine with more, each rank needs a name as a worker of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections import deque
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+import trio
+
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.gap_values import LevelChanged
+from ranvier_py.core.kv.names import base_names
+from ranvier_py.core.kv.publishers import Publisher, of_operator, spot
+from ranvier_py.core.kv.push_credentials import credential
+from ranvier_py.core.kv.push_sender import SenderSettings
+from ranvier_py.edge.kv_discovery import DiscoveryOptions, KvDiscovery
+from ranvier_py.edge.kv_zmq import KvSockets, KvSubscriber, NoZmq
+from ranvier_py.edge.logs import set_up_logs
+from ranvier_py.reporter.flags import KEY_VARIABLE
+from ranvier_py.reporter.intake import Call, Intake
+from ranvier_py.reporter.reporting import Hashes, Reporting, ReportingSettings
+from ranvier_py.reporter.routers import models_of
+from ranvier_py.reporter.stream import ReportedStream
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0  # between two questions to an engine that is not up yet
+
+
+def report(options: argparse.Namespace) -> int:
+    """Runs the command. Raises ConfigError."""
+    key = secret_in(options.key_file) or os.environ.get(KEY_VARIABLE, "")
+    if options.make_key:
+        if not key:
+            raise ConfigError([f"--make-key: needs the control key, by --key-file or ${KEY_VARIABLE}"])
+        print(credential(key, options.make_key))
+        return 0
+    problems = list(problems_of(options))
+    if problems:
+        raise ConfigError(problems)
+    cluster_secret = secret_in(options.cluster_secret_file)
+    set_up_logs(options.log_level, "text", secrets=[each for each in (key, cluster_secret) if each])
+    settings = ReportingSettings(
+        sender=SenderSettings(sync_s=options.sync_s),
+        prefix_tokens=options.prefix_tokens,
+        plain=options.plain,
+        cluster_secret=cluster_secret.encode(),
+    )
+    try:
+        sockets = KvSockets()
+    except NoZmq as error:
+        print(f"ranvier: {error}", file=sys.stderr)
+        return 1
+    with sockets:
+        trio.run(run, options, key, settings, sockets)
+    return 0
+
+
+def problems_of(options: argparse.Namespace) -> list[str]:
+    problems = []
+    if not options.worker_id:
+        problems.append("--worker-id: which backend of the routers is it?")
+    if not options.router:
+        problems.append("--router: at least one control port")
+    for name in ("events", "replay"):
+        value = getattr(options, name)
+        if value and spot(value) is None:
+            problems.append(f"--{name}: must be like tcp://127.0.0.1:5557")
+    if not options.engine and not options.events:
+        problems.append("--engine or --events: where are the engine's KV events?")
+    fingerprints = options.hashes == Hashes.FINGERPRINT.value
+    if fingerprints and not (options.model or options.engine):
+        problems.append("--model or --engine: fingerprints need the name of the model")
+    if fingerprints and options.plain:
+        problems.append("--plain: is for prefix hashes")
+    if not 16 <= options.prefix_tokens <= 65_536:
+        problems.append("--prefix-tokens: 16 to 65536")
+    if not 0.1 <= options.sync_s <= 3600:
+        problems.append("--sync-s: 0.1 to 3600")
+    return problems
+
+
+def secret_in(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigError([f"{file}: can't be read: {error.strerror}"]) from error
+
+
+async def run(options: argparse.Namespace, key: str, settings: ReportingSettings, sockets: KvSockets) -> None:
+    """Until SIGTERM or SIGINT."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow, options, key, settings, sockets)
+            async for _ in signals:
+                break
+            nursery.cancel_scope.cancel()
+
+
+async def follow(options: argparse.Namespace, key: str, settings: ReportingSettings, sockets: KvSockets) -> None:
+    model = options.model or (await first_model(options.engine) if options.engine else "")
+    waiting: deque[Call] = deque()
+    reporting = Reporting(
+        options.worker_id, options.router, Intake(waiting), key, Hashes(options.hashes), model, settings
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reporting.run)
+        listening = Listening(nursery, sockets, waiting)
+        if options.events:
+            listening.found(BackendId(0), of_operator(options.events, options.replay, 1, host_of(options.engine)))
+        else:
+            discovery = KvDiscovery(listening.found, DiscoveryOptions(), listening.rng)
+            discovery.watch(BackendId(0), options.engine)
+            nursery.start_soon(discovery.run)
+        print(f"ranvier reporter for {options.worker_id}: {model or 'prefixes'} as {options.hashes}", flush=True)
+
+
+class Listening:
+    """The one subscription there is."""
+
+    def __init__(self, nursery: trio.Nursery, sockets: KvSockets, waiting: deque[Call]) -> None:
+        self.rng = Random(secrets.randbits(64))  # noqa: S311  # only for pauses
+        self._nursery = nursery
+        self._sockets = sockets
+        self._waiting = waiting
+        self._scope = trio.CancelScope()
+
+    def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
+        """The engine's streams are here now. Of several the first is followed."""
+        self._scope.cancel()
+        if not publishers:
+            log.warning("reporter.deaf the engine publishes no KV events")
+            return
+        if len(publishers) > 1:
+            log.warning("reporter.ranks of %d ranks only the first is reported", len(publishers))
+        self._scope = trio.CancelScope()
+        self._nursery.start_soon(self._hear, publishers[0], self._scope)
+
+    async def _hear(self, publisher: Publisher, scope: trio.CancelScope) -> None:
+        stream = ReportedStream(self._waiting, replay=publisher.replay is not None)
+        log.info("reporter.listening %s", publisher.events.endpoint)
+        with scope:
+            await KvSubscriber(self._sockets, publisher, stream, self.rng, self._told).run()
+
+    def _told(self, effect: object) -> None:
+        if isinstance(effect, LevelChanged):
+            log.info("reporter.level %s (%s)", effect.level.value, effect.reason)
+
+
+async def first_model(engine: str) -> str:
+    """The engine's base model, as soon as it tells one."""
+    while True:
+        cards = (await models_of(engine)).get("data")
+        names = base_names([card for card in cards if isinstance(card, dict)]) if isinstance(cards, list) else ()
+        if names:
+            return names[0]
+        await trio.sleep(RETRY_S)
+
+
+def host_of(engine: str) -> str:
+    return urlsplit(engine).hostname or "127.0.0.1"

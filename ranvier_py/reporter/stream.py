@@ -1,0 +1,80 @@
+"""An engine's KV events as a reporter takes them: decoder and gap machine, whose events go to the intake.
+
+The same machine as a node's, without peers to ask for copies. What replay can't bring back stays unknown: a block whose
+removal was lost is a phantom until the engine is restarted or clears its cache; routers then learn it by their own
+means. A restart clears what was held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ranvier_py.core.kv.events import BadBatch, EventDecoder
+from ranvier_py.core.kv.gap_values import Apply, AskReplay, Effect, GapSettings, Level, LevelChanged, Reset
+from ranvier_py.core.kv.gaps import GapMachine
+from ranvier_py.core.kv.values import CacheCleared
+from ranvier_py.reporter.intake import Call, Cleared, Heard
+
+
+class ReportedStream:
+    """What edge/kv_zmq.py's KvSubscriber calls. `level` is how well the engine is known."""
+
+    def __init__(self, waiting: deque[Call], *, replay: bool) -> None:
+        self.machine = GapMachine(GapSettings(replay=replay, peers=False))
+        self.decoder = EventDecoder()
+        self._waiting = waiting
+
+    @property
+    def level(self) -> Level:
+        return self.machine.level
+
+    def connected(self, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.connected(now), now)
+
+    def disconnected(self, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.disconnected(now), now)
+
+    def live(self, seq: int, payload: bytes, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.live(seq, payload, now), now)
+
+    def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.replayed(ask, seq, payload, now), now)
+
+    def replay_ended(self, ask: int, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.replay_ended(ask, now), now)
+
+    def replay_failed(self, ask: int, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.replay_failed(ask, now), now)
+
+    def tick(self, now: float) -> list[AskReplay | LevelChanged]:
+        return self._carry(self.machine.tick(now), now)
+
+    def wake_at(self) -> float | None:
+        return self.machine.wake_at()
+
+    def _carry(self, effects: list[Effect], now: float) -> list[AskReplay | LevelChanged]:
+        waiting, outside = deque(effects), []
+        while waiting:
+            effect = waiting.popleft()
+            if isinstance(effect, Apply):
+                waiting.extend(self._apply(effect, now))
+            elif isinstance(effect, Reset):
+                self._waiting.append(Cleared())
+            elif isinstance(effect, AskReplay | LevelChanged):
+                outside.append(effect)
+        return outside
+
+    def _apply(self, message: Apply, now: float) -> list[Effect]:
+        """Hand on what a message says. Returns what the machine makes of it."""
+        try:
+            batch = self.decoder.decode(message.payload)
+        except BadBatch:
+            return self.machine.unreadable(message.seq, now)
+        if batch.events:
+            self._waiting.append(Heard(batch.events))
+        effects: list[Effect] = []
+        if any(isinstance(event, CacheCleared) for event in batch.events):
+            effects += self.machine.cleared(message.seq)
+        if batch.unread:
+            effects += self.machine.unreadable(message.seq, now)
+        return effects
