@@ -24,17 +24,21 @@ from urllib.parse import urlsplit
 import trio
 
 from ranvier_py.admin import Admin
+from ranvier_py.calibrating import Calibrating, looked_at_by
 from ranvier_py.clustering import Clustering, FingerprintScheme, NodeHooks, load_keys, open_cluster, secret_of
 from ranvier_py.config import Config
 from ranvier_py.config_values import BackendSpec
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.backends import BackendLimits, ProbeResult, Registry, Transition
 from ranvier_py.core.errors import ConfigError, RanvierError
-from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
 from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.gossip_places import OFF
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.gap_values import Level
+from ranvier_py.core.kv.kv_index import IndexSettings
 from ranvier_py.core.kv.publishers import Publisher, of_operator
+from ranvier_py.core.kv.truth import EngineTruth
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoadedOptions
 from ranvier_py.core.prompt import PromptMemory
@@ -48,6 +52,7 @@ from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
 from ranvier_py.edge.allocator import keep_freed_memory
+from ranvier_py.edge.kv_sse import SourceOptions
 from ranvier_py.edge.learner import Learner
 from ranvier_py.edge.logs import request_line
 from ranvier_py.edge.metrics import render
@@ -56,6 +61,7 @@ from ranvier_py.edge.recorder import Recorder
 from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
+from ranvier_py.indexing import IndexedBackend, Indexing
 from ranvier_py.pipeline import Pipeline, PipelineLimits
 from ranvier_py.pushing import KeyInbox, Pushing
 from ranvier_py.truthing import Truthing
@@ -104,6 +110,7 @@ class Node:
         self.truthing = Truthing(self.router, rng, log_transitions)
         self.pushing = Pushing(self.router, self.truthing.truth, keys, self.scheme.identity, self.scheme.key)
         self.asking = UsageAsking(enabled=config.ask_usage)
+        self.calibrating = calibrating_of(config, self.router, self.asking, self.truthing, rng)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -118,6 +125,8 @@ class Node:
             name=secrets.token_hex(4),
         )
         self.server = DataServer(self.pipeline.handle, server_limits(config), tls=tls_context(config))
+        self.indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
+        self.indexing.join(self.router.policy)
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
@@ -131,6 +140,7 @@ class Node:
         self.prober.watch(backend.id, backend.url, secret)
         if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
             self.truthing.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
+        self.calibrating.watch(backend.id, backend.url, secret)
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
 
@@ -138,6 +148,7 @@ class Node:
         backend = self.registry.remove(name_or_url)
         self.prober.forget(backend.id)
         self.truthing.forget(backend.id)
+        self.calibrating.forget(backend.id)
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
 
@@ -225,6 +236,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     if keys is not None:
         node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
         node.truthing.share(node.clustering.peer.streams)
+        node.calibrating.share(looked_at_by(node.clustering.peer))
     try:
         await run_parts(node, task_status)
     finally:
@@ -244,8 +256,10 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             await nursery.start(node.recorder.run)
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
+        nursery.start_soon(node.indexing.run)
         await nursery.start(node.prober.run)
         await nursery.start(node.truthing.run)
+        await nursery.start(node.calibrating.run)
         await nursery.start(node.pushing.run)
         settings = control_settings(config)
         with listening_on(config.control):
@@ -299,7 +313,7 @@ def make_router(
     rng: Random,
     prompt_hasher: TokenHasher | None = None,
 ) -> Router:
-    hasher = TokenHasher(scheme.key, config.block_size_tokens)
+    hasher = TokenHasher(scheme.key, config.block_size_tokens, short=UNCOMPUTED_TOKENS)
     reader = PromptReader(
         TextHasher(scheme.key),
         prompt_hasher or hasher,
@@ -353,6 +367,36 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
         for name in dict.fromkeys(config.shadow)
     ]
     return Shadows(made, router.registry)
+
+
+def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Random) -> Indexing:
+    """The index that event streams of Continuum's shape fill; empty without any."""
+    settings = IndexSettings(
+        entries_max=config.kv_index_entries_max,
+        ttl_s=config.kv_index_ttl_s,
+        offloading=config.kv_index_offloading,
+        eviction_is_offload=config.kv_index_eviction_is_offload,
+    )
+    found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
+    backends = [IndexedBackend(backend.id, backend.name, url) for backend, url in found if backend is not None]
+    options = SourceOptions(config.kv_index_reconnect_s, idle_s=config.kv_index_ttl_s)
+    api_key = config.backend_api_key.get_secret_value() if config.backend_api_key else ""
+    own_rng = Random(rng.getrandbits(64))  # noqa: S311
+    return Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
+
+
+def calibrating_of(
+    config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random
+) -> Calibrating:
+    """What measures the predictions, and corrects those of engines that nobody hears."""
+    return Calibrating(
+        router,
+        asking,
+        Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
+        scrape_interval_s=config.engine_metrics_interval_s,
+        estimated=lambda backend: truthing.truth.level(backend) is Level.ESTIMATED,
+        contradicted=truthing.contradicted,
+    )
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
