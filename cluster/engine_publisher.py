@@ -9,6 +9,7 @@ Bounds: `buffer_messages` are kept; a listener that lags by more than HWM messag
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,15 +40,14 @@ class KvPublisher:
         self.published = 0
         self.asked = 0
         self.to_lose = 0  # so many of the next messages are kept but not sent
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=endpoints.buffer_messages)
         self._next = 0
-        self._bound = trio.Event()
         self.events, self.replay = endpoints.events, endpoints.replay
         self._bind()
 
     def _bind(self) -> None:
         """At the addresses taken the first time."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._sender = self._socket(zmq.PUB, self.events)
             self._answerer = self._socket(zmq.ROUTER, self.replay) if self.replay else None
@@ -82,12 +82,10 @@ class KvPublisher:
 
     def restart(self) -> None:
         """As another process: connections are cut, numbers begin with 0, nothing is kept."""
-        self._unbind()
+        self.close()
         self._kept.clear()
         self._next = 0
         self._bind()
-        self._bound.set()
-        self._bound = trio.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -96,30 +94,20 @@ class KvPublisher:
         self.close()
 
     def close(self) -> None:
-        self._unbind()
+        """Lets go of the addresses at once: libzmq does when its context ends, but not when a socket is closed."""
+        if self._answerer is not None and not self._answerer.closed:
+            trio.lowlevel.notify_closing(self._answerer.fileno())
         self._context.destroy(linger=0)
-
-    def _unbind(self) -> None:
-        """libzmq lets go of an address a moment after its socket is closed, but at once when told so."""
-        for socket, endpoint in ((self._sender, self.events), (self._answerer, self.replay)):
-            if socket is not None and not socket.closed:
-                socket.unbind(endpoint)
-                socket.close(0)
 
     async def run(self) -> None:
         """Answer questions until cancelled."""
-        while True:
-            bound = self._bound
-            if self._answerer is None:
-                await bound.wait()
-                continue
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._answer, self._answerer)
-                await bound.wait()
-                nursery.cancel_scope.cancel()
+        while self._answerer is not None and not self._answerer.closed:
+            with suppress(zmq.ContextTerminated, trio.ClosedResourceError):  # restarted
+                await self._answer(self._answerer)
+            await trio.lowlevel.checkpoint()
 
     async def _answer(self, answerer: zmq.Socket[bytes]) -> None:
-        while True:
+        while not answerer.closed:
             try:
                 who, *_, first = answerer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
