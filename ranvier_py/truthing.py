@@ -85,7 +85,8 @@ class Truthing:
         self.sharing: Sharing = Unshared()
         self.shared = False
         self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None
-        self._router = router
+        self._hasher = router.hasher.plain()
+        self._namespace_of = router.reader.namespace_of
         self._registry = router.registry
         self._rng = rng
         self._log_transitions = log_transitions
@@ -222,13 +223,12 @@ class Truthing:
         return self._sockets is not None
 
     def _begin(self, id_: BackendId, base: tuple[str, ...], publisher: Publisher, now: float) -> Reading:
-        router = self._router
         assert self._sockets is not None
         assert self._nursery is not None
         source = Source(id_, f"{CHANNEL}/{publisher.rank}")
-        names = Names(router.hasher, router.reader.namespace_of, base)
+        names = Names(self._hasher, self._namespace_of, base)
         settings = GapSettings(replay=publisher.replay is not None, peers=self.shared)
-        stream = EventStream(source, self.truth, router.hasher, names, settings=settings)
+        stream = EventStream(source, self.truth, self._hasher, names, settings=settings)
         told = partial(self._told, stream)
         subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, told, clock=self._clock)
         reading = Reading(publisher, stream, subscriber, trio.CancelScope())

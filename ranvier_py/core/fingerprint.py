@@ -41,6 +41,11 @@ ANCHOR_STEP_BLOCKS = 16
 documents."""
 
 
+UNCOMPUTED_TOKENS = 3
+"""Of a message that an engine has generated, at its end: the token that was sampled last, the mark of the end and the
+line end that templates put behind it. Their keys and values are computed with the next turn."""
+
+
 def mix(value: int) -> int:
     """Bijective 64-bit finaliser."""
     value = ((value ^ (value >> 30)) * MIX_1) & MASK
@@ -85,6 +90,13 @@ def anchor_below(blocks: int) -> int:
     if blocks > ANCHOR_STEP_BLOCKS:
         return (blocks - 1) // ANCHOR_STEP_BLOCKS * ANCHOR_STEP_BLOCKS
     return max((depth for depth in ANCHOR_BLOCKS_DENSE if depth < blocks), default=0)
+
+
+def depths_of(dones: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Depths in blocks of the next `counts[i]` blocks behind the first `dones[i]`, of one job after the other."""
+    return np.concatenate(
+        [np.arange(done + 1, done + count + 1, dtype=U64) for done, count in zip(dones, counts, strict=True)]
+    )
 
 
 class TextHasher:
@@ -167,7 +179,7 @@ class Segment:
     """Fingerprints of one stretch of new tokens.
 
     `anchors` are ascending (tokens, fingerprint) pairs at anchor depths inside the stretch; `end` is the pair at the
-    last whole block (tokens 0 when not one block is full); `state` continues from the true end.
+    last whole block, `short` of the end (tokens 0 when not one block is full); `state` continues from the true end.
     """
 
     anchors: tuple[tuple[int, Fingerprint], ...]
@@ -176,16 +188,27 @@ class Segment:
 
 
 class TokenHasher:
-    """Keyed hash of token prefixes at block depths. Equal on all nodes with equal `key` and `block_tokens`."""
+    """Keyed hash of token prefixes at block depths. Equal on all nodes with equal `key` and `block_tokens`.
 
-    def __init__(self, key: bytes, block_tokens: int = 16) -> None:
+    `short`: a stretch ends, for its `end`, so many tokens before it does. The engine has not computed the last tokens
+    of its own answer (UNCOMPUTED_TOKENS), so of a message that may be one it can't be said that the last block is held.
+    """
+
+    def __init__(self, key: bytes, block_tokens: int = 16, *, short: int = 0) -> None:
+        """`short` is less than a block."""
         self.block_tokens = block_tokens
+        self.short = min(short, block_tokens - 1)
+        self._key = key
         seed = blake2b(b"tokens", digest_size=32, key=key).digest()
         words = [int.from_bytes(seed[i : i + 8], "little") for i in range(0, 32, 8)]
         self._token_seed, self._position_seed, self._final_seed, self._start_seed = words
         indices = np.arange(1, block_tokens + 1, dtype=U64)
         self._token_keys = mix_array(indices * U64(GOLDEN) + U64(self._token_seed)) | U64(1)
         self._pad_key = blake2b(b"pads", digest_size=32, key=key).digest()
+
+    def plain(self) -> TokenHasher:
+        """One that hashes the same and does no more, for what an engine says itself: nothing is `short` there."""
+        return TokenHasher(self._key, self.block_tokens)
 
     def start(self, namespace: Fingerprint) -> TokenState:
         return TokenState(0, (namespace + self._start_seed) & MASK, ())
@@ -248,37 +271,54 @@ class TokenHasher:
             start += count
         return results
 
+    def every_block(self, jobs: Sequence[tuple[TokenState, TokenIds]]) -> tuple[list[int], list[Fingerprint]]:
+        """Running sum and fingerprint after each block of ours, of one job after the other. Only whole blocks: no state
+        has a rest, and `ids` are a multiple of the block's length."""
+        size = self.block_tokens
+        counts = [len(ids) // size for _, ids in jobs]
+        dones = [state.tokens // size for state, _ in jobs]
+        sums = self._sums([ids for _, ids in jobs], dones, counts, ())
+        starts = np.cumsum([0, *counts[:-1]])
+        before = np.concatenate((np.zeros(1, dtype=U64), sums))[starts]
+        sums += np.repeat(np.array([state.total for state, _ in jobs], dtype=U64) - before, counts)
+        prints = mix_array((sums + depths_of(dones, counts) * U64(GOLDEN)) ^ U64(self._final_seed))
+        prints[prints == 0] = 1
+        fingerprints: list[Fingerprint] = prints.tolist()
+        return sums.tolist(), fingerprints
+
     def _running(
         self, pieces: list[TokenIds], dones: list[int], counts: list[int], veils: Sequence[tuple[int, int]]
     ) -> list[int]:
         """0 and then the running sum after each block, over all jobs one after the other, modulo 2^64."""
-        if not pieces:
-            return [0]
+        return [0, *self._sums(pieces, dones, counts, veils).tolist()] if pieces else [0]
+
+    def _sums(
+        self, pieces: list[TokenIds], dones: list[int], counts: list[int], veils: Sequence[tuple[int, int]]
+    ) -> npt.NDArray[np.uint64]:
         blocks = np.concatenate(pieces).reshape(-1, self.block_tokens).astype(U64)
         sums = (blocks + U64(1)) @ self._token_keys
         for place, veil in veils:
             sums[place] = (int(sums[place]) + veil) & MASK
-        digests = mix_array(sums)
-        places = [np.arange(done + 1, done + count + 1, dtype=U64) for done, count in zip(dones, counts, strict=True)]
-        weights = mix_array(np.concatenate(places) * U64(GOLDEN) + U64(self._position_seed)) | U64(1)
-        running: list[int] = np.cumsum(digests * weights, dtype=U64).tolist()
-        return [0, *running]
+        weights = mix_array(depths_of(dones, counts) * U64(GOLDEN) + U64(self._position_seed)) | U64(1)
+        return np.cumsum(mix_array(sums) * weights, dtype=U64)
 
     def _segments(self, state: TokenState, ids: TokenIds, ends: Sequence[int], totals: list[int]) -> list[Segment]:
         """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
-        done = low = state.tokens // self.block_tokens
+        size, short = self.block_tokens, self.short
+        done, low = state.tokens // size, max(0, state.tokens - short) // size
         segments = []
         for end in ends:
             tokens = state.tokens + end
-            blocks = tokens // self.block_tokens
-            wanted = anchors_between(low, blocks)
-            if not wanted or wanted[-1] != blocks:
-                wanted.append(blocks)
+            blocks = tokens // size
+            until = max((tokens - short) // size, done) if short else blocks
+            wanted = anchors_between(low, until)
+            if not wanted or wanted[-1] != until:
+                wanted.append(until)
             pairs = [self._pair(depth, totals[depth - done]) for depth in wanted]
             veil = state.veil if blocks == done else 0
             after = TokenState(tokens, totals[blocks - done], self._rest(state, ids, end, blocks), veil)
             segments.append(Segment(tuple(pairs[:-1]), pairs[-1], after))
-            low = blocks
+            low = until
         return segments
 
     def _pair(self, depth: int, total: int) -> tuple[int, Fingerprint]:

@@ -1,11 +1,14 @@
 """Fingerprints depend on the whole prefix, on the namespace and on the key, and on nothing else."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.fingerprint import (
+    UNCOMPUTED_TOKENS,
     Segment,
     TextHasher,
     TokenHasher,
@@ -151,3 +154,33 @@ def test_hashing_goes_on_from_a_state_that_has_no_token_in_it(
     (_, known), (_, found) = (hasher.extend_many([filler, (one, tail, ends)]) for one in (state, veiled))
     assert [(one.anchors, one.end) for one in known] == [(one.anchors, one.end) for one in found]
     assert [hasher.veiled(one.state) for one in known] == [hasher.veiled(one.state) for one in found]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(UNCOMPUTED_TOKENS, 60), min_size=1, max_size=12), st.data())
+def test_ends_that_fall_short_are_the_same_however_the_tokens_came(lengths: list[int], data: st.DataObject) -> None:
+    """At once or message by message; and each is a whole block that ends early enough."""
+    hasher = TokenHasher(KEY, short=UNCOMPUTED_TOKENS)
+    ids = np.arange(sum(lengths), dtype=np.uint32)
+    ends = list(accumulate(lengths))
+    at_once = hasher.extend(hasher.start(Fingerprint(7)), ids, ends)
+    cuts = sorted(data.draw(st.sets(st.sampled_from(ends))) | {ends[-1]})
+    state, start, segments = hasher.start(Fingerprint(7)), 0, []
+    for cut in cuts:
+        own = [end - start for end in ends if start < end <= cut]
+        segments += hasher.extend(state, ids[start:cut], own)
+        state, start = segments[-1].state, cut
+    assert segments == at_once
+    every_block = [*range(16, len(ids), 16), len(ids)]
+    exact = dict(every_pair(TokenHasher(KEY).extend(hasher.start(Fingerprint(7)), ids, every_block)))
+    for segment, end in zip(at_once, ends, strict=True):
+        assert segment.end[0] == (end - UNCOMPUTED_TOKENS) // 16 * 16
+        assert all(fingerprint == exact[tokens] for tokens, fingerprint in (*segment.anchors, segment.end) if tokens)
+
+
+def test_a_plain_hasher_hashes_the_same_to_the_very_end() -> None:
+    short = TokenHasher(KEY, short=UNCOMPUTED_TOKENS)
+    start = short.start(Fingerprint(7))
+    ids = np.arange(32, dtype=np.uint32)
+    assert short.extend(start, ids, [32])[0].end[0] == 16
+    assert short.plain().extend(start, ids, [32]) == TokenHasher(KEY).extend(start, ids, [32])
