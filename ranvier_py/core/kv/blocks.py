@@ -119,9 +119,9 @@ class Block:
     @property
     def nearest(self) -> Tier:
         """The nearest tier with a copy of this block."""
-        if self.copies & COPIES_MASK:
-            return Tier.GPU
-        return next((tier for tier in HELD_TIERS if self.count(tier)), Tier.ABSENT)
+        if not self.copies:
+            return Tier.ABSENT
+        return next(tier for tier in HELD_TIERS if self.count(tier))
 
 
 def stem(state: TokenState | None) -> Block:

@@ -15,7 +15,8 @@ from ranvier_py.core.kv.values import HELD_TIERS, Tier
 
 HOLDERS_BITS = 24  # more than blocks there can be
 HOLDERS_MASK = (1 << HOLDERS_BITS) - 1
-ONE_HOLDER = tuple(1 << HOLDERS_BITS * tier for tier in HELD_TIERS)
+ONE_HOLDER = (*(1 << HOLDERS_BITS * tier for tier in HELD_TIERS), 0)  # none is one more at ABSENT
+GPU, ABSENT = Tier.GPU, Tier.ABSENT
 
 
 class Change(NamedTuple):
@@ -46,11 +47,8 @@ class HeldPrefixes:
 
     def move(self, fingerprint: Fingerprint, tokens: int, parent: Fingerprint, old: Tier, new: Tier) -> None:
         """One holder of this prefix went from one tier to another."""
-        then = now = self._holders.get(fingerprint, 0)
-        if old is not Tier.ABSENT:
-            now -= ONE_HOLDER[old]
-        if new is not Tier.ABSENT:
-            now += ONE_HOLDER[new]
+        then = self._holders.get(fingerprint, 0)
+        now = then - ONE_HOLDER[old] + ONE_HOLDER[new]
         if now:
             self._holders[fingerprint] = now
         else:
@@ -91,7 +89,7 @@ class HeldPrefixes:
 
 def nearest(holders: int) -> Tier:
     if holders & HOLDERS_MASK:
-        return Tier.GPU
+        return GPU
     if not holders:
-        return Tier.ABSENT
+        return ABSENT
     return next(tier for tier in HELD_TIERS if holders >> (HOLDERS_BITS * tier) & HOLDERS_MASK)

@@ -18,15 +18,12 @@ between two calls of that is hashed together. About 530 bytes for a block of 16 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from ranvier_py.core.boundaries import TokenIds
-from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, is_anchor
+from ranvier_py.core.fingerprint import TokenHasher, is_anchor
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.blocks import Block, BlockIndex, Known, Print, stem
+from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, stem
+from ranvier_py.core.kv.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.kv.prefixes import HeldPrefixes
 from ranvier_py.core.kv.residency_values import Changes, Imported, ResidencyCounts, ResidencyView, Scope, salt_and_media
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
@@ -43,15 +40,11 @@ SETTLE_STEPS_MAX = 20_000
 FRESH_MAX = 4096
 """Blocks told of that are hashed together: one call for a few blocks costs as much as for hundreds."""
 
-TOKEN_BYTES = 4
+NAME, READY, OPAQUE = Known.NAME, Known.READY, Known.OPAQUE
+GPU = Tier.GPU
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
 """Events, and their bytes, that wait for a copy to be read: some seconds of a busy engine."""
-
-
-def is_next(block: Block) -> bool:
-    """Whether this block can be hashed now."""
-    return block.known is Known.TOKENS and block.parent is not None and block.parent.known is Known.READY
 
 
 class Residency:
@@ -206,14 +199,17 @@ class Residency:
         if data:
             self.block_tokens = event.block_tokens
         salt, opaque_from = salt_and_media(event)
-        parent = self._parent_of(event, salt)
+        parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
         for place, key in enumerate(hashes):
             block = None if parent is None else self._place(key, parent)
             if block is None:
                 self.counts.refused += len(hashes) - place
                 break
-            self._count(block, event.tier)
-            if block.known is Known.NAME and self._tell(block, data[place * width : (place + 1) * width]):
+            self.counts.stored += 1
+            self.counts.uncounted += not block.more(tier)
+            if block.known is READY:
+                self._look(block)
+            elif block.known is NAME and self._tell(block, data[place * width : (place + 1) * width], weight):
                 self._fresh.append(block)
             if place >= opaque_from:
                 self._darken(block)
@@ -265,17 +261,15 @@ class Residency:
     def _add(self, key: EngineHash) -> Block | None:
         return self._index.add(key) if self._index.weight < self._entries_max else None
 
-    def _count(self, block: Block, tier: Tier) -> None:
-        self.counts.stored += 1
-        self.counts.uncounted += not block.more(tier)
-        self._look(block)
+    def _weight_of(self, tokens: int) -> int:
+        """What a block of so many tokens counts for: itself, and the fingerprints in it."""
+        return 1 - tokens // -self._hasher.block_tokens
 
-    def _tell(self, block: Block, data: bytes) -> bool:
+    def _tell(self, block: Block, data: bytes, weight: int) -> bool:
         """A block that had a name only has tokens now; or it continues one that has no fingerprint."""
-        if block.parent is not None and block.parent.known is Known.OPAQUE:
+        if block.parent is not None and block.parent.known is OPAQUE:
             self._darken(block)
             return False
-        weight = 1 - len(data) // TOKEN_BYTES // -self._hasher.block_tokens
         if not data or self._index.weight + weight - block.weight > self._entries_max:
             self.counts.refused += bool(data)
             return False
@@ -287,14 +281,16 @@ class Residency:
         if event.group != (self._group or 0):
             self.counts.other_groups += 1
             return
+        tier, blocks = event.tier, self._index.blocks
         for key in event.hashes:
-            block = self._index.blocks.get(key)
-            if block is None or not block.fewer(event.tier):
+            block = blocks.get(key)
+            if block is None or not block.fewer(tier):
                 self.counts.removed_unknown += 1
                 continue
             self.counts.removed += 1
-            self._look(block)
-            if not block.copies:
+            if block.known is READY:
+                self._look(block)
+            elif not block.copies:
                 self._index.release(block)
 
     # From tokens to fingerprints
@@ -306,56 +302,16 @@ class Residency:
         starts, resolved = fresh, 0
         while starts:
             branches: list[Block] = []
-            chains = [self._chain(block, branches) for block in starts if is_next(block)]
-            self._hash_chains(chains)
-            resolved += sum(map(len, chains))
+            chains = [chain_of(block, branches) for block in starts if is_next(block)]
+            hash_chains(self._hasher, chains)
+            for chain in chains:
+                resolved += len(chain)
+                for block in chain:
+                    self._index.settled(block, READY)
+                    block.queued = True
+                self._unsettled.extend(chain)
             starts = branches
-        self.counts.resolved_late += resolved - sum([block.known is Known.READY for block in fresh])
-
-    def _chain(self, first: Block, branches: list[Block]) -> list[Block]:
-        """`first` and what follows it, one block after the other, while tokens are known. Other ways are put off."""
-        chain = []
-        below: Block | None = first
-        while below is not None and below.known is Known.TOKENS:
-            chain.append(below)
-            if below.child is not None and below.child.after is not None:
-                branches.extend(list(below.children())[1:])
-            below = below.child
-        return chain
-
-    def _hash_chains(self, chains: Sequence[Sequence[Block]]) -> None:
-        jobs: list[tuple[TokenState, TokenIds, Sequence[int]]] = []
-        size = self._hasher.block_tokens
-        for chain in chains:
-            state = chain[0].parent.state if chain[0].parent is not None else None
-            assert state is not None
-            ids = np.frombuffer(b"".join([block.token_bytes for block in chain]), dtype=np.uint32)
-            ends: Sequence[int] = range(size - len(state.rest), len(ids) + 1, size)
-            own = list(accumulate([len(block.token_bytes) // TOKEN_BYTES for block in chain]))
-            if state.rest or any(end % size for end in own):
-                ends = sorted(dict.fromkeys((*ends, *own)))
-            jobs.append((state, ids, ends))
-        for chain, (state, _, _), segments in zip(chains, jobs, self._hasher.extend_many(jobs), strict=True):
-            left, tokens = iter(segments), state.tokens
-            for block in chain:
-                tokens += len(block.token_bytes) // TOKEN_BYTES
-                self._ready(block, left, tokens)
-
-    def _ready(self, block: Block, segments: Iterator[Segment], tokens: int) -> None:
-        prints, size = [], self._hasher.block_tokens
-        assert block.parent is not None
-        block.anchor = block.parent.anchor
-        for segment in segments:
-            if segment.end[0] == segment.state.tokens:
-                prints.append(Print(segment.end[1], segment.end[0]))
-                if is_anchor(segment.end[0] // size):
-                    block.anchor = segment.end[1]
-            if segment.state.tokens == tokens:
-                block.state = segment.state
-                break
-        block.prints, block.token_bytes = tuple(prints), b""
-        self._index.settled(block, Known.READY)
-        self._look(block)
+        self.counts.resolved_late += resolved - sum([block.known is READY for block in fresh])
 
     def _darken(self, block: Block) -> None:
         """This block, and all that waited for it, has no fingerprint."""
@@ -372,24 +328,28 @@ class Residency:
     # From blocks to prefixes
 
     def _look(self, block: Block) -> None:
-        """Look at this block when settling: it, or those before it, may be held otherwise than before."""
-        if block.known is Known.READY and not block.queued:
+        """Look at this READY block when settling: it, or those before it, may be held otherwise than before."""
+        if not block.queued:
             block.queued = True
             self._unsettled.append(block)
 
     def _settle_block(self, block: Block) -> None:
         block.queued = False
-        assert block.parent is not None
-        reach = max(block.nearest, block.parent.reach)
+        parent = block.parent
+        assert parent is not None
+        near = GPU if block.copies & COPIES_MASK else block.nearest
+        reach = max(near, parent.reach)
         if reach is not block.reach:
-            above = block.parent.anchor
-            for fingerprint, tokens in block.prints:
+            above, prints, size = parent.anchor, block.prints, self._hasher.block_tokens
+            for fingerprint, tokens in prints:
                 self._held.move(fingerprint, tokens, above, block.reach, reach)
-                if is_anchor(tokens // self._hasher.block_tokens):
+                if len(prints) > 1 and is_anchor(tokens // size):
                     above = fingerprint
             block.reach = reach
             child = block.child
             while child is not None:
-                self._look(child)
+                if child.known is READY and not child.queued:
+                    self._look(child)
                 child = child.after
-        self._index.release(block)
+        if not block.copies:
+            self._index.release(block)
