@@ -250,17 +250,16 @@ class Pushing:
             for name, value in self.statistics().items()
         ]
 
-    def views(self) -> list[dict[str, Any]]:
-        """Each worker that reports, for the control port."""
+    def views(self, key: int | None = None) -> list[dict[str, Any]]:
+        """Each worker that reports, for the control port; with a hash, whether it holds that."""
         names = {backend.id: backend.name for backend in self._registry}
-        return [
-            {
-                **view._asdict(),
-                "backend": names.get(view.backend, f"#{view.backend}"),
-                "level": view.level.value,
-            }
-            for view in self.map.views(self._clock())
-        ]
+        found = []
+        for view in self.map.views(self._clock()):
+            shown = {**view._asdict(), "backend": names.get(view.backend, ""), "level": view.level.value}
+            if key is not None:
+                shown["holds"] = key in self.map.workers[view.backend].table
+            found.append(shown)
+        return found
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
     POST /internal/eviction   POST /internal/sync      see core/kv/push_messages.py
     GET  /internal/scheme                              how this node names prefixes
+    GET  /internal/workers    ?hash=…                  who reports, how well it is known, who holds this
 
 The routes need the control key, or a worker's own credential (core/kv/push_credentials.py), which opens nothing else
 and speaks for that worker alone. Bad input is a 4xx that says what is wrong: 400 for its shape, 404 for a worker that
@@ -29,13 +30,23 @@ from quart import Response, request
 from ranvier_py.core.addresses import is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden
 from ranvier_py.core.kv.push_credentials import worker_of
-from ranvier_py.core.kv.push_messages import FINGERPRINT, PREFIX_HASH, Eviction, Sync, read_eviction, read_sync
+from ranvier_py.core.kv.push_messages import (
+    FINGERPRINT,
+    PREFIX_HASH,
+    Eviction,
+    Sync,
+    read_eviction,
+    read_prefix_hash,
+    read_sync,
+)
 from ranvier_py.edge.control_input import raw_body
 
 INTERNAL = "/internal/"
 
 INLINE_BYTES_MAX = 32 * 1024
 """Larger bodies are read in a thread: from here on that takes longer than the hop."""
+
+FINGERPRINT_DIGITS_MAX = 20  # 2^64
 
 READERS_MAX = 2
 """Large bodies read at one time: more would fight the event loop for its core."""
@@ -66,7 +77,9 @@ class InternalPort(Protocol):
 
     async def evicted(self, message: Eviction) -> Mapping[str, Any]: ...
     async def synced(self, message: Sync) -> Mapping[str, Any]: ...
-    def views(self) -> Sequence[Mapping[str, Any]]: ...
+    def views(self, key: int | None) -> Sequence[Mapping[str, Any]]:
+        """All workers that report; with a hash, whether each holds it."""
+        ...
 
 
 def bearer(authorization: str) -> str:
@@ -108,7 +121,9 @@ class InternalHandlers:
         return answer(await self._port.synced(message))
 
     async def workers(self) -> Response:
-        return answer({"workers": self._port.views()})
+        """?hash=5f30… or ?hash=1234567 asks who holds that."""
+        text = request.args.get("hash", "")
+        return answer({"workers": self._port.views(key_in(text) if text else None)})
 
     async def scheme(self) -> Response:
         scheme: PushScheme = self._port.scheme
@@ -157,6 +172,13 @@ def parsed(data: bytes, read: Callable[[Mapping[str, Any], str], Any], mark: str
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     return read(body, mark)
+
+
+def key_in(text: str) -> int:
+    """A prefix hash as hexadecimal digits, or a fingerprint as a number."""
+    if text.isascii() and text.isdigit() and len(text) <= FINGERPRINT_DIGITS_MAX:
+        return int(text)
+    return read_prefix_hash(text, "hash")
 
 
 def answer(value: Mapping[str, Any]) -> Response:
