@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Protocol
 
+from ranvier_py.calibrating import Calibrating
 from ranvier_py.clustering import Clustering
 from ranvier_py.config import Config
 from ranvier_py.core.backends import BackendStatistics, Registry
@@ -50,6 +51,8 @@ class Administered(Protocol):
     def upstream(self) -> Any: ...
     @property
     def truthing(self) -> Truthing: ...
+    @property
+    def calibrating(self) -> Calibrating: ...
     def add_backend(self, url: str, weight: float, name: str) -> BackendId: ...
     def remove_backend(self, name_or_url: str) -> None: ...
 
@@ -153,6 +156,9 @@ class Admin:
     def truth(self) -> Mapping[str, Any]:
         return self._node.truthing.view()
 
+    def calibration(self) -> Mapping[str, Any]:
+        return self._node.calibrating.view()
+
     def ready(self) -> tuple[bool, str]:
         if self.draining:
             return False, "draining"
@@ -173,7 +179,7 @@ class Admin:
         )
         shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder
-        samples = chain(samples, node.truthing.samples())
+        samples = chain(samples, node.truthing.samples(), node.calibrating.samples())
         recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
         indexed = node.indexing.samples()
         return [

@@ -117,6 +117,13 @@ class Config(BaseSettings):
         "tell how much of a prompt was really cached. Off: the body of a stream reaches the engine as it came.",
     )
 
+    engine_metrics_interval_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = key(
+        5.0,
+        "Backends",
+        "Time between two looks at the metrics of one engine: size of its cache, hits, queues. It grows where the page "
+        "is slow. One node of a cluster looks at each engine. 0: none does.",
+    )
+
     tokenizer: Annotated[str, Field(min_length=1)] = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
     )

@@ -25,6 +25,7 @@ class NodeStatus:
     cluster: Mapping[str, Any] | None = None  # None: it has no peers
     divergence: str = ""  # in words, if another node was asked, too
     truth: Mapping[str, Any] | None = None  # None: it is too old to tell
+    calibration: Mapping[str, Any] | None = None
 
 
 def status_page(status: NodeStatus) -> str:
@@ -36,6 +37,7 @@ def status_page(status: NodeStatus) -> str:
         lines += cluster_lines(status.cluster)
         lines += [f"  divergence  {status.divergence}"] if status.divergence else []
     lines += truth_lines(status.truth) if status.truth is not None else []
+    lines += calibration_lines(status.calibration) if status.calibration is not None else []
     shadows = status.routes.get("shadows", ())
     lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
     lines += ["", "Routes and requests", *pairs({k: v for k, v in status.routes.items() if k != "shadows"})]
@@ -48,6 +50,14 @@ def truth_lines(truth: Mapping[str, Any]) -> list[str]:
     counts = {name: count for name, count in truth["counts"].items() if count}
     told = {"claims": counts, "trouble": truth["trouble"]}
     return [*lines, *pairs({name: fact for name, fact in told.items() if fact})]
+
+
+def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
+    """How well this node predicts what each engine has, and what is wrong where it does not."""
+    lines = ["", "Predictions against answers", *(table(calibration["backends"]) or ["  no answer has told yet"])]
+    told = {name: calibration[name] for name in ("route_precision", "route_recall")}
+    counts = {name: calibration[name] for name in ("asking", "scraper") if calibration[name]}
+    return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]
 
 
 MEMBER_COLUMNS = ("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms")

@@ -57,6 +57,7 @@ class Backend(SharedWork):
         "cards",
         "draining",
         "epoch",
+        "foreign",
         "id",
         "last_probe",
         "load",
@@ -85,7 +86,8 @@ class Backend(SharedWork):
         self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
         self.cards: tuple[Mapping[str, Any], ...] = ()
         self.peers = NO_LOAD
-        self.load = 0  # always inflight + peer_load; an attribute because placement reads it 64 times per decision
+        self.foreign = 0  # requests of others in the engine, by its own count
+        self.load = 0  # always inflight + peer_load + foreign; an attribute because placement reads it 64 times
         self.success_rate = 1.0
         self.draining = False
         self.removed = False

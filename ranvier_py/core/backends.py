@@ -339,6 +339,12 @@ class Registry:
         self.version += 1
         return [Transition(backend.id, backend.name, "models", before, ",".join(models), "listed by the engine")]
 
+    def set_foreign_load(self, id: BackendId, requests: int) -> None:  # noqa: A002
+        """Requests that neither this node nor a peer sent, as the engine's own count has it. Others use it, too."""
+        backend = self[id]
+        backend.load += requests - backend.foreign
+        backend.foreign = requests
+
     def set_peer_load(self, id: BackendId, load: Load) -> None:  # noqa: A002
         """What the peers have at it together, as they report."""
         backend = self[id]

@@ -97,6 +97,10 @@ class ControlPort(Protocol):
         """The last ones, newest first."""
         ...
 
+    def calibration(self) -> Mapping[str, Any]:
+        """How well each engine's cache is predicted, and why not."""
+        ...
+
     def truth(self) -> Mapping[str, Any]:
         """How well each engine's cache is known, by which sources."""
         ...
@@ -246,6 +250,7 @@ class Handlers:
             ("GET", "/admin/decisions", self.decisions),
             ("GET", "/admin/config", self.config),
             ("GET", "/admin/truth", self.truth),
+            ("GET", "/admin/calibration", self.calibration),
             ("GET", "/admin/cluster", self.cluster),
             ("GET", "/admin/cluster/sums", self.route_sums),
             ("GET", "/admin/kv-index/stats", self.kv_index_stats),
@@ -311,6 +316,9 @@ class Handlers:
 
     async def truth(self) -> Response:
         return json_response(self._port.truth())
+
+    async def calibration(self) -> Response:
+        return json_response(self._port.calibration())
 
     async def cluster(self) -> Response:
         with input_errors():

@@ -102,15 +102,26 @@ class Ledger:
 
 
 class Calibration:
-    """Compares and corrects. `estimated` says whether nobody but us guesses what this backend holds."""
+    """Compares and corrects.
+
+    Args:
+        estimated: whether what this backend holds is our own guess; False where its events tell.
+        contradicted: told when such a one answers cold to what its events said it has.
+    """
 
     def __init__(
-        self, routes: RouteTable, *, block_tokens: int = 16, estimated: Callable[[BackendId], bool] = lambda _: True
+        self,
+        routes: RouteTable,
+        *,
+        block_tokens: int = 16,
+        estimated: Callable[[BackendId], bool] = lambda _: True,
+        contradicted: Callable[[BackendId], object] = lambda _: None,
     ) -> None:
         self.counts = CalibrationCounts()
         self._routes = routes
         self._block_tokens = block_tokens
         self._estimated = estimated
+        self._contradicted = contradicted
         self._ledgers: dict[BackendId, Ledger] = {}
         self._samples: dict[int, tuple[Flight, Sequence[tuple[int, int]]]] = {}
         self._second = -1
@@ -166,6 +177,8 @@ class Calibration:
         if self._estimated(flight.backend):
             self._learn(ledger, sample, answer.prompt_tokens, cached)
             self._refute(ledger, flight, end, answer.prompt_tokens, cached)
+        elif not cached and self._usable(ledger, flight.decision.matched_tokens, answer.prompt_tokens):
+            self._contradicted(flight.backend)
 
     # --- beside them ------------------------------------------------------------------------------------------------
 
