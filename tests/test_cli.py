@@ -29,6 +29,14 @@ ROOT = Path(__file__).parents[1]
 BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
 ENGINE_TRUTH = {"name": "a", "truth": "exact", "read_here": True, "applied": 12, "gaps": 1, "blocks": 90}
 
+CALIBRATION = {
+    "route_precision": 0.98,
+    "route_recall": None,
+    "backends": [{"name": "a", "precision": 0.98, "answers": 40, "biases": ["salt"]}],
+    "asking": {"asked": 3, "own": 1},
+    "scraper": None,
+}
+
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +62,7 @@ class FakeControl(BaseHTTPRequestHandler):
             "/admin/backends": (200, {"backends": [BACKEND]}),
             "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
             "/admin/truth": (200, {"engines": [ENGINE_TRUTH], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""}),
+            "/admin/calibration": (200, CALIBRATION),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }
         self.answer(*answers[self.path])
@@ -192,6 +201,12 @@ def test_status_is_one_page_about_the_node(
         "  name  truth  read_here  applied  gaps  blocks",
         "  a     exact  yes             12     1      90",
         "  claims  confirmed=7",
+        "",
+        "Predictions against answers",
+        "  name  precision  answers  biases",
+        "  a          0.98       40  salt",
+        "  route_precision  0.98",
+        "  asking           asked=3 own=1",
         "",
         "Routes and requests",
         "  rows             3",

@@ -85,6 +85,9 @@ class FakePort:
     def truth(self) -> Mapping[str, Any]:
         return {"engines": [{"name": "a", "truth": "exact"}]}
 
+    def calibration(self) -> Mapping[str, Any]:
+        return {"route_precision": 0.5}
+
     def cluster(self) -> Mapping[str, Any]:
         if self.lonely:
             raise LookupError("this node does not gossip")
@@ -264,6 +267,7 @@ async def test_routes_decisions_and_configuration_can_be_seen(served: Served) ->
         assert len((await client.get("/admin/decisions")).json()["decisions"]) == 50
         assert (await client.get("/admin/config")).json()["control_key"] == "***"
         assert (await client.get("/admin/truth")).json() == {"engines": [{"name": "a", "truth": "exact"}]}
+        assert (await client.get("/admin/calibration")).json() == {"route_precision": 0.5}
 
 
 async def test_the_cluster_can_be_seen_where_there_is_one(served: Served) -> None:
