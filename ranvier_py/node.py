@@ -125,11 +125,11 @@ class Node:
             name=secrets.token_hex(4),
         )
         self.server = DataServer(self.pipeline.handle, server_limits(config), tls=tls_context(config))
-        self.indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
-        self.indexing.join(self.router.policy)
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
+        self.indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
+        self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
         """`spec` is what else was configured. Raises BadRequest with nothing changed."""
