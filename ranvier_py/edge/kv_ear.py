@@ -16,9 +16,16 @@ from typing import NamedTuple
 import trio
 
 from ranvier_py.core.kv.publishers import Spot
-from ranvier_py.edge.kv_sockets import KvSockets
+from ranvier_py.edge.kv_sockets import KvSockets, Room
 
 log = logging.getLogger(__name__)
+
+
+ROOM = Room(64, 128 << 20)
+"""What finds none waits with the engine, which keeps 100,000 messages for each listener."""
+
+REPLAY_ROOM = Room(20_000, 256 << 20)
+"""Twice vLLM's buffer: an engine drops answers that find none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +35,8 @@ class Options:
     retry_s: float = 0.2  # first pause before another connection
     retry_s_max: float = 5.0  # an engine needs longer than that to start
     steady_s: float = 5.0
-    messages_max: int = 64  # that wait in libzmq; others wait with the engine, which keeps 100,000 for each listener
-    replay_messages_max: int = 20_000  # twice vLLM's buffer: an engine drops answers that find no room
+    room: Room = ROOM
+    replay_room: Room = REPLAY_ROOM
     replay_bytes_max: int = 256 << 20  # of one answer
     replay_silence_s: float = 10.0
     replay_s_max: float = 120.0
@@ -93,7 +100,7 @@ class Ear:
         self._stood_at = None
         hearing = self._hearing
         try:
-            wire = self._sockets.subscriber(hearing.where, hearing.topics, self._options.messages_max)
+            wire = self._sockets.subscriber(hearing.where, hearing.topics, self._options.room)
         except OSError as error:
             return error.strerror or "no socket"
         try:

@@ -5,9 +5,9 @@ messages of two lives never mix, a name is looked up anew each time, and whoever
 
 Rules: the descriptor tells of news once, so a socket is read until nothing is left, then asked, and only then waited
 for. All sockets of a node take turns: in one round of the event loop one of them reads, for TURN_S at most.
-Bounds: `messages_max` whole messages wait in libzmq, each part of FRAME_BYTES_MAX; a larger one ends the connection.
-Parts beyond FRAMES_MAX are dropped, however many follow. libzmq itself holds a message back until its last part came,
-and sets no bound there: an engine is trusted that far. Cost: 6 us for a message of three parts.
+Bounds: `Room` says what may wait in libzmq, in messages and, where the kernel counts them, in bytes; more of these end
+the connection, as does a part above FRAME_BYTES_MAX. Parts beyond FRAMES_MAX are dropped, however many follow.
+Cost: 6 us for a message of three parts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import trio
 
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.kv.events import PAYLOAD_BYTES_MAX
 from ranvier_py.core.kv.publishers import Spot
+from ranvier_py.edge.kv_backlog import Backlog
 
 try:
     import zmq
@@ -40,9 +41,20 @@ SUBSCRIBED_AFTER_S = 0.1  # a publisher needs a moment to learn what we want to 
 
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # an engine's machine that is gone: 25 s
 
+GUARD_INTERVAL_S = 0.2  # between two looks at what waits in libzmq
+
 MONITOR_EVENT = struct.Struct("=HI")
 
+CLOSED = "closed"
+
 Took = Callable[[list[bytes]], object]
+
+
+class Room(NamedTuple):
+    """What may wait in libzmq for us."""
+
+    messages_max: int
+    bytes_max: int
 
 
 class NoZmq(RanvierError):
@@ -75,16 +87,16 @@ class KvSockets:
         """All wires must be closed by now."""
         self._context.destroy(linger=0)
 
-    def subscriber(self, where: Spot, topics: Sequence[str], messages_max: int) -> Wire:
+    def subscriber(self, where: Spot, topics: Sequence[str], room: Room) -> Wire:
         """A connection to a publisher, for these topics (by how they begin). Raises OSError."""
-        wire = Wire(self, zmq.SUB, where, messages_max)
+        wire = Wire(self, zmq.SUB, where, room)
         for topic in topics:
             wire.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         return wire
 
-    def dealer(self, where: Spot, messages_max: int) -> Wire:
+    def dealer(self, where: Spot, room: Room) -> Wire:
         """A connection that asks, and gets many answers. Raises OSError."""
-        return Wire(self, zmq.DEALER, where, messages_max)
+        return Wire(self, zmq.DEALER, where, room)
 
     def socket(self, kind: int) -> Any:
         return self._context.socket(kind)
@@ -93,19 +105,28 @@ class KvSockets:
 class Wire:
     """One connection. Call `run` once, and `close` in any case."""
 
-    def __init__(self, sockets: KvSockets, kind: int, where: Spot, messages_max: int) -> None:
+    def __init__(self, sockets: KvSockets, kind: int, where: Spot, room: Room) -> None:
         self.where = where
+        self._room = room
         self._turn = sockets.turn
         self._parts: list[bytes] = []
+        self._backlog: Backlog | None = None
+        self._why = ""
         try:
             self.socket = sockets.socket(kind)
-            for option, value in options(messages_max):
+        except zmq.ZMQError as error:
+            raise failed(error) from error
+        try:
+            for option, value in options(room.messages_max):
                 self.socket.setsockopt(option, value)
             self._monitor = self.socket.get_monitor_socket()
         except zmq.ZMQError as error:
-            raise OSError(error.errno, f"{error.strerror} (ZeroMQ)") from error
+            self.socket.close(0)
+            raise failed(error) from error
 
     def close(self) -> None:
+        if self._backlog is not None:
+            self._backlog.close()
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(0)
@@ -128,10 +149,12 @@ class Wire:
             return error.strerror or "not to be connected to"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, took)
-            why = await self._watch(nursery, up)
+            nursery.start_soon(self._guard, nursery.cancel_scope)
+            self._why = await self._watch(nursery, up)
             nursery.cancel_scope.cancel()
-        await self._read_left(took)
-        return why
+        if self._why == CLOSED:
+            await self._read_left(took)
+        return self._why
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -158,6 +181,8 @@ class Wire:
                 more = self.socket.getsockopt(zmq.RCVMORE)
             except zmq.ZMQError:  # Again, or something that the monitor tells
                 return False
+            if self._backlog is not None:
+                self._backlog.take(len(part))
             if len(self._parts) < FRAMES_MAX:
                 self._parts.append(part)
             if not more:
@@ -175,16 +200,18 @@ class Wire:
         if trouble:
             return trouble
         nursery.start_soon(self._up, up)
-        while await self._event() not in OVER:
+        while (await self._event())[0] not in OVER:
             pass
-        return "closed"
+        return CLOSED
 
     async def _greet(self) -> str:
         """Until the connection stands. Returns what is wrong, if something is."""
         while True:
-            event = await self._event()
+            event, value = await self._event()
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 return ""
+            if event == zmq.Event.CONNECTED:
+                self._backlog = Backlog.of(value, self.where.port)
             if event in GREETING_FAILED:
                 return "no ZeroMQ there"
             if event in OVER:
@@ -194,12 +221,21 @@ class Wire:
         await trio.sleep(SUBSCRIBED_AFTER_S)
         up()
 
-    async def _event(self) -> Any:
-        """The next event of the connection."""
+    async def _guard(self, scope: trio.CancelScope) -> None:
+        """End the connection when too much of it waits: it sends faster than we read, or a message without an end."""
+        while True:
+            await trio.sleep(GUARD_INTERVAL_S)
+            if self._backlog is not None and self._backlog.size_bytes > self._room.bytes_max:
+                self._why = "too much at once"
+                scope.cancel()
+
+    async def _event(self) -> tuple[Any, int]:
+        """The next event of the connection, and its number."""
         while True:
             try:
                 head, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-                return zmq.Event(MONITOR_EVENT.unpack(head)[0])
+                event, value = MONITOR_EVENT.unpack(head)
+                return zmq.Event(event), value
             except zmq.Again:
                 if not self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                     await trio.lowlevel.wait_readable(self._monitor.getsockopt(zmq.FD))
@@ -212,6 +248,10 @@ if zmq is not None:
         zmq.Event.HANDSHAKE_FAILED_AUTH,
     )
     OVER = (*GREETING_FAILED, zmq.Event.DISCONNECTED, zmq.Event.CLOSED, zmq.Event.MONITOR_STOPPED)
+
+
+def failed(error: zmq.ZMQError) -> OSError:
+    return OSError(error.errno, f"{error.strerror} (ZeroMQ)")
 
 
 def options(messages_max: int) -> tuple[tuple[int, int], ...]:

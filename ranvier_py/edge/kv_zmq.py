@@ -32,7 +32,7 @@ import trio
 from ranvier_py.core.kv.gap_values import AskReplay
 from ranvier_py.core.kv.publishers import Publisher, Spot
 from ranvier_py.edge.kv_ear import Ear, Hearing, Options, SubscriberCounts
-from ranvier_py.edge.kv_sockets import KvSockets, NoZmq
+from ranvier_py.edge.kv_sockets import KvSockets, NoZmq, Room
 
 __all__ = [
     "KvSockets",
@@ -40,6 +40,7 @@ __all__ = [
     "LoadHeard",
     "NoZmq",
     "Options",
+    "Room",
     "Stream",
     "SubscriberCounts",
     "SubscriberView",
@@ -238,7 +239,7 @@ class KvSubscriber:
         with scope:
             answers.wait()
             try:
-                wire = self._sockets.dealer(where, self.options.replay_messages_max)
+                wire = self._sockets.dealer(where, self.options.replay_room)
             except OSError:
                 answers.fail()
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.abc
 
 from cluster.engine_publisher import KvEndpoints
 from ranvier_py.core.kv.gap_values import GapSettings, Level
@@ -127,6 +128,26 @@ async def test_an_engine_that_comes_late_is_found() -> None:
         async with publishing(KvEndpoints(place.events.endpoint, place.replay.endpoint)) as source:
             source.publish(b"0")
             await until(lambda: heard.stream.seqs == [0])
+
+
+async def test_the_addresses_of_a_name_take_turns() -> None:
+    """A service's name may stand for an address where nobody listens."""
+
+    class Names(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, host, port, *rest):  # type: ignore[no-untyped-def]
+            return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+        async def getnameinfo(self, sockaddr, flags):  # type: ignore[no-untyped-def]
+            raise NotImplementedError
+
+    trio.socket.set_custom_hostname_resolver(Names())
+    async with publishing(with_replay()) as source:
+        place = publisher_of(source)
+        named = place._replace(events=place.events._replace(host="engine.test"))
+        async with hearing(named) as heard:
+            await until(lambda: heard.subscriber.view().is_connected)
+            assert heard.subscriber.counts.failures == 1
+            assert heard.subscriber.view().endpoint.startswith("tcp://engine.test:")
 
 
 async def test_pauses_between_tries_grow() -> None:
