@@ -1,0 +1,137 @@
+"""Event streams of busy engines for benchmarks/residency.py: what vLLM would publish, step by step, as payloads.
+
+Each engine's cache evicts as vLLM's does and is full before anything is measured, so for each block that is stored one
+is removed. A step is what an engine does at once: a chunk of prompts of CHUNK_TOKENS, and one token more for each
+request that runs. Encoded as vLLM 0.32 does: an event for each run of blocks, one for each removed block, as maps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+
+from ranvier_py.replay.engine.block_cache import BlockCache, BlockRemoved, BlocksStored, CacheEvent, Job, Lease
+
+BLOCK_TOKENS = 16
+CHUNK_TOKENS = 2048
+VOCABULARY = 150_000
+DOCUMENTS = 40
+DOCUMENT_TOKENS = (500, 6_000)
+OWN_TOKENS = (50, 600)
+ANSWER_TOKENS = (20, 400)
+RUNNING_MAX = 256
+EVENTS_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Payloads of one engine: those that fill it, and those that are measured, which store `blocks` blocks."""
+
+    filling: Sequence[bytes]
+    payloads: Sequence[bytes]
+    blocks: int
+    removed: int
+    events: int
+
+
+@dataclass(slots=True)
+class Running:
+    lease: Lease
+    done: int  # tokens computed
+
+
+class Engine:
+    """One cache and the requests that run in it."""
+
+    def __init__(self, capacity_blocks: int, seed: int) -> None:
+        self.rng = Random(seed)
+        self.numbers = np.random.default_rng(seed)
+        self.cache = BlockCache(capacity_blocks, BLOCK_TOKENS, events_max=EVENTS_MAX)
+        self.documents = [self.tokens(DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
+        self.running: deque[Running] = deque()
+
+    def tokens(self, least_most: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        return self.numbers.integers(0, VOCABULARY, self.rng.randint(*least_most), dtype=np.uint32)
+
+    def step(self) -> list[CacheEvent]:
+        """Prompts up to a chunk, then a token for everyone who has his prompt."""
+        budget = CHUNK_TOKENS
+        while budget > 0:
+            waiting = next((each for each in self.running if each.done < each.lease.job.prompt_tokens), None)
+            if waiting is None:
+                waiting = self.begin()
+                if waiting is None:
+                    break
+            part = min(budget, waiting.lease.job.prompt_tokens - waiting.done)
+            self.compute(waiting, part)
+            budget -= part
+        for each in list(self.running):
+            if each.done >= each.lease.job.prompt_tokens:
+                self.compute(each, 1)
+            if each.done >= each.lease.job.tokens_computed:
+                self.cache.release(each.lease)
+                self.running.remove(each)
+        return self.cache.drain_events()
+
+    def begin(self) -> Running | None:
+        if len(self.running) >= RUNNING_MAX:
+            return None
+        document = self.documents[min(DOCUMENTS, int(self.rng.paretovariate(0.7))) - 1]
+        prompt = np.concatenate((document, self.tokens(OWN_TOKENS)))
+        lease = self.cache.lease(Job.of(prompt, self.tokens(ANSWER_TOKENS), BLOCK_TOKENS))
+        if lease is None:
+            return None
+        begun = Running(lease, lease.hits * BLOCK_TOKENS)
+        self.running.append(begun)
+        return begun
+
+    def compute(self, running: Running, tokens: int) -> None:
+        running.done = min(running.done + tokens, running.lease.job.tokens_computed)
+        self.cache.grow(running.lease, running.done)
+
+
+def make_streams(capacity_blocks: int, blocks: int, seed: int) -> Streams:
+    """Fill an engine, then record until `blocks` more are stored."""
+    engine = Engine(capacity_blocks, seed)
+    filling = []
+    while engine.cache.evicted_blocks < capacity_blocks // 4:
+        if events := engine.step():
+            filling.append(encode(events))
+    payloads, stored, removed, count = [], 0, 0, 0
+    while stored < blocks:
+        events = engine.step()
+        if events:
+            payloads.append(encode(events))
+        stored += sum(len(event.keys) for event in events if isinstance(event, BlocksStored))
+        removed += sum(isinstance(event, BlockRemoved) for event in events)
+        count += len(events)
+    return Streams(filling, payloads, stored, removed, count)
+
+
+def encode(events: Sequence[CacheEvent]) -> bytes:
+    return bytes(msgpack.packb([1.5, [message_of(event) for event in events], 0]))
+
+
+def message_of(event: CacheEvent) -> dict[str, object]:
+    if isinstance(event, BlockRemoved):
+        return {"type": "BlockRemoved", "block_hashes": [event.key], "medium": "GPU", "group_idx": 0}
+    if not isinstance(event, BlocksStored):
+        return {"type": "AllBlocksCleared"}
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(event.keys),
+        "parent_block_hash": event.parent or None,
+        "token_ids": event.ids.tolist(),
+        "block_size": BLOCK_TOKENS,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None] * len(event.keys),
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
