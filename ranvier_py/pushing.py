@@ -28,6 +28,7 @@ import trio
 
 from ranvier_py.core.backends import Backend, Outcome
 from ranvier_py.core.errors import NotFound
+from ranvier_py.core.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.flight import Flight
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
@@ -82,7 +83,7 @@ class KeyInbox:
 
     def __init__(self, key: bytes, block_tokens: int, policy: str, prefix_tokens: int = PREFIX_TOKENS) -> None:
         lengths = (prefix_tokens,) if policy == StickyLeastLoaded.name else ()
-        self.hasher = KeyHasher(key, block_tokens, told=self.told, lengths=lengths)
+        self.hasher = KeyHasher(key, block_tokens, told=self.told, lengths=lengths, short=UNCOMPUTED_TOKENS)
         self.prefix_tokens = prefix_tokens
         self.waiting: deque[KeyedPrefix] = deque(maxlen=INBOX_MAX)
         self.urgent = False

@@ -96,8 +96,9 @@ class KeyHasher(TokenHasher):
         told: Callable[[KeyedPrefix], object],
         lengths: Sequence[int] = (PREFIX_TOKENS,),
         shorter: bool = True,
+        short: int = 0,
     ) -> None:
-        super().__init__(key, block_tokens)
+        super().__init__(key, block_tokens, short=short)
         self._told = told
         self._shorter = shorter
         self._heads: dict[TokenState, _Head] = {}
@@ -110,28 +111,47 @@ class KeyHasher(TokenHasher):
 
     def extend_many(self, jobs: Sequence[tuple[TokenState, TokenIds, Sequence[int]]]) -> list[list[Segment]]:
         found = super().extend_many(jobs)
-        longest = self.lengths[-1] if self.lengths else 0
         for (state, ids, _), segments in zip(jobs, found, strict=True):
-            if segments and state.tokens < longest:
-                self._look(state, ids, segments, longest)
+            if segments and state.tokens < self._reach:
+                self._look(state, ids, segments)
         return found
 
-    def _look(self, state: TokenState, ids: TokenIds, segments: Sequence[Segment], longest: int) -> None:
+    def every_block(self, jobs: Sequence[tuple[TokenState, TokenIds]]) -> tuple[list[int], list[Fingerprint]]:
+        totals, fingerprints = super().every_block(jobs)
+        size, place = self.block_tokens, 0
+        for state, ids in jobs:
+            blocks = len(ids) // size
+            if state.tokens < self._reach and blocks:
+                seen = min(blocks, -(-(self._reach - state.tokens) // size))
+                depths = range(state.tokens + size, state.tokens + seen * size + 1, size)
+                ends = zip(depths, totals[place : place + seen], fingerprints[place : place + seen], strict=True)
+                found = [Segment((), (end, name), TokenState(end, total, ())) for end, total, name in ends]
+                self._look(state, ids, found)
+            place += blocks
+        return totals, fingerprints
+
+    @property
+    def _reach(self) -> int:
+        """How deep prompts are looked at, in tokens: the longest key, as far as its fingerprint may come later."""
+        return self.lengths[-1] + self.short if self.lengths else 0
+
+    def _look(self, state: TokenState, ids: TokenIds, segments: Sequence[Segment]) -> None:
         head = self._heads.get(state) if state.tokens else _Head(state.total, (), ())
         if head is None:
             return
-        known = head.ids + tuple(ids[: longest - state.tokens].tolist())
-        stops = dict(head.stops)
+        longest, before, reach = self.lengths[-1], dict(head.stops), segments[-1].state.tokens
+        known = head.ids + tuple(ids[: max(0, longest - state.tokens)].tolist())
+        stops = dict(before)
         for segment in segments:
             stops.update((*segment.anchors, segment.end))
-        reach = segments[-1].state.tokens
         for length in self.lengths:
-            if state.tokens < length <= reach:
-                self._tell(head.root, key_of(known, length), stops, anchor_at(length, self.block_tokens))
+            depth = anchor_at(length, self.block_tokens)
+            if length <= reach and not (length <= state.tokens and depth in before):
+                self._tell(head.root, key_of(known, length), stops, depth)
         if self._shorter and reach < longest:
             self._tell(head.root, key_of(known[:reach]), stops, segments[-1].end[0])
         for segment in segments:
-            if segment.state.tokens < longest:
+            if segment.state.tokens < self._reach:
                 kept = {depth: name for depth, name in stops.items() if 0 < depth <= segment.state.tokens}
                 self._remember(segment.state, _Head(head.root, known[: segment.state.tokens], tuple(kept.items())))
 

@@ -6,10 +6,10 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.fingerprint import TokenHasher
+from ranvier_py.core.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.kv.push_keys import KeyedPrefix, KeyHasher, anchor_at, key_of, prefix_len_of
 from ranvier_py.core.kv.push_links import Link, Links
@@ -19,10 +19,12 @@ GOLDEN_64 = 0x5F3006CAB71F62DE6D308E4FCE785CAF2A1CB0739E863BA7812739A91C930E5A
 GOLDEN_5 = 0x666AA17826AD39129D061F3C3467D1B7139904B3448383EC9861B51C7522E553
 
 
-def told_of(*turns: list[int], lengths: tuple[int, ...] = (64,), shorter: bool = True) -> list[KeyedPrefix]:
+def told_of(
+    *turns: list[int], lengths: tuple[int, ...] = (64,), shorter: bool = True, short: int = 0
+) -> list[KeyedPrefix]:
     """What is told while a prompt grows by these turns."""
     told: list[KeyedPrefix] = []
-    hasher = KeyHasher(KEY, told=told.append, lengths=lengths, shorter=shorter)
+    hasher = KeyHasher(KEY, told=told.append, lengths=lengths, shorter=shorter, short=short)
     state = hasher.start(Fingerprint(7))
     for ids in turns:
         state = hasher.extend(state, np.array(ids, dtype=np.uint32), [len(ids)])[0].state
@@ -52,16 +54,32 @@ def test_pu2_prompts_that_share_64_tokens_share_a_key_and_others_do_not() -> Non
     assert told_of(ids)[0].key != told_of([*ids[:63], 7, *ids[64:]])[0].key
 
 
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=6))
-@settings(max_examples=60, deadline=None)
-def test_pu2_a_chat_read_turn_by_turn_has_the_key_of_the_chat_read_at_once(lengths: list[int]) -> None:
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.sampled_from([0, 3]))
+@settings(max_examples=80, deadline=None)
+@example([64, 1, 1, 1, 50], 3)
+def test_pu2_a_chat_read_turn_by_turn_has_the_key_of_the_chat_read_at_once(lengths: list[int], short: int) -> None:
     ids = list(range(1000, 1000 + sum(lengths)))
     turns, start = [], 0
     for length in lengths:
         turns.append(ids[start : start + length])
         start += length
-    whole = [keyed for keyed in told_of(ids) if len(ids) >= 64]
-    assert [keyed for keyed in told_of(*turns) if keyed.tokens == 64 and keyed.key == key_of(ids, 64)] == whole
+    whole = [keyed for keyed in told_of(ids, short=short) if len(ids) >= 64]
+    found = [keyed for keyed in told_of(*turns, short=short) if keyed.tokens == 64 and keyed.key == key_of(ids, 64)]
+    assert found == whole
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 20])
+def test_pu2_a_prompt_told_in_blocks_of_an_engine_has_the_same_key(blocks: int) -> None:
+    """As residencies hash: another way into the hasher."""
+    told: list[KeyedPrefix] = []
+    hasher = KeyHasher(KEY, told=told.append, shorter=False)
+    state, start = hasher.start(Fingerprint(7)), 0
+    while start < 320:
+        part = np.arange(start, start + 16 * blocks, dtype=np.uint32)
+        totals, _ = hasher.every_block([(state, part)])
+        start += len(part)
+        state = TokenState(start, totals[-1], ())
+    assert told == told_of(list(range(start)))
 
 
 def test_pu2_other_lengths_stand_at_the_anchor_above_them() -> None:
