@@ -6,7 +6,7 @@ its holders by tier. Cost: about 1 us for a change; memory is that of a dict ent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,6 +40,11 @@ class HeldPrefixes:
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
         return nearest(self._holders.get(fingerprint, 0))
+
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> dict[Fingerprint, Tier]:
+        """Those of these that are held. 0.1 us for one that is not."""
+        found = zip(fingerprints, map(self._holders.get, fingerprints), strict=True)
+        return {fingerprint: nearest(holders) for fingerprint, holders in found if holders}
 
     def tiers(self) -> Mapping[Fingerprint, Tier]:
         """All that are held. O(all)."""

@@ -167,6 +167,10 @@ class Residency:
         """Where this prefix is, as of the last `settle`."""
         return self._held.tier(fingerprint)
 
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        """Those of these prefixes that are held, as of the last `settle`."""
+        return self._held.held_among(fingerprints)
+
     def tiers(self) -> Mapping[Fingerprint, Tier]:
         """All prefixes that are held, as of the last `settle`. O(all)."""
         return self._held.tiers()

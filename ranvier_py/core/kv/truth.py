@@ -9,25 +9,26 @@ event, claims whose evidence ages, peers' claims that are wrong.
 Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a claim withdrawn
 for not being held, and only if its evidence is older than a grace, since events come a moment after the first token.
 Invariant: at EXACT and after a whole sweep the claims of a backend at token stops are what it holds there.
-Cost: 0.5 us for a change that is no stop, 6 us for one that is; a sweep 1 us a row for each backend at EXACT.
+Cost: 0.5 us for a change that is no stop, 6 us for one that is; that of a sweep is `routes.reconcile`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from ranvier_py.core.fingerprint import anchor_below, is_anchor
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.prefixes import Change
 from ranvier_py.core.kv.residency_values import Changes
-from ranvier_py.core.kv.truth_values import Held, Source, TruthCounts, TruthView
+from ranvier_py.core.kv.truth_values import Held, HeldMany, Source, TruthCounts, TruthView
 from ranvier_py.core.kv.values import Tier
 from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes import RouteTable, Trust
 from ranvier_py.core.routes.reconcile import Exact, Reconciler
 
-__all__ = ["EngineTruth", "Held", "Source", "TruthCounts", "TruthView"]
+__all__ = ["EngineTruth", "Held", "HeldMany", "Source", "TruthCounts", "TruthView"]
 
 GRACE_S = 5.0
 """What was learned so lately is not withdrawn for not being held: an engine publishes a step at its end, and a batch of
@@ -185,7 +186,7 @@ class EngineTruth:
         level, parts = engine.best()
         if level is not Level.EXACT or epoch < 0 or not all(part.settled for part in parts):
             return None
-        return Exact(backend, epoch, tier_among(parts), max(now - self._grace_s, engine.void_before))
+        return Exact(backend, epoch, partial(held_among, parts), max(now - self._grace_s, engine.void_before))
 
     def _apply(self, backend: BackendId, epoch: int, changes: Iterable[Change], now: float) -> None:
         routes, counts = self._routes, self.counts
@@ -230,10 +231,19 @@ def nearest(parts: Iterable[_Part], fingerprint: Fingerprint) -> Tier:
     return min((part.held.tier(fingerprint) for part in parts), default=Tier.ABSENT)
 
 
-def tier_among(parts: list[_Part]) -> Callable[[Fingerprint], Tier]:
-    if len(parts) == 1:
-        return parts[0].held.tier
-    return lambda fingerprint: nearest(parts, fingerprint)
+def held_among(parts: Sequence[_Part], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+    """Those of these that one of the parts holds, each where it is nearest."""
+    found: dict[Fingerprint, Tier] = {}
+    for part in parts:
+        held = part.held
+        if isinstance(held, HeldMany):
+            own = held.held_among(fingerprints)
+        else:
+            own = {name: tier for name in fingerprints if (tier := held.tier(name)) is not Tier.ABSENT}
+        found = (
+            {**own, **{name: min(tier, own.get(name, tier)) for name, tier in found.items()}} if found else dict(own)
+        )
+    return found
 
 
 def view_of(part: _Part, now: float) -> TruthView:

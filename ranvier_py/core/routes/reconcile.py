@@ -3,18 +3,23 @@
 Rules: a row with a token fingerprint is raised to CONFIRMED for a backend that holds it, where it is not so already or
 where the evidence ages; a claim of a backend that does not hold it is withdrawn, unless its evidence is too young to
 tell. Neither is a use of the row. Rows that are known by their text alone follow the rows around them.
-Bound: `rows_max` for each call. Cost: 1 us for a row and backend.
+Bound: `rows_max` for each call. Cost: 0.5 us for a row, 0.1 us more for each backend that does not hold it, 0.6 us for
+each that does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.values import Tier
+from ranvier_py.core.routes.rows import SHARED
 from ranvier_py.core.routes.table import RouteTable
 from ranvier_py.core.routes.values import Trust
+
+FRESH_SHARE = 0.25
+"""Of the time to live: evidence of a held row that is older is renewed. A sweep comes round more often than that."""
 
 
 class Exact(NamedTuple):
@@ -22,7 +27,7 @@ class Exact(NamedTuple):
 
     backend: BackendId
     epoch: int
-    tier: Callable[[Fingerprint], Tier]
+    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, Tier]]  # those of them that it holds
     doubted_before: float
 
 
@@ -38,25 +43,32 @@ class Reconciler:
         """Look at the next rows. Returns how many claims were raised or refreshed, and how many withdrawn."""
         if not engines:
             return 0, 0
+        window = self._window(rows_max)
+        names = list(window)
+        held = {engine.backend: engine.held_among(names) for engine in engines}
+        affirmed = 0
+        for engine in engines:
+            for name, tier in held[engine.backend].items():
+                affirmed += self._affirm(window[name], engine, tier, now)
+        exact = {engine.backend: engine for engine in engines}
+        retracted = sum([self._retract(name, row, exact, held, now) for name, row in window.items()])
+        return affirmed, retracted
+
+    def _window(self, rows_max: int) -> dict[Fingerprint, int]:
+        """The next rows, by their token fingerprints."""
         rows = self._rows
-        affirmed = retracted = 0
+        parents, tokens, found = rows.parent, rows.token, {}
         for _ in range(min(rows_max, rows.top - 1)):
             row = self._cursor if self._cursor < rows.top else 1
             self._cursor = row + 1
-            for engine in engines:
-                token = rows.token[row]
-                if rows.parent[row] < 0 or not token:
-                    break  # free, or it went with a withdrawal
-                if (tier := engine.tier(Fingerprint(token))) is not Tier.ABSENT:
-                    affirmed += self._affirm(row, engine, tier, now)
-                else:
-                    retracted += self._retract(row, engine, now)
-        return affirmed, retracted
+            if parents[row] >= 0 and tokens[row]:
+                found[Fingerprint(tokens[row])] = row
+        return found
 
     def _affirm(self, row: int, engine: Exact, tier: Tier, now: float) -> bool:
         claims, backend = self._claims, engine.backend
         claim = claims.get(row, backend)
-        fresh = now - self._table.ttl_s / 4
+        fresh = now - self._table.ttl_s * FRESH_SHARE
         if claim is None or claim.epoch != engine.epoch or claim.trust < Trust.CONFIRMED or claim.evidence < fresh:
             self._table.affirm(row, backend, engine.epoch, now)
             claims.set_tier(row, backend, tier)
@@ -65,8 +77,25 @@ class Reconciler:
             claims.set_tier(row, backend, tier)
         return False
 
-    def _retract(self, row: int, engine: Exact, now: float) -> bool:
-        claim = self._claims.get(row, engine.backend)
-        if claim is None or claim.evidence >= int(engine.doubted_before):
-            return False
-        return self._table.retract(self._rows.token[row], engine.backend, now)
+    def _retract(
+        self,
+        name: Fingerprint,
+        row: int,
+        exact: Mapping[BackendId, Exact],
+        held: Mapping[BackendId, Mapping[Fingerprint, Tier]],
+        now: float,
+    ) -> int:
+        """Withdraw what this row claims wrongly, if it is still there: it may have gone with one above it."""
+        rows = self._rows
+        backend = BackendId(rows.backend[row])
+        if not rows.flags[row] & SHARED and (backend not in exact or name in held[backend]):
+            return 0  # the usual row
+        if rows.parent[row] < 0 or rows.token[row] != name:
+            return 0
+        retracted = 0
+        for number, claim in list(self._claims.of(row)):
+            engine = exact.get(BackendId(number))
+            if engine is None or name in held[engine.backend] or claim.evidence >= int(engine.doubted_before):
+                continue
+            retracted += self._table.retract(name, engine.backend, now)
+        return retracted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.prefixes import Change
@@ -188,3 +190,28 @@ def test_words_of_nobody_are_counted() -> None:
     world.epochs[ENGINE] = -1
     world.truth.changed(STREAM, told((16, 101, 0), tier=Tier.GPU), 10.0)
     assert (world.truth.counts.unknown, len(world.routes)) == (2, 0)
+
+
+def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
+    """Whether a source answers for one prefix at a time or for many."""
+    world = World()
+    second, other = Source(ENGINE, "zmq/1"), Many()
+    world.truth.open(second, other, 1.0)
+    for source in (STREAM, second):
+        world.truth.levelled(source, Level.EXACT, "", 1.0)
+    world.cache.tiers = {103: Tier.CPU, 104: Tier.CPU}
+    other.tiers = {103: Tier.GPU, 105: Tier.DISK}
+    world.routes.learn([(80, 105, 0), (64, 104, 0), (48, 103, 0)], ENGINE, 1, Trust.LOCAL, 1.0)
+    world.sweep(2.0)
+    found = [world.holders(stop, now=2.0)[0].tier for stop in ((80, 105, 0), (64, 104, 0), (48, 103, 0))]
+    assert found == [1, 1, 0]
+
+
+class Many(Cache):
+    """Answers for many."""
+
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        raise AssertionError(f"asked for {fingerprint} alone")
+
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        return {name: self.tiers[name] for name in fingerprints if name in self.tiers}
