@@ -126,6 +126,7 @@ class RouterPeer:
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
         if self.synced:  # before, our count of boots may be behind the peers', who would not believe a lesson
             self._announce(now, HOLD_S)
+            self._flush_at = min(self._flush_at, max(self.routes.wake_at, now + self._flush_interval_s))
 
     def _announce(self, now: float, hold_s: float) -> None:
         for lesson, at in self.routes.lessons(now, hold_s):

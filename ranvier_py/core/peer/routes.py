@@ -23,6 +23,7 @@ from ranvier_py.core.gossip.routes.route_memory import RowsWalk
 from ranvier_py.core.gossip.routes.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
+from ranvier_py.core.peer.company import Company
 from ranvier_py.core.peer.removals import SharedRemovals
 from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes import News, RouteTable, Trust
@@ -70,11 +71,17 @@ class SharedRoutes:
         self._complete: dict[int, tuple[BackendId, float]] = {}
         self._confirmed: deque[News] = deque()  # held back
         self._heard: dict[int, tuple[BackendId, float]] = {}  # token -> whose, and when
+        self._company = Company()
         self.removals = SharedRemovals(routes, backends)
         self._rows, _, self._claims, _ = routes.parts()
         self.asked: Callable[[], object] = lambda: None  # a peer is about to get what is in the table; set by the owner
 
     # --- down -------------------------------------------------------------------------------------------------------
+
+    @property
+    def wake_at(self) -> float:
+        """When `lessons` has something that waited for company."""
+        return self._company.wake_at
 
     def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
@@ -88,7 +95,8 @@ class SharedRoutes:
                 held.append(each)
             else:
                 self._note_complete(each)
-                yield from self._told(each)
+                if not (hold_s and self._company.takes(each)):
+                    yield from self._told(each)
         while held:
             contained = self._is_contained(held[0])
             if not contained and held[0].at + hold_s > now:
@@ -98,10 +106,11 @@ class SharedRoutes:
                 self.counters.spared += 1
             else:
                 yield from self._told(each)
+        if self._company.wake_at <= now or not hold_s:
+            for each in self._company.leave():
+                yield from self._told(self._untold(each))
         while self._confirmed and (not hold_s or self._confirmed[0].at + CONFIRMED_HOLD_S <= now):
-            each = self._untold(self._confirmed.popleft())
-            if each.stops:
-                yield from self._told(each)
+            yield from self._told(self._untold(self._confirmed.popleft()))
 
     def _is_confirmed(self, news: News) -> bool:
         """Whether the engine told us of it, and nobody here served it."""
@@ -148,6 +157,8 @@ class SharedRoutes:
         return told is not None and told[0] == news.backend
 
     def _told(self, news: News) -> Iterator[tuple[bytes, float]]:
+        if not news.stops:
+            return
         lesson = self._lesson_of(news)
         if lesson is None:
             self.counters.outdated += 1
@@ -189,7 +200,7 @@ class SharedRoutes:
             self.counters.void += 1
             return False
         backend, epoch = holder
-        if self._confirmed:
+        if self._confirmed or self._company:
             self._note_heard(stops, BackendId(backend), now)
         created = self._orphans.learn(stops, parent, BackendId(backend), epoch, now - age_s)
         self.counters.rows += created

@@ -1,14 +1,16 @@
 """Registry and route table of one node, told to another and learned there."""
 
+from math import inf
 from random import Random
 
 from ranvier_py.core.backends import Backend, BackendLimits, Health, Outcome, ProbeResult, Registry
 from ranvier_py.core.gossip.backends.fact_settings import FactSettings
 from ranvier_py.core.gossip.backends.facts import BackendFacts, fact_of
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
-from ranvier_py.core.gossip.routes.lessons import Lesson, encode
+from ranvier_py.core.gossip.routes.lessons import Lesson, decode, encode
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.peer.backends import SharedBackends
+from ranvier_py.core.peer.company import COMPANY_S
 from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
 from ranvier_py.core.routes import RouteTable, Stop, Trust
 
@@ -84,9 +86,9 @@ def test_only_what_is_new_is_told_and_it_hangs_where_it_belongs() -> None:
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
-    told = list(first.routes.lessons(11.0))
+    told = list(first.routes.lessons(11.0 + COMPANY_S))
     assert len(told) == 1
-    second.routes.hear(told[0][0], 0.0, 11.0)
+    second.routes.hear(told[0][0], 0.0, 11.5)
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
 
 
@@ -205,9 +207,55 @@ def test_a_turn_is_told_once_its_texts_with_its_tokens() -> None:
     first.serve([(90, 0, 206), *CHAT], 11.0)
     assert not list(first.routes.lessons(11.0))
     first.serve([(128, 107, 207), (96, 106, 206), *CHAT], 12.0)
-    assert len(list(first.routes.lessons(12.0))) == 1
+    assert len(list(first.routes.lessons(12.0 + COMPANY_S))) == 1
     assert not list(first.routes.lessons(12.0 + HOLD_S))
     assert first.routes.counters.spared == 1
+
+
+def test_a_further_turn_waits_for_company_and_goes_with_it() -> None:
+    """A packet costs as much as a lesson. Nobody misses it so soon: the turns before lead to the same engine."""
+    first, second = Node(1, ENGINE, OTHER), Node(2, ENGINE, OTHER)
+    first.meet(second)
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve(NEXT_TURN, 11.0)
+    assert not list(first.routes.lessons(11.02))
+    assert first.routes.wake_at == 11.0 + COMPANY_S
+    first.serve([(64, 304, 404)], 11.03)
+    assert len(list(first.routes.lessons(11.04))) == 2, "a new chat goes at once, and takes it along"
+    assert first.routes.wake_at == inf
+    first.serve(NEXT_TURN, 12.0, OTHER)
+    assert len(list(first.routes.lessons(12.0))) == 1, "another engine has it now: that counts"
+
+
+def test_what_waits_together_of_one_chat_is_one_lesson() -> None:
+    """The tokens of a prompt are there before those of its answer."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve(NEXT_TURN, 11.0)
+    first.serve([(128, 107, 207), *NEXT_TURN], 11.05)
+    assert not list(first.routes.lessons(11.06))
+    first.tell(second, 11.0 + COMPANY_S)
+    assert first.routes.counters.told == 2
+    assert [view.tokens for view in second.table.subtree(0)] == [16, 32, 64, 96, 128]
+
+
+def test_what_a_peer_tells_meanwhile_is_not_told_again() -> None:
+    """The next turn may reach another node before the news of this one: both would tell of both."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve(NEXT_TURN, 11.0)
+    second.serve([(128, 107, 207), *NEXT_TURN], 11.05)
+    assert not list(second.routes.lessons(11.06))
+    first.tell(second, 11.0 + COMPANY_S)
+    (told,) = second.routes.lessons(11.05 + COMPANY_S)
+    assert decode(told[0]).stops == ((128, 107, 207),)
+    assert decode(told[0]).parent == 106
+    assert second.routes.counters.stops_spared == 1
 
 
 def test_a_turn_whose_tokens_never_come_is_told_by_its_texts() -> None:
