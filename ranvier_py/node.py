@@ -394,7 +394,7 @@ def calibrating_of(
         asking,
         Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
         scrape_interval_s=config.engine_metrics_interval_s,
-        estimated=lambda backend: truthing.truth.level(backend) is Level.ESTIMATED,
+        estimated=lambda backend: truthing.level(backend) is Level.ESTIMATED,
         contradicted=truthing.contradicted,
     )
 

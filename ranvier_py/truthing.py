@@ -281,6 +281,13 @@ class Truthing:
 
     # What it shows
 
+    def level(self, backend: BackendId) -> Level:
+        """How well this engine is known here, or to the peer who reads it and tells us."""
+        level = self.truth.level(backend)
+        if level is Level.ESTIMATED and self._found.get(backend):
+            level = self.sharing.level(backend) or level
+        return level
+
     def view(self) -> dict[str, Any]:
         """For the control port: a line for each engine, and all of each source."""
         now = self._clock()
@@ -295,7 +302,7 @@ class Truthing:
         publishers = self._found.get(backend.id, ())
         return {
             "name": backend.name,
-            "truth": self._level_shown(backend.id),
+            "truth": self.level(backend.id).value,
             "streams": len(publishers),
             "read_here": backend.id in self._readings,
             **self._totals(backend.id),
@@ -323,7 +330,7 @@ class Truthing:
         yield from plain_samples("truth", self.truth.counts, ())
         for backend in self._registry:
             label = {"backend": backend.name}
-            level = self._level_shown(backend.id)
+            level = self.level(backend.id).value
             help_text = "1 for the level at which the engine's cache is known."
             yield Sample("truth_level", "gauge", help_text, 1, {**label, "level": level})
             for reading in self._readings.get(backend.id, {}).values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import httpx
@@ -18,7 +17,7 @@ from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
 from ranvier_py.config import Config
 from ranvier_py.edge.tokenizer import EMBEDDED
-from ranvier_py.node import run
+from ranvier_py.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits
 
 DEADLINE_S = 20
@@ -29,7 +28,8 @@ LONG = "Where in this library is the shelf with the old atlases, and who may bor
 class Lab:
     """One engine and one node in front of it."""
 
-    def __init__(self, engine: str, public: str, control: str) -> None:
+    def __init__(self, engine: str, public: str, control: str, scope: trio.CancelScope) -> None:
+        self.scope = scope
         self.engine = engine
         self.public = public
         self.control = control
@@ -71,20 +71,35 @@ class Lab:
             await trio.sleep(0.02)
 
 
-@asynccontextmanager
-async def lab(cache_tokens: int = 20_000, encoding: str = "map", **settings: Any) -> AsyncIterator[Lab]:
+async def start_engine(nursery: trio.Nursery, cache_tokens: int = 20_000, encoding: str = "map") -> str:
+    """Its URL."""
     limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001, cache_tokens=cache_tokens)
     events = KvEvents(KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), encoding)
     config = EngineConfig("engine", (MODEL, ADAPTER), limits, tokens_max=10_000, kv=events)
+    engine = Engine(config, load_tokenizer(str(EMBEDDED)))
+    host, port = await nursery.start(serve_engine, engine, "127.0.0.1", 0)
+    return f"http://{host}:{port}"
+
+
+async def start_node(nursery: trio.Nursery, engine: str, **settings: Any) -> Lab:
+    values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1, **settings}
+    scope = trio.CancelScope()
+
+    async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
+        with scope:
+            await run(Config(backend=[engine], **values), task_status=task_status)
+
+    addresses = await nursery.start(serve)
+    host, port = addresses.public[0]
+    return Lab(engine, f"http://{host}:{port}", addresses.control, scope)
+
+
+@asynccontextmanager
+async def lab(cache_tokens: int = 20_000, encoding: str = "map", **settings: Any) -> AsyncIterator[Lab]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            engine = Engine(config, load_tokenizer(str(EMBEDDED)))
-            host, port = await nursery.start(serve_engine, engine, "127.0.0.1", 0)
-            url = f"http://{host}:{port}"
-            values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1, **settings}
-            addresses = await nursery.start(partial(run, Config(backend=[url], **values)))
-            host, port = addresses.public[0]
-            running = Lab(url, f"http://{host}:{port}", addresses.control)
+            engine = await start_engine(nursery, cache_tokens, encoding)
+            running = await start_node(nursery, engine, **settings)
             async with running.http:
                 yield running
             nursery.cancel_scope.cancel()
@@ -170,3 +185,43 @@ async def test_events_can_be_turned_off() -> None:
         engine = (await node.truth())["engines"][0]
         assert (engine["truth"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
         assert (await node.predicted(LONG * 8))[1] == "LOCAL"
+
+
+async def test_of_two_nodes_one_reads_and_both_know() -> None:
+    """What the engine stores, drops and says after the reader has gone reaches the other node."""
+    with trio.fail_after(2 * DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            engine = await start_engine(nursery, cache_tokens=1024)
+            gossip = {"gossip": "127.0.0.1:0", "insecure_gossip": True}
+            first = await start_node(nursery, engine, **gossip)
+            place = (await first.http.get(f"{first.control}/admin/cluster")).json()["address"]
+            second = await start_node(nursery, engine, **gossip, join=[place])
+            nodes = [first, second]
+            for node in nodes:
+                await node.until(lambda engine: engine["truth"] == "exact")
+            reading = await readers(nodes, 1)
+            await reading[0].chat(LONG * 8)
+            for node in nodes:
+                await node.until_predicted(lambda tokens, _: tokens >= 64, LONG * 8)
+            for number in range(8):
+                await reading[0].chat(f"{number} " + LONG * 8)
+            for node in nodes:
+                await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
+            reading[0].scope.cancel()
+            (left,) = [node for node in nodes if node is not reading[0]]
+            await readers([left], 1)
+            await left.until(lambda engine: engine["truth"] == "exact")
+            await left.chat(LONG * 9)
+            await left.until_predicted(confirmed, LONG * 9)
+            for node in nodes:
+                await node.http.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def readers(nodes: list[Lab], count: int) -> list[Lab]:
+    """Those who read the engine's events, once they are so many."""
+    while True:
+        found = [node for node in nodes if (await node.truth())["engines"][0]["read_here"]]
+        if len(found) == count:
+            return found
+        await trio.sleep(0.05)
