@@ -56,6 +56,9 @@ class Cluster:
     budget_bytes_per_s: int = 0  # of one node for gossip; 0 = the default of the node
     route_ttl_s: float = 0.0  # 0 = the default of the node
     log_entries: int = 0  # lessons an origin keeps for repair; 0 = the default of the node
+    events: bool = False  # engines publish KV events, chats have tokens
+    cache_blocks: int = 4000  # of 16 tokens, of each engine that publishes events
+    replay_messages: int = 10_000  # of its last ones that it can tell again
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,10 @@ class Expect:
 
     failed_requests_max: int | None = None  # without those that were streaming on a killed node or engine
     agree_s: float | None = None  # after the last step or its undoing: everybody knows exactly who runs
+    one_reader: bool = False  # each engine's events are read by one node, once all is quiet
+    exact: bool = False  # … which knows all of them
+    wrong_share_max: float | None = None  # of the claims of all nodes, at the end, on what an engine does not hold
+    unknown_share_max: float | None = None  # of what engines hold at depths that are told, at the end
     same_routes_s: float | None = None  # after that moment, and without traffic since: no bucket differs
     dead_s: float | None = None  # each kill that lasts is known to every running node within
     learned_s: float | None = None  # a lesson of a running node is at every other within (p99)
@@ -151,6 +158,9 @@ VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "engine_stop": (("engines",), ("for_s",)),
     "engine_restart": (("engines",), ("down_s",)),  # comes back with an empty cache: a new boot
     "engine_slow": (("engines", "factor"), ("for_s",)),
+    "events_cut": (("engines",), ("for_s",)),  # nobody reaches the publisher
+    "events_loss": (("engines", "loss"), ("for_s",)),  # share of its messages that do not arrive
+    "events_garbage": (("engines", "for_s"), ()),  # it writes what nobody can read
     "load": (("chats_per_s",), ("for_s",)),
 }
 
@@ -279,6 +289,8 @@ def check_step(step: Step, cluster: Cluster, where: str) -> None:
     check_selector(step.nodes, cluster.nodes, f"{where}: nodes")
     check_selector(step.others, cluster.nodes, f"{where}: others")
     check_selector(step.engines, cluster.engines, f"{where}: engines")
+    if step.do.startswith("events") and not cluster.events:
+        raise ScenarioError(f"{where}: engines publish events where [cluster] events = true")
     _one_of(step.dns, DNS_WORDS, f"{where}: dns")
     for plane in step.planes:
         _one_of(plane, ("udp", "tcp"), f"{where}: planes")

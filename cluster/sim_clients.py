@@ -16,6 +16,7 @@ from cluster.scenario import Load
 from cluster.sim_engine import SimEngine
 from cluster.sim_heap import Heap
 from cluster.sim_host import SimHost
+from cluster.sim_kv import Words
 from cluster.sim_node import Trip
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompt import Boundary
@@ -56,13 +57,20 @@ class SimClients:
     """See the module."""
 
     def __init__(
-        self, heap: Heap, rng: Random, hosts: Sequence[SimHost], engines: Sequence[SimEngine], load: Load
+        self,
+        heap: Heap,
+        rng: Random,
+        hosts: Sequence[SimHost],
+        engines: Sequence[SimEngine],
+        load: Load,
+        words: Words | None = None,
     ) -> None:
         self.heap = heap
         self.rng = rng
         self.hosts = hosts
         self.engines = engines
         self.load = load
+        self.words = words  # where prompts have tokens
         self.chats_per_s = load.chats_per_s
         self.until = float("inf")
         self.statistics = ClientStatistics()
@@ -76,6 +84,8 @@ class SimClients:
 
         What follows an exact message is exact: it has a token fingerprint too, as after tokenizing.
         """
+        if self.words is not None:
+            return self.words.next(parent, tokens)
         text = Fingerprint(self.rng.getrandbits(63) | 1)
         end = Boundary(parent, text, parent.length + tokens, BLOCK_TOKENS)
         if exact or parent.token:
@@ -121,7 +131,7 @@ class SimClients:
         while len(tried) < TRIES_MAX:
             host.run(lambda mind, now: found.append(mind.depart(end, tried, now)))
             trip = found.pop() if found else None
-            if trip is None or self.engines[trip.engine].serve(end.stops()):
+            if trip is None or self.engines[trip.engine].serve_end(end, self.heap.now, self.rng):
                 return trip
             tried.append(trip.engine)
             self._back(host, trip, served=False)

@@ -3,16 +3,18 @@
 A turn is served when the engine runs; it then holds every stop of it, and says how many tokens it had already. A
 restart empties it and changes its start time, which is all that a node's probe can see of it. Bound: so many stops,
 the least recently used goes first. `ranvier_py.replay.engine.model` is the engine with blocks and batches;
-here only the question matters whether a node's belief is true.
+here only the question matters whether a node's belief is true. With `kv` it has blocks, and tells of them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
 
+from cluster.sim_kv import SimKv
 from ranvier_py.core.backends import ProbeResult
-from ranvier_py.core.prompt import Stop
+from ranvier_py.core.prompt import Boundary, Stop
 
 STOPS_MAX = 20_000
 FIRST_TOKEN_S = 0.05
@@ -35,6 +37,10 @@ class SimEngine:
         self.cached_tokens = 0
         self.served = 0
         self.refused = 0
+        self.kv: SimKv | None = None  # where the scenario wants events
+        self.published: Callable[[int, Sequence[tuple[int, bytes]]], object] = lambda *_: None
+        self.halted: Callable[[int], object] = lambda _: None
+        self.restarted: Callable[[int], object] = lambda _: None
 
     @property
     def running(self) -> bool:
@@ -44,12 +50,31 @@ class SimEngine:
         """One more reason not to run."""
         self.down_at = now if self.running else self.down_at
         self.down += 1
+        self.halted(self.number)
 
     def restart(self, now: float) -> None:
         """A new process, with nothing in its cache."""
         self.boots += 1
         self.born_at = 1.0 + now
         self.held.clear()
+        if self.kv is not None:
+            self.kv.restart(now)
+            self.restarted(self.number)
+
+    def holds(self, name: int) -> bool:
+        """Whether a prompt that ends with this fingerprint is here."""
+        return self.kv.holds(name) if self.kv is not None else name in self.held
+
+    def serve_end(self, end: Boundary, now: float, rng: Random) -> bool:
+        """Serve the prompt that ends there. False: nobody listens."""
+        if self.kv is None or not self.running:
+            return self.serve(end.stops())
+        hits, messages = self.kv.serve(end, now, rng)
+        self.prompt_tokens += end.tokens
+        self.cached_tokens += hits
+        self.served += 1
+        self.published(self.number, messages)
+        return True
 
     def serve(self, stops: Iterable[Stop]) -> bool:
         """Serve a prompt, given deepest first. False: nobody listens."""

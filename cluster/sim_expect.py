@@ -184,7 +184,7 @@ class Expectations:
 
     def _held(self, name: int, engine: int) -> bool:
         """By the engine's own word, and still by one node at least: who learned it may have died with it."""
-        if name not in self.world.engines[engine].held:
+        if not self.world.engines[engine].holds(name):
             return False
         now = self.world.heap.now
         return any(host.mind is not None and host.mind.holds(name, engine, now) for host in self.world.live())

@@ -13,6 +13,7 @@ from cluster.sim_attack import Attacker
 from cluster.sim_clients import Chat
 from cluster.sim_host import SimHost
 from cluster.sim_net import NEUTRAL, Link, Rule
+from cluster.sim_streams import SimStreams
 from cluster.sim_world import World
 
 
@@ -205,6 +206,28 @@ class Faults:
         engine.down -= 1
         if engine.running:
             engine.restart(self.heap.now)
+
+    def do_events_cut(self, step: Step) -> None:
+        for number in numbers(step.engines):
+            streams = self.streams()
+            streams.cut(number)
+            self.later(step, lambda one=number, wires=streams: wires.mend(one))  # type: ignore[misc]
+
+    def do_events_loss(self, step: Step) -> None:
+        for number in numbers(step.engines):
+            kv = self.streams().kvs[number]
+            kv.loss = step.loss
+            self.later(step, lambda one=kv: setattr(one, "loss", 0.0))  # type: ignore[misc]
+
+    def do_events_garbage(self, step: Step) -> None:
+        for number in numbers(step.engines):
+            kv = self.streams().kvs[number]
+            kv.garbled += 1
+            self.later(step, lambda one=kv: setattr(one, "garbled", one.garbled - 1))  # type: ignore[misc]
+
+    def streams(self) -> SimStreams:
+        assert self.world.streams is not None, "check refuses such a step without events"
+        return self.world.streams
 
     def do_engine_slow(self, step: Step) -> None:
         for number in numbers(step.engines):

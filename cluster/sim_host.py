@@ -15,6 +15,7 @@ from random import Random
 from cluster.sim_heap import Heap, Trace
 from cluster.sim_net import SimNet
 from cluster.sim_node import Mind
+from cluster.sim_truth import Ask
 from ranvier_py.core.gossip.values import Address, MemberChange, Plane
 
 KERNEL_BUFFER_BYTES = 1024 * 1024
@@ -61,6 +62,7 @@ class SimHost:
         self.raised: Callable[[SimHost, Exception], None] | None = None
         self.changed: Callable[[SimHost, MemberChange], None] | None = None
         self.heard: Callable[[SimHost, Plane], None] | None = None
+        self.asked: Callable[[SimHost, Sequence[Ask]], None] | None = None  # of engines' event streams
         self.dropped = 0
         self.spins = 0
         self._inbox: deque[tuple[bytes, Address, Plane, float]] = deque()  # and when it came
@@ -195,6 +197,8 @@ class SimHost:
     def _flush(self, mind: Mind) -> int:
         sends = mind.node.take()
         net = self.net
+        if self.asked is not None and mind.truth is not None:
+            self.asked(self, mind.truth.take())
         if net is not None:
             for to, plane, data in sends:
                 net.send(self.index, to, plane, data)

@@ -224,16 +224,18 @@ class Invariants:
         slack_s = AGE_SLACK_S + HOPS * (self.world.net.slowest_s + max(one.slowest_s for one in self.world.hosts))
         slack_s += self.held_back_s
         for fingerprint, number, _, age_s in (*mind.claims(0, now), *mind.claims(below, now)):
+            engine = self.world.engines[number]
             seen_at = self.truth.get((fingerprint, number))
+            if engine.kv is not None:  # what it holds is true, whoever was answered
+                seen_at = engine.kv.last_held_at(fingerprint, now)
             if seen_at is None:
                 self.fail("S5", (host.index,), f"engine {number} is said to hold {fingerprint:x}: never served there")
                 return
             true_s = now - seen_at
-            if age_s < true_s - slack_s:
+            if age_s < true_s - slack_s and (engine.kv is None or not engine.kv.loss):
                 self.fail("S5", (host.index,), f"a claim is {true_s:.1f} s old and passes for {age_s:.1f} s")
             if true_s > ttl_s + slack_s + AGE_SLACK_S:
                 self.fail("S5", (host.index,), f"a claim lives after {true_s:.1f} s, its life is {ttl_s:g} s")
-            engine = self.world.engines[number]
             if self._knows(host, engine) and seen_at + 1.0 < engine.born_at - 2 * AGE_SLACK_S:
                 self.fail(
                     "S5", (host.index,), f"a claim on engine {number} is of an earlier process than the known one"

@@ -14,6 +14,7 @@ from random import Random
 from cluster.scenario import Cluster
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import KEY, Parts
+from cluster.sim_truth import SimTruth
 from ranvier_py.core.backends import ProbeResult
 from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
@@ -86,6 +87,8 @@ class RealMind:
             self.parts.router, PeerSettings(settings, KEY), ring_of(birth.keys), rng, birth.now, subkeys=subkeys
         )
         self.gossip = self.node.gossip
+        parts = self.parts
+        self.truth = SimTruth(parts.router, parts.ids, self.node.streams) if birth.cluster.events else None
 
     # --- traffic ----------------------------------------------------------------------------------------------------
 

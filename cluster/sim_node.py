@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from cluster.scenario import Cluster
+from cluster.sim_truth import SimTruth
 from ranvier_py.core.backends import ProbeResult
 from ranvier_py.core.gossip.messages import State
 from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
@@ -87,6 +88,11 @@ class Mind(Protocol):
 
     @property
     def session(self) -> int: ...
+
+    @property
+    def truth(self) -> SimTruth | None:
+        """What it does about engines' event streams, where the scenario has any."""
+        ...
 
     def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
         """Place one chat turn, but not at engines that were tried. None: the node knows of no engine. Never waits."""

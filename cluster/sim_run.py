@@ -16,6 +16,7 @@ from cluster.sim_host import SimHost
 from cluster.sim_invariants import Invariants
 from cluster.sim_measure import Measure
 from cluster.sim_node import Maker
+from cluster.sim_true import Truths
 from cluster.sim_world import Result, Violated, World
 from ranvier_py.core.gossip.values import MemberChange
 from ranvier_py.core.prompt import Boundary
@@ -33,6 +34,7 @@ class Run:
         self.invariants = Invariants(self.world)
         self.measure = Measure(self.world)
         self.expectations = Expectations(self.world, self.faults, self.invariants, self.measure)
+        self.truths = Truths(self.world, self.invariants)
         if any(step.do == "attack" for step in self.world.scenario.steps):
             self.faults.attacker = Attacker(self.world.net, self.world.rng("attacker"), self.invariants)
         for host in self.world.hosts:
@@ -67,9 +69,10 @@ class Run:
         try:
             world.heap.run(world.scenario.for_s)
             self.expectations.end()
+            self.truths.end()
         except Violated as found:
             violation = found.violation
-        measures = self.measure.summary() | self.expectations.measures()
+        measures = self.measure.summary() | self.expectations.measures() | self.truths.measures()
         return Result(
             scenario=world.scenario,
             seed=world.seed,

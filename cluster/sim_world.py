@@ -17,8 +17,10 @@ from cluster.sim_dns import SimDns
 from cluster.sim_engine import SimEngine
 from cluster.sim_heap import Event, Heap, Trace
 from cluster.sim_host import SimHost
+from cluster.sim_kv import SimKv, Words
 from cluster.sim_net import SimNet
 from cluster.sim_node import Birth, Maker
+from cluster.sim_streams import SimStreams
 from ranvier_py.core.gossip.values import Address
 
 PORT = 7946
@@ -87,7 +89,9 @@ class World:
         self.dns = SimDns(self.heap, self.rng("dns"), self.addresses, cluster.dns)
         self.engines = [SimEngine(number) for number in range(cluster.engines)]
         load = self.scenario.load or Load(chats_per_s=0.0)
-        self.clients = SimClients(self.heap, self.rng("clients"), self.hosts, self.engines, load)
+        words = Words(self.rng("words")) if cluster.events else None
+        self.clients = SimClients(self.heap, self.rng("clients"), self.hosts, self.engines, load, words)
+        self.streams = self.publishing(words) if words is not None else None
         self.labels = ["lab"] * cluster.nodes
         self.keys: list[tuple[int, ...]] = [(1,)] * cluster.nodes
         self.sessions: dict[int, tuple[int, str]] = {}  # every session there ever was -> (node, label)
@@ -96,6 +100,18 @@ class World:
         self.probed: dict[tuple[int, int, int], int] = {}  # (host, its generation, engine) -> boot it has seen
         self._clocks = self.rng("clocks")
         self.connect()
+
+    def publishing(self, words: Words) -> SimStreams:
+        """Let the engines tell what they hold."""
+        cluster = self.scenario.cluster
+        kvs = [SimKv(words, cluster.cache_blocks, cluster.replay_messages) for _ in self.engines]
+        streams = SimStreams(self.heap, self.rng("streams"), kvs)
+        for engine, kv in zip(self.engines, kvs, strict=True):
+            engine.kv = kv
+            engine.published, engine.halted, engine.restarted = streams.publish, streams.halted, streams.restarted
+        for host in self.hosts:
+            host.asked = streams.carry
+        return streams
 
     def rng(self, name: str) -> Random:
         return Random(f"{self.seed}/{self.scenario.name}/{name}")
@@ -140,6 +156,8 @@ class World:
         self.sessions[mind.session] = (number, self.labels[number])
         self.born[mind.session] = self.heap.now
         host.boot(mind)
+        if self.streams is not None:
+            self.streams.start(host)
         self.heap.after(host.rng.random() * 0.5, self.probe, number, host.generation)
 
     def crash(self, number: int) -> None:

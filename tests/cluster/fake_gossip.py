@@ -111,6 +111,7 @@ class FakeNode:
 
 
 class FakeMind:
+    truth = None
     """A Mind with that gossip and the real router."""
 
     def __init__(self, birth: Birth) -> None:

@@ -2,8 +2,9 @@
 
 Down: `RouteTable.withdrawn_news`, told with the boot that it is of, several to a lesson. Up: of each fingerprint the
 claim of that backend and boot is withdrawn, whoever made it, with what is below, unless its evidence is younger than
-the removal: then it was stored again, or whoever reads the stream will see that it was not. Following is not telling:
-only who reads an engine's stream says that something is gone.
+the removal. Then it was stored again meanwhile, or times are too coarse to tell: who served it says so once more, and
+whoever reads the stream looks whether the engine holds it. Following is not telling: only who reads an engine's stream
+says that something is gone.
 Cost: 1 us for each fingerprint told, 2 us for each followed.
 """
 
@@ -17,7 +18,11 @@ from ranvier_py.core.gossip.routes.lessons import BadLesson
 from ranvier_py.core.gossip.routes.removals import REMOVED_MAX, Removal, decode_removal, encode_removal
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
-from ranvier_py.core.routes import RouteTable
+from ranvier_py.core.routes import News, RouteTable, Trust
+from ranvier_py.core.routes.claims import Claim
+
+NEWS_MAX = 4096
+"""With more news waiting nobody insists on anything."""
 
 
 @dataclass(slots=True)
@@ -83,9 +88,17 @@ class SharedRemovals:
     def _follow(self, fingerprint: int, backend: BackendId, at: float) -> None:
         row = self._rows.index.get(fingerprint)
         claim = self._claims.get(row, backend) if row is not None else None
-        if claim is None:
+        if row is None or claim is None:
             return
         if claim.evidence > at:
             self.counters.younger += 1
+            if claim.trust >= Trust.LOCAL:
+                self._insist(row, backend, claim)
         else:
             self.counters.withdrawn += self._routes.withdraw(fingerprint, backend)
+
+    def _insist(self, row: int, backend: BackendId, claim: Claim) -> None:
+        rows, news = self._rows, self._routes.news
+        stop = (rows.tokens[row], rows.token[row], rows.text[row])
+        if len(news) < NEWS_MAX:
+            news.append(News(backend, claim.epoch, (stop,), rows.name(rows.parent[row]), claim.evidence))

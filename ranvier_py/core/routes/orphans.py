@@ -39,6 +39,7 @@ class Orphans:
         self.adopted = 0  # pieces that found their row later
         self.dropped = 0
         self._table = table
+        self._rows, _, self._claims, _ = table.parts()
         self._waiting: dict[int, list[Orphan]] = {}  # by the name they wait for; looked at longest ago first
         self._count = 0
 
@@ -92,5 +93,11 @@ class Orphans:
         self._count -= len(orphans)
         self.adopted += len(orphans)
         for stop, backend, epoch, at in orphans:
-            self._table.learn((stop, above), backend, epoch, Trust.REMOTE, at)
+            if self._has_claim(stop, backend):
+                self._table.learn((stop, above), backend, epoch, Trust.REMOTE, at)
         return True
+
+    def _has_claim(self, stop: Stop, backend: BackendId) -> bool:
+        """Whether what was told is still believed: it may have been withdrawn since."""
+        row = self._rows.index.get(stop[1] or stop[2])
+        return row is not None and self._claims.get(row, backend) is not None
