@@ -60,12 +60,17 @@ class StackClock:
             self._cums = self._cums[1:half:2] + self._cums[half:]
 
     def distance(self, second: int) -> float:
-        """Tokens computed after that second."""
+        """Tokens computed since the middle of that second: evidence is kept by whole ones."""
         place = bisect_right(self._seconds, second)
-        return self.total - (self._cums[place - 1] if place else 0.0)
+        if not place:
+            return self.total
+        end = self._cums[place - 1]
+        if self._seconds[place - 1] != second:
+            return self.total - end
+        return self.total - (end + (self._cums[place - 2] if place > 1 else 0.0)) / 2
 
     def second_before(self, distance: float) -> int:
-        """The last second since which more than this was computed; -1: there is none."""
+        """The last second after which more than this was computed; -1: there is none."""
         place = bisect_left(self._cums, self.total - distance)
         return self._seconds[place - 1] if place else -1
 

@@ -21,12 +21,14 @@ def test_the_clock_counts_what_was_computed_after_a_second(
     clock, said = StackClock(), sorted(steps)
     for at, tokens in said:
         clock.add(tokens, at + 0.5)
-    assert clock.distance(second) == sum(tokens for at, tokens in said if at > second)
+
+    def after(moment: int) -> int:
+        return sum(tokens for at, tokens in said if at > moment)
+
+    assert clock.distance(second) == (after(second) + after(second - 1)) / 2
     before = clock.second_before(distance)
-    if before >= 0:
-        assert clock.distance(before) > distance
-    later = [at for at, _ in said if at > before]
-    assert all(clock.distance(at) <= distance for at in later)
+    assert before < 0 or after(before) > distance
+    assert all(after(at) <= distance for at, _ in said if at > before)
 
 
 def test_a_clock_that_runs_for_long_forgets_single_seconds_only() -> None:
