@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.1  # for engines, owners and names to be followed
 SWEEP_ROWS_MAX = 2000  # a second; 1 us for each row and engine
 CHANNEL = "zmq"
+FAULTS_TOLD_MAX = 10  # with a traceback; the counter goes on
 
 GAUGES = ("blocks", "parked", "prefixes", "entries", "unsettled")
 
@@ -84,6 +85,7 @@ class Truthing:
         )
         self.sharing: Sharing = Unshared()
         self.shared = False
+        self.faults = 0  # exceptions of ours
         self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
@@ -143,7 +145,7 @@ class Truthing:
                     with trio.move_on_after(LOOK_INTERVAL_S):
                         await self._poked.wait()
                     self._poked = trio.Event()
-                    self.look(self._clock())
+                    self._guarded(self.look)
         finally:
             self._nursery = None
             if self._sockets is not None:
@@ -170,7 +172,16 @@ class Truthing:
 
     def sweep(self, now: float) -> None:
         """Put the route table right, a little at a time. To be called each second."""
-        self.truth.sweep(now, SWEEP_ROWS_MAX)
+        self._guarded(lambda _: self.truth.sweep(now, SWEEP_ROWS_MAX))
+
+    def _guarded(self, call: Callable[[float], object]) -> None:
+        """A bug of ours here costs hits, not the node."""
+        try:
+            call(self._clock())
+        except Exception:
+            self.faults += 1
+            if self.faults <= FAULTS_TOLD_MAX:
+                log.error("kv.fault %d so far", self.faults, exc_info=True)
 
     # Inside
 
@@ -293,6 +304,7 @@ class Truthing:
         now = self._clock()
         return {
             "trouble": self._trouble,
+            "faults": self.faults,
             "counts": asdict(self.truth.counts),
             "engines": [self._line(backend) for backend in self._registry],
             "sources": [self._source_view(view, now) for view in self.truth.views(now)],
@@ -328,6 +340,7 @@ class Truthing:
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
         yield from plain_samples("truth", self.truth.counts, ())
+        yield Sample("truth_faults", "counter", "Exceptions of the engine truth, each a bug.", self.faults)
         for backend in self._registry:
             label = {"backend": backend.name}
             level = self.level(backend.id).value

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from cluster.engine import serve as serve_engine
@@ -16,9 +17,11 @@ from cluster.engine_kv import KvEvents
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
 from ranvier_py.config import Config
+from ranvier_py.core.kv.truth import EngineTruth
 from ranvier_py.edge.tokenizer import EMBEDDED
 from ranvier_py.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.truthing import FAULTS_TOLD_MAX, Truthing
 
 DEADLINE_S = 20
 MODEL, ADAPTER = "lab-model", "adapter"
@@ -185,6 +188,22 @@ async def test_events_can_be_turned_off() -> None:
         engine = (await node.truth())["engines"][0]
         assert (engine["truth"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
         assert (await node.predicted(LONG * 8))[1] == "LOCAL"
+
+
+async def test_a_bug_in_the_truth_costs_no_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    async with lab() as node:
+        monkeypatch.setattr(EngineTruth, "sweep", fail)
+        monkeypatch.setattr(Truthing, "look", fail)
+        while (await node.truth())["faults"] <= FAULTS_TOLD_MAX:
+            pass
+        assert (await node.chat(LONG))["usage"]
+    told = [record for record in caplog.records if "kv.fault" in record.message]
+    assert len(told) == FAULTS_TOLD_MAX
 
 
 async def test_of_two_nodes_one_reads_and_both_know() -> None:
