@@ -39,7 +39,7 @@ HELD_MAX = 4096
 CONFIRMED_HOLD_S = 1.0
 """News of what an engine said wait so long for the lesson of the node that served it."""
 
-NOBODY = (BackendId(-1), 0.0)
+NOBODY = (BackendId(-1), 0.0, 0)
 
 HEARD_MAX = 8192
 """Tokens of peers' lessons that are remembered, for as long."""
@@ -70,7 +70,7 @@ class SharedRoutes:
         self._held: deque[News] = deque()
         self._complete: dict[int, tuple[BackendId, float]] = {}
         self._confirmed: deque[News] = deque()  # held back
-        self._heard: dict[int, tuple[BackendId, float]] = {}  # token -> whose, and when
+        self._heard: dict[int, tuple[BackendId, float, int]] = {}  # token -> whose, when, and its text
         self._company = Company()
         self.removals = SharedRemovals(routes, backends)
         self._rows, _, self._claims, _ = routes.parts()
@@ -122,8 +122,9 @@ class SharedRoutes:
         """Without the stops that a peer told meanwhile. What is left below them names the nearest as its parent."""
         heard, stops, parent = self._heard, list(news.stops), news.parent
         while stops:
-            backend, at = heard.get(stops[-1][1], NOBODY)
-            if backend != news.backend or at < news.at:
+            _, token, own_text = stops[-1]
+            backend, at, text = heard.get(token, NOBODY)
+            if backend != news.backend or at < news.at or own_text not in (0, text):
                 break
             parent = stops.pop()[1]
         self.counters.stops_spared += len(news.stops) - len(stops)
@@ -135,10 +136,10 @@ class SharedRoutes:
 
     def _note_heard(self, stops: Iterable[Stop], backend: BackendId, now: float) -> None:
         heard = self._heard
-        for _, token, _ in stops:
+        for _, token, text in stops:
             if token:
                 heard.pop(token, None)
-                heard[token] = (backend, now)
+                heard[token] = (backend, now, text)
         while heard and (len(heard) > HEARD_MAX or next(iter(heard.values()))[1] < now - 2 * CONFIRMED_HOLD_S):
             del heard[next(iter(heard))]
 

@@ -109,6 +109,19 @@ def test_what_an_engine_says_of_a_prompt_that_a_peer_tells_is_not_told_twice() -
     assert other.table.stop_of(108) == (128, 108, 0)
 
 
+def test_a_text_that_no_peer_told_is_told_though_its_tokens_were() -> None:
+    """The reader of the stream was faster than the node that served: it knows tokens only."""
+    reader, server, other = three()
+    confirm(reader, [(96, 106, 0), (64, 104, 0)], 20.0)
+    confirm(server, [(512, 999, 0)], 20.0)  # something of its own waits, so it remembers what it hears
+    list(server.routes.lessons(20.0))
+    tell_all(reader, (server, other), 21.0)
+    server.serve(NEXT_TURN, 20.05)
+    for at in (20.1, 21.2, 23.5):
+        tell_all(server, (reader, other), at)
+    assert [tokens for _, tokens, _ in other.holders([(96, 0, 206)], 24.0)] == [96]
+
+
 def test_what_only_the_engine_knows_is_told_within_a_moment() -> None:
     """Requests that reached it past us."""
     reader, server, other = three()
