@@ -17,6 +17,7 @@ import trio
 import zmq
 
 HWM = 100_000
+REPLAY_HWM = 1000  # libzmq's own, which vLLM and SGLang leave as it is: an answer that is sent faster loses some of it
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -49,8 +50,8 @@ class KvPublisher:
         """At the addresses taken the first time."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._sender = self._socket(zmq.PUB, self.events)
-            self._answerer = self._socket(zmq.ROUTER, self.replay) if self.replay else None
+            self._sender = self._socket(zmq.PUB, self.events, HWM)
+            self._answerer = self._socket(zmq.ROUTER, self.replay, REPLAY_HWM) if self.replay else None
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise OSError(error.errno, error.strerror) from error
@@ -58,10 +59,10 @@ class KvPublisher:
         if self._answerer is not None:
             self.replay = told(self.endpoints.replay, self._answerer)
 
-    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, endpoint: str, messages_max: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, HWM)
+        socket.setsockopt(zmq.SNDHWM, messages_max)
         socket.bind(endpoint)
         return socket
 

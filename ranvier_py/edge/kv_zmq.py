@@ -13,7 +13,7 @@ This shell keeps a connection, hands in what comes, calls `tick`, and carries ou
 Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are told
 in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer belongs to
 another one.
-Bounds: those of `Options`; a replay that exceeds them has failed. Cost: 10 us for a message, beside the stream's own.
+Bounds: those of `Options`; a replay that exceeds them has failed. Cost: 7 us for a message, beside the stream's own.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import trio
 import trio.abc
@@ -47,6 +50,17 @@ async def test_one_who_is_late_gets_what_the_engine_still_has(replays_topic: boo
             source.publish(b"live")
             await until(lambda: heard.stream.applied[-1] == (300, b"live"))
             assert not +heard.subscriber.counts.malformed
+
+
+async def test_an_answer_of_which_the_engine_drops_some_is_asked_for_again() -> None:
+    """libzmq has room for a thousand answers, and an engine sends what it has at once: its end may be lost, too."""
+    async with publishing(with_replay()) as source:
+        sent = [b"%d" % number + bytes(1000) for number in range(2500)]
+        for payload in sent:
+            source.publish(payload)
+        async with hearing(publisher_of(source), settings=GapSettings(peers=False, replay_timeout_s=0.3)) as heard:
+            await until(lambda: heard.level is Level.EXACT)
+            assert heard.stream.applied == list(enumerate(sent))
 
 
 async def test_a_gap_is_filled_while_live_messages_go_on() -> None:
@@ -258,6 +272,12 @@ async def test_what_engines_were_recorded_to_send_is_heard(name: str) -> None:
             assert heard.stream.applied == list(enumerate(told.payloads))
             await until(lambda: heard.loads == [frames[2] for frames in told.load])
             assert not +heard.subscriber.counts.malformed
+
+
+def test_without_pyzmq_all_but_the_sockets_can_be_imported() -> None:
+    """The node runs on without it."""
+    lines = "import sys; sys.modules['zmq'] = None", "from ranvier_py.edge.kv_zmq import KvSubscriber, Options"
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)
 
 
 async def test_without_pyzmq_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
