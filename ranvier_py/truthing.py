@@ -45,6 +45,10 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.1  # for engines, owners and names to be followed
 SWEEP_ROWS_MAX = 2000  # a second; 1 us for each row and engine
+LOST_S = 10.0
+"""Without a connection for so long, perhaps a peer can reach the publisher. An engine that starts anew takes longer."""
+
+AGAIN_S = 30.0  # then this node would try, too, if nobody has it
 CHANNEL = "zmq"
 FAULTS_TOLD_MAX = 10  # with a traceback; the counter goes on
 
@@ -59,6 +63,13 @@ class Reading:
     stream: EventStream
     subscriber: KvSubscriber
     scope: trio.CancelScope
+    up_at: float  # when it was last connected, or begun
+
+    def is_lost(self, now: float) -> bool:
+        """Whether there has been no connection for long."""
+        if self.subscriber.view().is_connected:
+            self.up_at = now
+        return now > self.up_at + LOST_S
 
 
 class Truthing:
@@ -96,6 +107,7 @@ class Truthing:
         self._discovery = KvDiscovery(self.found, options or DiscoveryOptions(), rng)
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self._readings: dict[BackendId, dict[int, Reading]] = {}
+        self._lost: dict[BackendId, float] = {}  # not to be tried before then: somebody else may reach it
         self._sockets: KvSockets | None = None
         self._trouble = ""
         self._nursery: trio.Nursery | None = None
@@ -116,6 +128,7 @@ class Truthing:
         """It was removed."""
         self._discovery.forget(backend)
         self._found.pop(backend, None)
+        self._lost.pop(backend, None)
         self._end(backend)
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
@@ -158,6 +171,7 @@ class Truthing:
         for id_ in [one for one in self._readings if one not in publishing]:
             self._end(id_)
         for id_, names in publishing.items():
+            self.sharing.unable(id_, not self._can() or now < self._lost.get(id_, now), now)
             wanted = self._found[id_] if names and self.sharing.owns(id_) else ()
             self._follow(id_, names, wanted, now)
         for came in self.sharing.copies():
@@ -214,12 +228,12 @@ class Truthing:
             if reading.publisher not in publishers or reading.stream.names.base != names:
                 self._stop(readings.pop(rank), now)
         for publisher in publishers:
-            if publisher.rank not in readings and self._can():
+            if publisher.rank not in readings and self._sockets is not None:
                 readings[publisher.rank] = self._begin(id_, names, publisher, now)
-        if publishers:
-            self.sharing.unable(id_, not self._can(), now)
         if readings:
             self._readings[id_] = readings
+            if self.shared and any(reading.is_lost(now) for reading in readings.values()):
+                self._lost[id_] = now + AGAIN_S
             worst = max((reading.stream.level for reading in readings.values()), key=LEVELS.index)
             self.sharing.said(id_, worst, now)
 
@@ -242,7 +256,7 @@ class Truthing:
         stream = EventStream(source, self.truth, self._hasher, names, settings=settings)
         told = partial(self._told, stream)
         subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, told, clock=self._clock)
-        reading = Reading(publisher, stream, subscriber, trio.CancelScope())
+        reading = Reading(publisher, stream, subscriber, trio.CancelScope(), now)
         stream.open(now)
         self._nursery.start_soon(self._hear, reading)
         log.info("kv.reading %s at %s", self._label(source), publisher.events.endpoint)
