@@ -4,7 +4,9 @@ For each size and loss: lessons of chats under way while the network loses so mu
 instead), then one node killed. Times are virtual and depend on the seed alone; `events_per_wall_s` is the machine's.
 `learned` counts each (lesson, node) from the first token to being usable; `everywhere` each lesson to its last node;
 `noticed` from the kill to the first and to the last node that says so. Bytes are those sent by one node on average; a
-simulated node audits its table every few seconds, a real one every few minutes. From CROWD nodes on there are fewer
+simulated node audits its table every few seconds, a real one every few minutes. `route_bytes_per_turn_and_peer` is what
+all nodes sent about routes but whole tables, by turns served and peers to tell; it falls with the rate, since lessons
+share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From CROWD nodes on there are fewer
 chats and losses and no idle run: three copies of each lesson go to every node, and a run takes minutes. `--keep` keeps
 what the file says of other runs; each row has its own commit.
 
@@ -28,6 +30,7 @@ from cluster.sim_mind import Minds
 from cluster.sim_run import simulate
 
 NODES = "3,10,30,100,1000"
+BUSY_NODES, BUSY_TURNS_PER_S = 10, 16
 CROWD = 1000
 CROWD_CHATS_PER_S = 0.5
 CROWD_LOSS_MAX = 0.1
@@ -36,7 +39,7 @@ CROWD_LOSS_MAX = 0.1
 KEPT = (
     "packets", "learned_t50_s", "learned_t99_s", "learned_t100_s", "everywhere_t50_s", "everywhere_t99_s",
     "everywhere_t100_s", "noticed_first_t50_s", "noticed_all_t100_s", "false_deaths", "lessons_late",
-    "datagram_bytes_per_node_s", "probe_bytes_per_node_s", "bulk_bytes_per_node_s",
+    "datagram_bytes_per_node_s", "probe_bytes_per_node_s", "bulk_bytes_per_node_s", "route_bytes_per_turn_and_peer",
 )  # fmt: skip
 
 
@@ -93,6 +96,8 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
         for loss in losses:
             if nodes < CROWD or loss <= CROWD_LOSS_MAX:
                 yield Cell(nodes, loss, options.seconds, options.seed, chats_per_s, code)
+        if nodes == BUSY_NODES:
+            yield Cell(nodes, 0.0, options.seconds, options.seed, nodes * BUSY_TURNS_PER_S / Load().turns, code)
 
 
 def key(row: dict[str, Any]) -> tuple[int, float, float]:

@@ -136,6 +136,10 @@ class Measure:
         found |= {f"net_{name}": value for name, value in net.to_json().items() if name != "bytes_by_plane"}
         found |= counters_of(world)
         found["hit_share"] = hit_share(world)
+        told = found["client_served"] * (nodes - 1)
+        found["route_bytes_per_turn_and_peer"] = (
+            round(found.get("node_sent_routes_bytes", 0) / told, 1) if told else None
+        )
         return found
 
 

@@ -57,7 +57,11 @@ class Send(NamedTuple):
 
 
 class MemberChange(NamedTuple):
-    """Something the operator wants to see: `what` is joined, suspected, refuted, died, left, returned, renamed."""
+    """Something the operator wants to see.
+
+    `what` is joined, suspected, refuted, died, left, returned, renamed, or flooding: the member says more about others
+    than it may, and what is too much is ignored (membership/allowance).
+    """
 
     what: str
     record: Record
