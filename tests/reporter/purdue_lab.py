@@ -1,0 +1,225 @@
+"""Real processes for the benchmark of the Purdue report: engines with KV events, a node, reporters, and a wire between
+them that can lose a report."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import h11
+import httpx
+import trio
+
+MODEL = "lab-model"
+KEY = "the operator's control key"
+WORKERS = ("w0", "w1")
+CLOSE_S = 5.0
+
+
+class Child:
+    """A process of ours, until it is told to end."""
+
+    def __init__(self, process: trio.Process, line: str) -> None:
+        self.process = process
+        self.line = line  # its first: where it listens
+
+    async def end(self, number: int = signal.SIGTERM) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+            with trio.move_on_after(CLOSE_S):
+                await self.process.wait()
+            if self.process.poll() is None:
+                self.process.kill()
+                await self.process.wait()
+
+
+class Wire:
+    """A proxy between reporters and the router. `to_lose` eviction reports are answered with 200 and go no further."""
+
+    def __init__(self, router: str) -> None:
+        self.router = router
+        self.to_lose = 0
+        self.lost: list[bytes] = []
+        self.seen: list[tuple[float, str, int]] = []  # when, path, bytes
+        self.url = ""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            listeners = await nursery.start(partial(trio.serve_tcp, self.handle, 0, host="127.0.0.1"))
+            self.url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+            task_status.started()
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        """One request, one connection."""
+        connection = h11.Connection(h11.SERVER)
+        head: h11.Request | None = None
+        body = b""
+        async with stream:
+            while True:
+                event = connection.next_event()
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await stream.receive_some())
+                elif isinstance(event, h11.Request):
+                    head = event
+                elif isinstance(event, h11.Data):
+                    body += bytes(event.data)
+                else:
+                    break
+            if head is None:
+                return
+            status, content = await self.answer(head, body)
+            fields = [("content-length", str(len(content))), ("connection", "close")]
+            data = connection.send(h11.Response(status_code=status, headers=fields)) or b""
+            data += connection.send(h11.Data(data=content)) or b""
+            await stream.send_all(data + (connection.send(h11.EndOfMessage()) or b""))
+
+    async def answer(self, head: h11.Request, body: bytes) -> tuple[int, bytes]:
+        path = head.target.decode()
+        self.seen.append((time.monotonic(), path, len(body)))
+        if self.to_lose and path == "/internal/eviction":
+            self.to_lose -= 1
+            self.lost.append(body)
+            return 200, b'{"status":"ok","resync":false,"want":null}'
+        headers = {"authorization": dict(head.headers).get(b"authorization", b"").decode()}
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=CLOSE_S) as client:
+                reply = await client.request(head.method.decode(), self.router + path, content=body, headers=headers)
+        except httpx.HTTPError:
+            return 502, b"{}"
+        return reply.status_code, reply.content
+
+
+class Lab:
+    """Two engines, a node in front of them, a reporter for each."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+        self.engines: list[Child] = []
+        self.reporters: list[Child] = []
+        self.node: Child | None = None
+        self.settings: list[str] = []
+        self.wire = Wire("")
+        self.control = self.url = ""
+
+    async def start(self, *command: str, **environment: str) -> Child:
+        """A process that says where it listens with its first line."""
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", *command], stdout=-1, env={**os.environ, **environment}
+        )
+        assert process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n"):
+            data = await process.stdout.receive_some()
+            assert data, f"{command} ended"
+            line += data
+        return Child(process, line.decode())
+
+    async def start_engine(self, name: str) -> None:
+        flags = ("--listen", "127.0.0.1:0", "--name", name, "--prefill-tokens-per-s", "0", "--decode-ms", "15")
+        events = ("--kv-events", "tcp://127.0.0.1:0", "--kv-replay", "tcp://127.0.0.1:0")
+        self.engines.append(await self.start("cluster", "engine", *flags, *events, "--cache-tokens", "16384"))
+
+    async def start_node(self, *settings: str) -> None:
+        """The first time on free ports, then on the same."""
+        self.settings = list(settings) or self.settings
+        control = self.control.removeprefix("http://") or "127.0.0.1:0"
+        command = ["ranvier_py", "serve", "--listen", "127.0.0.1:0", "--control", control, "--log-level", "warning"]
+        for name, engine in zip(WORKERS, self.engine_urls, strict=False):
+            command += ["--backend", f"{engine},name={name},kv_events=off"]
+        self.node = await self.start(*command, *self.settings, RANVIER_CONTROL_KEY=KEY)
+        found = re.search(r"listening on (\S+) control (\S+)", self.node.line)
+        assert found is not None, self.node.line
+        self.url, self.control = f"http://{found[1]}", found[2]
+        self.wire.router = self.control
+
+    async def start_reporter(self, name: str, engine: str, flags: Sequence[str]) -> None:
+        own = ("--worker-id", name, "--router", self.wire.url, "--engine", engine, "--log-level", "warning")
+        self.reporters.append(await self.start("ranvier_py", "reporter", *own, *flags, RANVIER_REPORTER_KEY=KEY))
+
+    async def start_all(self, *flags: str, node: Sequence[str] = ()) -> None:
+        """The node, and the reporters with these flags: at the same time, which is the slowest of them."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.start_node, *node)
+            for name, engine in zip(WORKERS, self.engine_urls, strict=False):
+                nursery.start_soon(self.start_reporter, name, engine, flags)
+
+    @property
+    def engine_urls(self) -> list[str]:
+        return [each.line.split()[4] for each in self.engines]
+
+    # What clients do
+
+    async def ask(self, prompt: list[int], tokens: int = 1) -> tuple[str, str]:
+        """(worker, reason)"""
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens}
+        answer = await self.http.post(f"{self.url}/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["x-ranvier-backend"], answer.headers["x-ranvier-reason"]
+
+    async def stay(self, prompt: list[int], *, task_status: trio.TaskStatus[tuple[str, trio.CancelScope]]) -> None:
+        """A request that goes on until its scope is cancelled."""
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1500, "stream": True, "ignore_eos": True}
+        with trio.CancelScope() as scope:
+            async with self.http.stream("POST", f"{self.url}/v1/completions", json=body) as answer:
+                chunks = answer.aiter_raw()
+                await anext(chunks)
+                task_status.started((answer.headers["x-ranvier-backend"], scope))
+                async for _ in chunks:
+                    pass
+
+    async def fill(self, worker: str) -> None:
+        """Memory pressure: enough other prompts, past the router, that nothing of before is left."""
+        url = self.engine_urls[WORKERS.index(worker)]
+        for number in range(20):
+            start = 100_000 + 1000 * number
+            body = {"model": MODEL, "prompt": list(range(start, start + 1000)), "max_tokens": 1}
+            assert (await self.http.post(f"{url}/v1/completions", json=body)).status_code == 200
+
+    # What operators see
+
+    async def see(self, path: str) -> Any:
+        return (await self.http.get(self.control + path, headers={"authorization": f"Bearer {KEY}"})).json()
+
+    async def workers(self, key: str = "") -> Mapping[str, Mapping[str, Any]]:
+        path = f"/internal/workers?hash={key}" if key else "/internal/workers"
+        return {each["backend"]: each for each in (await self.see(path))["workers"]}
+
+    async def until(self, holds: Callable[[Mapping[str, Mapping[str, Any]]], bool], key: str = "") -> float:
+        """Wait until what is known of the workers is as expected. Returns how many seconds it took."""
+        began = time.monotonic()
+        while not holds(await self.workers(key)):  # noqa: ASYNC110  # another process is asked
+            await trio.sleep(0.02)
+        return time.monotonic() - began
+
+    async def known(self, key: str, *holders: str) -> float:
+        """Wait until the router knows exactly these workers to hold a hash."""
+        return await self.until(
+            lambda workers: sorted(name for name, each in workers.items() if each["holds"]) == sorted(holders), key
+        )
+
+
+@asynccontextmanager
+async def purdue_lab(deadline_s: float) -> AsyncIterator[Lab]:
+    """Everything ends with it."""
+    with trio.fail_after(deadline_s):
+        async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=deadline_s, trust_env=False) as http:
+            lab = Lab(http)
+            await nursery.start(lab.wire.serve)
+            try:
+                async with trio.open_nursery() as starting:
+                    for name in WORKERS:
+                        starting.start_soon(lab.start_engine, name)
+                lab.engines.sort(key=lambda child: child.line)
+                yield lab
+            finally:
+                with trio.CancelScope(shield=True):
+                    for child in (*lab.reporters, *lab.engines, *([lab.node] if lab.node else [])):
+                        await child.end()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,111 @@
+"""The benchmark of the Purdue report on real processes: a node, two engines, a reporter beside each.
+
+The report names four states and shows no number. Here each is checked, and so is what it promises of failures: a router
+that was killed, a report that was lost.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import trio
+
+from ranvier_py.core.placement.sticky_least_loaded import prefix_hash
+from tests.reporter.purdue_lab import WORKERS, Lab, purdue_lab
+
+DEADLINE_S = 60.0  # five processes start, each of which loads a library or two
+SYNC_S = 5.0
+PROMPT = list(range(200))
+KEY = prefix_hash(PROMPT, 64)
+BLOCKS = len(PROMPT) // 16
+BATCH_S = 2.0
+"""A batch leaves every 100 ms; the rest is for a busy machine."""
+
+
+def other(worker: str) -> str:
+    return WORKERS[1 - WORKERS.index(worker)]
+
+
+async def load(lab: Lab, nursery: trio.Nursery, worker: str) -> list[trio.CancelScope]:
+    """Requests that stay, until this worker has more of them than the other."""
+    counts, scopes = dict.fromkeys(WORKERS, 0), []
+    number = 0
+    while counts[worker] <= counts[other(worker)]:
+        number += 1
+        served, scope = await nursery.start(lab.stay, list(range(5000 * number, 5000 * number + 100)))
+        counts[served] += 1
+        scopes.append(scope)
+    return scopes
+
+
+async def in_step(lab: Lab) -> None:
+    """Both workers have said what they hold."""
+    await lab.until(lambda workers: len(workers) == 2 and all(each["synced_age_s"] for each in workers.values()))
+
+
+async def test_pu9_pu10_the_four_states_then_a_lost_report_then_a_killed_router_on_real_processes() -> None:
+    async with purdue_lab(DEADLINE_S) as lab:
+        await lab.start_all("--hashes", "prefix_hash", node=("--policy", "sticky_least_loaded"))
+        await in_step(lab)
+
+        first, reason = await lab.ask(PROMPT)
+        assert reason == "miss", "1 cold start: nobody holds it, and the claim is made at once"
+        assert await lab.known(KEY, first) < BATCH_S, "and the worker says so"
+
+        async with trio.open_nursery() as nursery:
+            scopes = await load(lab, nursery, first)
+            assert await lab.ask([*PROMPT[:64], 9, 9, 9]) == (first, "hit"), "2 stickiness: the other one is idler"
+            await lab.fill(first)
+            assert await lab.known(KEY) < BATCH_S, "3 eviction: memory pressure is reported"
+            assert await lab.ask(PROMPT) == (other(first), "miss"), "4 recovery: another worker takes it"
+            await lab.known(KEY, other(first))
+            assert await lab.ask(PROMPT) == (other(first), "hit")
+            for scope in scopes:
+                scope.cancel()
+
+        holder = other(first)
+        lab.wire.to_lose = 1
+        await lab.fill(holder)
+        assert await lab.known(KEY) < SYNC_S + BATCH_S, "the report was lost, the next sync heals it"
+        assert lab.wire.lost, "else nothing was tested"
+
+        holder, _ = await lab.ask(PROMPT)
+        await lab.known(KEY, holder)
+        assert lab.node is not None
+        await lab.node.end(signal.SIGKILL)
+        await lab.start_node()
+        assert await lab.known(KEY, holder) < SYNC_S, "the map is rebuilt within one sync"
+        async with trio.open_nursery() as nursery:
+            scopes = await load(lab, nursery, holder)
+            assert await lab.ask(PROMPT) == (holder, "hit"), "by what the worker said alone: no request came before"
+            for scope in scopes:
+                scope.cancel()
+
+
+async def test_px2_px8_fingerprints_are_known_exactly_by_small_syncs_and_told_anew_after_a_restart() -> (
+    None
+):
+    """A node alone makes its key up when it starts."""
+    async with purdue_lab(DEADLINE_S) as lab:
+        await lab.start_all()
+        await lab.until(lambda workers: [each["level"] for each in workers.values()] == ["exact", "exact"])
+        first, _ = await lab.ask(PROMPT)
+        await lab.until(lambda workers: workers[first]["hashes"] >= BLOCKS)
+        claims = (await lab.see("/admin/routes"))["claims"]
+        assert claims["confirmed"] >= 5, "a claim at each anchor of the prompt"
+        for worker in WORKERS:
+            await lab.fill(worker)
+        await lab.until(lambda workers: min(each["hashes"] for each in workers.values()) > 900)
+        seen = len(lab.wire.seen)
+        await trio.sleep(SYNC_S + 0.5)
+        syncs = [size for _, path, size in lab.wire.seen[seen:] if path == "/internal/sync"]
+        assert syncs, "every 5 s"
+        assert max(syncs) < 300, "a count and a sum, however much is held"
+        first, reason = await lab.ask(PROMPT)
+        assert reason != "affinity", "it was evicted, and nobody believes otherwise"
+        await lab.until(lambda workers: workers[first]["level"] == "exact")
+        assert lab.node is not None
+        await lab.node.end(signal.SIGKILL)
+        await lab.start_node()
+        await lab.until(lambda workers: [each["level"] for each in workers.values()] == ["exact", "exact"])
+        assert await lab.ask(PROMPT) == (first, "affinity")
