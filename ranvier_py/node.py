@@ -124,7 +124,13 @@ class Node:
             changed=log_transitions,
             name=secrets.token_hex(4),
         )
-        self.server = DataServer(self.pipeline.handle, server_limits(config), tls=tls_context(config))
+        self.server = DataServer(
+            self.pipeline.handle,
+            server_limits(config),
+            tls=tls_context(config),
+            short_way=self.pipeline,
+        )
+        self.upstream.readiness = self.server.readiness  # runs as long as there are requests
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)

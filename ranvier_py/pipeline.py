@@ -12,10 +12,11 @@ learned.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 import trio
@@ -29,17 +30,16 @@ from ranvier_py.core.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from ranvier_py.core.http import HttpRequest, HttpResponseHead, Phase
+from ranvier_py.core.http import HttpRequest, Phase
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.request import Prompt
 from ranvier_py.core.retries import Next, RetryBudget, RetryLimits
-from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Found, Router
+from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Found, Router
 from ranvier_py.core.stream import has_finished, has_token
 from ranvier_py.core.summary import RequestSummary
 from ranvier_py.core.usage_asking import REFUSALS, Terms, UsageAsking
-from ranvier_py.core.usage_removal import Marks, UsageRemover
-
-Fields = Sequence[tuple[bytes, bytes]]
+from ranvier_py.core.usage_removal import UsageRemover
+from ranvier_py.passage import Client, Exchange, Fields, Forwarder, Going, Progress, Relay, Teacher
 
 FIRST_BYTE_TOTAL_S = 600.0
 """All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
@@ -48,45 +48,6 @@ a 504: another try would prefill the prompt once more for a client that is gone 
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
-
-
-class Client(Protocol):
-    """The connection a request came on. edge/server.py has the real one."""
-
-    peer: str
-    started: bool
-    must_close: bool
-    missed: Phase | None
-    request_id: bytes
-
-    def arm(self, phase: Phase, seconds: float) -> None: ...
-    async def relay_head(self, head: HttpResponseHead, extra: Fields = ..., body: bytes = ...) -> None: ...
-    async def send(self, *parts: bytes) -> None: ...
-    async def respond(self, status: int, body: bytes, headers: Fields = ..., content_type: bytes = ...) -> None: ...
-
-
-class Exchange(Protocol):
-    """One request at one backend. edge/upstream.py has the real one."""
-
-    head: HttpResponseHead
-    complete: bool
-
-    def take(self) -> bytes: ...
-    async def receive(self) -> bytes: ...
-    def mark_chunks(self) -> Marks | None: ...
-    def release(self) -> None: ...
-
-
-class Forwarder(Protocol):
-    async def open(self, address: Any, request: HttpRequest, extra: Fields = ...) -> Exchange: ...
-
-
-class Teacher(Protocol):
-    """Tokenizes before placement, or off the path. edge/learner.py has the real one."""
-
-    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
-    def submit(self, flight: Flight) -> Any: ...
-    def finish(self, flight: Flight, lesson: Any, raw: bytes, *, chunked: bool, streamed: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,39 +59,10 @@ class PipelineLimits:
     stall_s: float = 120.0
     retries: RetryLimits = field(default_factory=RetryLimits)
 
-
-@dataclass(slots=True)
-class Progress:
-    """What became of a request so far; turned into its summary at the end."""
-
-    request_id: bytes
-    started_at: float
-    flight: Flight | None = None
-    status: int = 0
-    tries: int = 0
-    first_byte_at: float = 0.0
-    sent_bytes: int = 0
-    outcome: str = "cancelled"
-
-    def summary(self, request: HttpRequest, now: float) -> RequestSummary:
-        decision = self.flight.decision if self.flight else None
-        return RequestSummary(
-            request_id=self.request_id.decode("latin-1"),
-            method=request.method.decode("latin-1"),
-            path=request.path.decode("latin-1"),
-            status=self.status,
-            outcome=self.outcome,
-            backend=decision.backend_name if decision else "",
-            policy=decision.policy if decision else "",
-            reason=decision.reason if decision else "",
-            source=decision.source if decision else "",
-            matched_tokens=decision.matched_tokens if decision else 0,
-            prompt_tokens=decision.prompt_tokens if decision else 0,
-            tries=self.tries,
-            first_byte_s=self.first_byte_at - self.started_at if self.first_byte_at else 0.0,
-            total_s=now - self.started_at,
-            sent_bytes=self.sent_bytes,
-        )
+    @property
+    def waits_once(self) -> bool:
+        """Whether no second try could follow a missed first byte."""
+        return 2 * self.first_byte_s > FIRST_BYTE_TOTAL_S
 
 
 class Pipeline:
@@ -177,16 +109,19 @@ class Pipeline:
 
     async def handle(self, request: HttpRequest, client: Client) -> None:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
-        progress = Progress(request.fields.request_id or next(self._ids), self._clock())
-        client.request_id = progress.request_id
+        progress = self._progress(request, client)
+        await self._see_through(request, client, progress, self._answer(request, client, progress))
+
+    def _progress(self, request: HttpRequest, client: Client) -> Progress:
+        client.request_id = request_id = request.fields.request_id or next(self._ids)
+        return Progress(request_id, self._clock())
+
+    async def _see_through(
+        self, request: HttpRequest, client: Client, progress: Progress, answering: Awaitable[None]
+    ) -> None:
+        """Wait for the answer, and report what came of it."""
         try:
-            own = self._own_answer(request)
-            if own is None:
-                await self._forward(request, client, progress)
-            else:
-                progress.status = own[0]
-                await client.respond(*own)
-                progress.outcome = "success"
+            await answering
         except RanvierError as error:
             progress.outcome = Outcome.TIMEOUT.value if isinstance(error, UpstreamTimeout) else error.code
             if not client.started:
@@ -195,6 +130,15 @@ class Pipeline:
         finally:
             if self._report is not None:
                 self._report(progress.summary(request, self._clock()))
+
+    async def _answer(self, request: HttpRequest, client: Client, progress: Progress) -> None:
+        own = self._own_answer(request)
+        if own is None:
+            await self._forward(request, client, progress)
+        else:
+            progress.status = own[0]
+            await client.respond(*own)
+            progress.outcome = "success"
 
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
         """Status and body of what the node answers itself; None for what goes to a backend."""
@@ -226,12 +170,15 @@ class Pipeline:
         if router.too_little(prompt, found):
             await self._teacher.tokenize_first(prompt, self._limits.tokenize_deadline_s)
             found = router.find(prompt, self._clock())
-        budget = RetryBudget(self._limits.retries)
-        candidates: Found | None = found
-        while candidates is not None:
-            candidates = await self._attempt(request, client, prompt, candidates, budget, progress)
+        going = self._depart(request, client, prompt, found, RetryBudget(self._limits.retries), progress)
+        await self._fly(going)
 
-    async def _attempt(
+    async def _fly(self, going: Going) -> None:
+        """To one backend after the other, until one has answered."""
+        while (elsewhere := await self._attempt(going)) is not None:
+            going = self._depart(going.request, going.client, going.prompt, elsewhere, going.budget, going.progress)
+
+    def _depart(
         self,
         request: HttpRequest,
         client: Client,
@@ -239,56 +186,146 @@ class Pipeline:
         found: Found,
         budget: RetryBudget,
         progress: Progress,
-    ) -> Found | None:
-        """Place, forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
-        router = self._router
-        decision = router.place(prompt, found)
-        flight = router.depart(prompt, decision, self._clock(), progress.request_id, found)
+    ) -> Going:
+        """Place. What departs is to be landed."""
+        decision = self._router.place(prompt, found)
+        flight = self._router.depart(prompt, decision, self._clock(), progress.request_id, found)
         progress.flight = flight
         progress.tries += 1
-        outcome, exchange, asked = Outcome.CANCELLED, None, False
+        asking = self._asking.body(prompt, flight.backend, flight.epoch)
+        return Going(request, client, progress, prompt, budget, flight, self._teacher.submit(flight), asking)
+
+    async def _attempt(self, going: Going) -> Found | None:
+        """Forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
+        flight, client = going.flight, going.client
+        outcome, asked = Outcome.CANCELLED, False
         try:
-            lesson = self._teacher.submit(flight)
-            asking = self._asking.body(prompt, flight.backend, flight.epoch)
-            if asking is None:
-                exchange = await self._open(request, client, flight, progress)
-            else:
-                exchange, asked = await self._ask(asking, request, client, flight, progress)
+            if going.failure is not None:
+                raise going.failure
+            if going.exchange is None:
+                if going.asking is None:
+                    going.exchange = await self._open(going.request, going)
+                else:
+                    going.exchange, asked = await self._ask(going.asking, going)
+            exchange = going.exchange
             flight.status = exchange.head.status
             answered = outcome_of(flight.status)
             if self._limits.retries.retries(exchange.head.status):
-                elsewhere = self._elsewhere(prompt, flight, budget, answered)
+                elsewhere = self._elsewhere(going, answered)
                 if elsewhere is not None:
                     outcome = answered
                     return elsewhere
-            await self._relay(exchange, client, flight, lesson, progress, counts_remover(exchange) if asked else None)
+            await self._relay(going, exchange, counts_remover(exchange) if asked else None)
             outcome = answered
         except UpstreamError as error:
             outcome = outcome_of_error(error, relayed=client.started)
             self._trouble(flight.backend)
-            elsewhere = None if client.started else self._elsewhere(prompt, flight, budget, outcome)
+            elsewhere = None if client.started else self._elsewhere(going, outcome)
             if elsewhere is None:
                 raise
             return elsewhere
         finally:
-            if exchange is not None:
-                exchange.release()
-            if outcome is Outcome.CANCELLED and client.missed in (Phase.FIRST_BYTE, Phase.STALL):
-                outcome = Outcome.TIMEOUT
-                progress.outcome = outcome.value
-                progress.status = progress.status or UpstreamTimeout.status  # what the server answers for us
-            transitions = router.land(flight, outcome, self._clock())
-            if transitions:
-                self._changed(transitions)
-        progress.outcome = outcome.value
+            self._land(going, outcome)
+        going.progress.outcome = outcome.value
         return None
 
-    async def _ask(
-        self, asking: bytes, request: HttpRequest, client: Client, flight: Flight, progress: Progress
-    ) -> tuple[Exchange, bool]:
+    def _land(self, going: Going, outcome: Outcome) -> None:
+        """The attempt is over, however it ended."""
+        if going.landed:
+            return
+        going.landed = True
+        client, progress = going.client, going.progress
+        if going.exchange is not None:
+            going.exchange.release()
+        if outcome is Outcome.CANCELLED and client.missed in (Phase.FIRST_BYTE, Phase.STALL):
+            outcome = Outcome.TIMEOUT
+            progress.outcome = outcome.value
+            progress.status = progress.status or UpstreamTimeout.status  # what the server answers for us
+        transitions = self._router.land(going.flight, outcome, self._clock())
+        if transitions:
+            self._changed(transitions)
+
+    # --- the short way: the same by calls that never wait ----------------------------------------------------------
+
+    def begin(self, request: HttpRequest, client: Client, tell: Callable[[bool], None]) -> Going | None:
+        """Send a chat that goes on to its backend, if that is all there is to do before the answer. See ShortWay."""
+        if request.target != CHAT_PATH or request.method != b"POST" or not self._limits.waits_once:
+            return None
+        router = self._router
+        prompt = router.reader.continuing(request.body)
+        if prompt is None:
+            return None
+        try:
+            found = router.find(prompt, self._clock())
+        except RanvierError:
+            return None
+        if router.too_little(prompt, found):
+            return None
+        budget, progress = RetryBudget(self._limits.retries), self._progress(request, client)
+        going = self._depart(request, client, prompt, found, budget, progress)
+        going.tell = tell
+        if going.asking is None:
+            address, extra = self._address_of(going.flight.url), self._extra_fields(request, progress)
+            client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
+            going.sent = self._upstream.begin(address, request, extra)
+            going.sent.when_answered(partial(self._go_on, going))
+        return going
+
+    def _go_on(self, going: Going) -> bool:
+        """The backend says something: its whole answer, mostly."""
+        assert going.tell is not None
+        try:
+            whole = self._conclude_shortly(going)
+        except Exception as error:  # the attempt goes on with it
+            going.failure = error
+            whole = False
+        going.tell(whole)
+        return True
+
+    def _conclude_shortly(self, going: Going) -> bool:
+        """Relay and land. False: there is more to it, which `resume` does."""
+        exchange = self._upstream.answer_of(going.sent)
+        if exchange is None:
+            return False
+        going.exchange = exchange
+        going.taken = exchange.take()
+        status = exchange.head.status
+        if not exchange.complete or self._limits.retries.retries(status):
+            return False
+        going.flight.status = status
+        relay = self._begin_relay(going, exchange)
+        going.client.relay_at_once(exchange.head, relay.extra, going.taken)
+        self._passed(going, relay, going.taken)
+        self._passed_all(going, relay)
+        outcome = outcome_of(status)
+        self._land(going, outcome)
+        going.progress.outcome = outcome.value
+        if self._report is not None:
+            self._report(going.progress.summary(going.request, self._clock()))
+        return True
+
+    async def resume(self, going: Going) -> None:
+        """Do the rest of what was begun, as `handle` does."""
+        if going.landed and going.failure is None:
+            await going.client.flush()
+        else:
+            await self._see_through(going.request, going.client, going.progress, self._fly(going))
+
+    def abandon(self, going: Going) -> None:
+        """Nobody waits for it any more."""
+        if going.landed:
+            return
+        if going.sent is not None and going.exchange is None:
+            going.sent.close()
+        self._land(going, Outcome.CANCELLED)
+        if self._report is not None:
+            self._report(going.progress.summary(going.request, self._clock()))
+
+    async def _ask(self, asking: bytes, going: Going) -> tuple[Exchange, bool]:
         """`_open` with another body, and as it came where that is refused. Whether the answer is to the first."""
+        request, flight = going.request, going.flight
         asked = replace(request, body=asking, fields_read=request.fields)
-        exchange = await self._open(asked, client, flight, progress)
+        exchange = await self._open(asked, going)
         backend, epoch = flight.backend, flight.epoch
         if exchange.head.status not in REFUSALS or self._asking.terms(backend, epoch) is Terms.TAKES:
             if exchange.head.status == 200:
@@ -296,20 +333,22 @@ class Pipeline:
             return exchange, True
         exchange.take()  # all of it is here, as a rule
         exchange.release()
-        exchange = await self._open(request, client, flight, progress)
+        exchange = await self._open(request, going)
         self._asking.refused(backend, epoch, exchange.head.status)
         return exchange, False
 
-    async def _open(self, request: HttpRequest, client: Client, flight: Flight, progress: Progress) -> Exchange:
+    async def _open(self, request: HttpRequest, going: Going) -> Exchange:
         """Send the request, and wait for the head of the answer. Raises UpstreamError.
 
         The client's own deadline costs no timer, but ends the request; where there is time for one more try, a missed
         deadline must end this try alone.
         """
+        if going.sent is not None:
+            return await self._upstream.finish(going.sent)
         first_byte_s = self._limits.first_byte_s
-        address, extra = self._address_of(flight.url), self._extra_fields(request, progress)
-        if self._clock() - progress.started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S:
-            client.arm(Phase.FIRST_BYTE, first_byte_s)
+        address, extra = self._address_of(going.flight.url), self._extra_fields(request, going.progress)
+        if self._clock() - going.progress.started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S:
+            going.client.arm(Phase.FIRST_BYTE, first_byte_s)
             return await self._upstream.open(address, request, extra)
         with trio.move_on_after(first_byte_s):
             return await self._upstream.open(address, request, extra)
@@ -324,10 +363,11 @@ class Pipeline:
             extra.append((b"authorization", self._authorization))
         return extra
 
-    def _elsewhere(self, prompt: Prompt, flight: Flight, budget: RetryBudget, outcome: Outcome) -> Found | None:
+    def _elsewhere(self, going: Going, outcome: Outcome) -> Found | None:
         """Whom to ask after a failed attempt; None when it is over."""
-        others = self._found_without(prompt, (*budget.tried, flight.backend))
-        step = budget.next_attempt(flight.backend, outcome, relayed=False, others=others is not None)
+        prompt, budget, backend = going.prompt, going.budget, going.flight.backend
+        others = self._found_without(prompt, (*budget.tried, backend))
+        step = budget.next_attempt(backend, outcome, relayed=False, others=others is not None)
         if step is Next.AGAIN:
             return self._found_without(prompt, budget.tried)
         return others if step is Next.ELSEWHERE else None
@@ -338,40 +378,15 @@ class Pipeline:
         except RanvierError:  # nobody else: the failure that brought us here is the better answer
             return None
 
-    async def _relay(
-        self,
-        exchange: Exchange,
-        client: Client,
-        flight: Flight,
-        lesson: Any,
-        progress: Progress,
-        remover: UsageRemover | None,
-    ) -> None:
+    async def _relay(self, going: Going, exchange: Exchange, remover: UsageRemover | None) -> None:
         """Pass the answer on as it comes, but for what only we asked for. What is proved by it is learned beside."""
-        head, decision = exchange.head, flight.decision
-        extra = [
-            (b"x-ranvier-backend", decision.backend_name.encode()),
-            (b"x-ranvier-reason", decision.reason.encode()),
-            (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
-        ]
-        if not head.fields.names_request:  # the backend's own stands
-            extra.append((b"x-request-id", progress.request_id))
-        progress.status = head.status
-        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and head.fields.readable
-        captured: list[bytes] = []
-        size = 0
-        data = exchange.take()
-        await client.relay_head(head, extra, data if remover is None else remover.feed(data, exchange.complete))
-        progress.first_byte_at = self._clock()
-        while True:
-            if teaches and data:
-                if flight.first_at is None and (not flight.prompt.stream or has_token(data)):
-                    self._router.first_token(flight, self._clock())
-                if size <= CAPTURE_BYTES_MAX:
-                    captured.append(data)
-            progress.sent_bytes = flight.sent_bytes = size = size + len(data)
-            if exchange.complete:
-                break
+        client, flight = going.client, going.flight
+        relay = self._begin_relay(going, exchange)
+        data = going.taken or exchange.take()
+        kept = data if remover is None else remover.feed(data, exchange.complete)
+        await client.relay_head(exchange.head, relay.extra, kept)
+        self._passed(going, relay, data)
+        while not exchange.complete:
             client.arm(Phase.STALL, self._limits.stall_s)
             data = await exchange.receive()
             kept = data if remover is None else remover.feed(data, exchange.complete)
@@ -379,18 +394,48 @@ class Pipeline:
                 await client.send(kept)
             if not data:
                 break
+            self._passed(going, relay, data)
         if remover is not None:
             self._asking.answered(remover, flight.backend, flight.epoch)
-        if teaches:
-            self._conclude(flight, lesson, captured, size, chunked=head.framing == "chunked")
+        self._passed_all(going, relay)
 
-    def _conclude(self, flight: Flight, lesson: Any, captured: list[bytes], size: int, *, chunked: bool) -> None:
+    def _begin_relay(self, going: Going, exchange: Exchange) -> Relay:
+        """What goes on with the answer's head, and whether it teaches anything."""
+        head, flight, progress = exchange.head, going.flight, going.progress
+        decision, fields = flight.decision, head.fields
+        extra = [
+            (b"x-ranvier-backend", decision.backend_name.encode()),
+            (b"x-ranvier-reason", decision.reason.encode()),
+            (b"x-ranvier-matched-tokens", b"%d" % decision.matched_tokens),
+        ]
+        if not fields.names_request:  # the backend's own stands
+            extra.append((b"x-request-id", progress.request_id))
+        progress.status = head.status
+        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and fields.readable
+        return Relay(extra, teaches, head.framing == "chunked", [])
+
+    def _passed(self, going: Going, relay: Relay, data: bytes) -> None:
+        """A piece of the answer is with the client."""
+        flight, progress = going.flight, going.progress
+        if not progress.first_byte_at:
+            progress.first_byte_at = self._clock()
+        if relay.teaches and data:
+            if flight.first_at is None and (not flight.prompt.stream or has_token(data)):
+                self._router.first_token(flight, self._clock())
+            if progress.sent_bytes <= CAPTURE_BYTES_MAX:
+                relay.captured.append(data)
+        progress.sent_bytes = flight.sent_bytes = progress.sent_bytes + len(data)
+
+    def _passed_all(self, going: Going, relay: Relay) -> None:
         """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
-        raw = b"".join(captured)
+        if not relay.teaches:
+            return
+        flight, raw = going.flight, b"".join(relay.captured)
         if flight.first_at is None and has_finished(raw):
             self._router.first_token(flight, self._clock())
-        if flight.first_at is not None and size <= CAPTURE_BYTES_MAX:
-            self._teacher.finish(flight, lesson, raw, chunked=chunked, streamed=flight.prompt.stream)
+        if flight.first_at is not None and flight.sent_bytes <= CAPTURE_BYTES_MAX:
+            streamed = flight.prompt.stream
+            self._teacher.finish(flight, going.lesson, raw, chunked=relay.chunked, streamed=streamed)
 
 
 def counts_remover(exchange: Exchange) -> UsageRemover | None:

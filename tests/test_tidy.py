@@ -26,7 +26,7 @@ LAYERS = (
     ("ranvier_py.config_values",),
     ("ranvier_py.config",),
     ("ranvier_py.config_loading",),
-    ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline"),
+    ("ranvier_py.reference", "ranvier_py.status", "ranvier_py.measures", "ranvier_py.pipeline", "ranvier_py.passage"),
     ("ranvier_py.edge",),
     (
         "ranvier_py.calibrating",

@@ -151,9 +151,8 @@ class PromptReader:
 
     def chat(self, body: bytes) -> Prompt:
         """A body of /v1/chat/completions. Raises BadRequest when it is not JSON."""
-        prompt = self._continuing(body)
+        prompt = self.continuing(body)
         if prompt is not None:
-            self.memory.found += 1
             return prompt
         fields = load_object(body)
         messages = fields.get("messages")
@@ -166,6 +165,12 @@ class PromptReader:
             return self._first_contact(body, fields, messages)
         except (TypeError, UnicodeError):  # values that only other JSON libraries accept, such as lone surrogates
             return self.opaque(fields, body)
+
+    def continuing(self, body: bytes) -> Prompt | None:
+        """The same for a chat with a known history alone; None for any other body."""
+        prompt = self._continuing(body)
+        self.memory.found += prompt is not None
+        return prompt
 
     def completion(self, body: bytes) -> Prompt:
         """A body of /v1/completions: `prompt` is text or token ids, or a list of either, of which the first counts."""

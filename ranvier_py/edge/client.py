@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -43,6 +43,8 @@ class Client:
         last_head: of the request before this one; the next is mostly the same.
         request_id: of the current request, as soon as a handler has named it; our own answers carry it.
         body_bytes: of the current request's body, as far as it is here.
+        going: what a handler has begun without the connection's task; None if nothing.
+        unsent: of the answer, what the client had no room for; None if nothing.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class Client:
         "bytes_sent",
         "deadline",
         "fd",
+        "going",
         "gone",
         "handling",
         "head_only",
@@ -65,6 +68,7 @@ class Client:
         "send_s",
         "started",
         "transport",
+        "unsent",
         "verdict",
     )
 
@@ -87,6 +91,8 @@ class Client:
         self.gone = False
         self.missed: Phase | None = None
         self.verdict: RanvierError | None = None
+        self.going: Any = None
+        self.unsent: memoryview | None = None
         self.bytes_sent = 0
         self.body_bytes = 0
 
@@ -118,21 +124,42 @@ class Client:
             self.must_close = True
         await self.send(response_head(head, extra, close=self.must_close), body)
 
+    def relay_at_once(self, head: HttpResponseHead, extra: Fields = (), body: bytes = b"") -> bool:
+        """The same without waiting: False when the client is slow, and `flush` has to send the rest."""
+        if head.framing == "close":
+            self.must_close = True
+        self.started = True
+        return self.write_at_once((response_head(head, extra, close=self.must_close), body))
+
     async def write(self, parts: Sequence[bytes]) -> None:
         """Send bytes that are not the answer yet (an interim response). Raises ClientGone."""
+        if not self.write_at_once(parts):
+            await self.flush()
+
+    def write_at_once(self, parts: Sequence[bytes]) -> bool:
+        """The same without waiting: whether that was all. Raises ClientGone."""
         try:
             sent = self.transport.send_now(parts)
-            self.bytes_sent += sent
-            if sent != sum(map(len, parts)):
-                await self._write_rest(memoryview(b"".join(parts))[sent:])
         except OSError as error:
             raise ClientGone(f"sending failed: {error}") from error
+        self.bytes_sent += sent
+        if sent == sum(map(len, parts)):
+            return True
+        self.unsent = memoryview(b"".join(parts))[sent:]
+        return False
 
-    async def _write_rest(self, rest: memoryview) -> None:
+    async def flush(self) -> None:
+        """Send what the client had no room for. Raises ClientGone."""
+        rest, self.unsent = self.unsent, None
+        if rest is None:
+            return
         phase, armed = self.phase, self.deadline
         began = time.monotonic()
         self.arm(SEND, self.send_s)
-        await self.transport.send_rest(rest, self._sent)
+        try:
+            await self.transport.send_rest(rest, self._sent)
+        except OSError as error:
+            raise ClientGone(f"sending failed: {error}") from error
         self.arm_until(phase, armed + (time.monotonic() - began))
 
     def _sent(self, count: int) -> None:

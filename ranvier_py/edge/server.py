@@ -2,12 +2,12 @@
 
 One connection is one task: read a request, hand it to the handler, read the next. Bodies are read whole and lose their
 transfer coding; what the handler sends leaves at once. Where framing is lost the client gets a 4xx and the connection
-ends; an answer that cannot be finished ends in RST, never in something that looks whole.
+ends; an answer that cannot be finished ends in RST, never in something that looks whole. Requests that need no wait but
+their backend's take the short way (`short_way`), while the task waits.
 
 A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
 cuts the connection afterwards; or is cancelled by a missed deadline or a client that left: see `Client.verdict`.
-Invariant: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` what
-is here of their bodies; neither exceeds its limit. A connection that waits for its next request keeps no body.
+Invariant: a connection that waits for its next request keeps no body; `admission` has the others.
 Cost: a request that arrives in one piece takes one wait, one read, one parse and one slice.
 """
 
@@ -26,11 +26,14 @@ from trio.lowlevel import wait_readable
 
 from ranvier_py.core.errors import ClientGone, NodeBusy, RanvierError
 from ranvier_py.core.http import HttpRequest, Phase
+from ranvier_py.edge.admission import Admission
 from ranvier_py.edge.answers import api_of, error_response
 from ranvier_py.edge.client import Client
 from ranvier_py.edge.counters import Counters, ServerStatistics
+from ranvier_py.edge.readiness import Readiness
 from ranvier_py.edge.reading import RequestHead, ServerLimits, read_body, read_head
-from ranvier_py.edge.transport import PlainTransport, TlsTransport, listen
+from ranvier_py.edge.short_way import Shortcuts, ShortWay
+from ranvier_py.edge.transport import PlainTransport, TlsTransport, WatchedTransport, listen
 from ranvier_py.edge.watchdog import Watchdog
 
 __all__ = ["Client", "DataServer", "Handler", "ServerLimits", "ServerStatistics", "error_response"]
@@ -64,28 +67,39 @@ class DataServer:
     Args:
         handler: answers one request; see the module's contract.
         tls: certificate and key; None for plain HTTP.
+        short_way: serves what it can of the handler's requests without a task.
+
+    `readiness` is what waits for sockets, those of others as well; it runs while this serves.
     """
 
-    def __init__(self, handler: Handler, limits: ServerLimits, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        short_way: ShortWay | None = None,
+    ) -> None:
         self._handler = handler
         self._limits = limits
         self._tls = tls
         self._counters = Counters()
         self._clients: dict[int, Client] = {}
         self._refusing = 0
-        self._in_flight = self._in_flight_bytes = 0
-        self._draining = False
+        self._admission = Admission(limits, self._counters)
         self._listeners: list[socket.socket] = []
         self._accepting = trio.CancelScope()
         self._stopped = trio.Event()
         self._watchdog = Watchdog(limits.tick_s)
+        self._shortcuts = Shortcuts(short_way, self._admission, self._answered) if short_way else None
+        self.readiness = Readiness()
 
     def statistics(self) -> ServerStatistics:
         counters = self._counters
         return ServerStatistics(
             connections=len(self._clients),
-            in_flight=self._in_flight,
-            in_flight_bytes=self._in_flight_bytes,
+            in_flight=self._admission.in_flight,
+            in_flight_bytes=self._admission.in_flight_bytes,
             accepted=counters.accepted,
             refused=dict(counters.refused),
             requests=counters.requests,
@@ -112,7 +126,7 @@ class DataServer:
         try:
             async with trio.open_nursery() as watchers:
                 watchers.start_soon(self._watchdog.tick)
-                watchers.start_soon(self._watchdog.watch_hang_ups)
+                watchers.start_soon(self.readiness.run)
                 async with trio.open_nursery() as connections:
                     with self._accepting:
                         async with trio.open_nursery() as acceptors:
@@ -122,12 +136,12 @@ class DataServer:
                 watchers.cancel_scope.cancel()
         finally:
             self._close_listeners()
-            self._watchdog.close()
+            self.readiness.close()
             self._stopped.set()
 
     async def drain(self, deadline_s: float) -> None:
         """Stop accepting, finish running requests, cut what is left after `deadline_s`; returns when all is closed."""
-        self._draining = True
+        self._admission.draining = True
         self._accepting.cancel()
         self._close_listeners()
         for client in list(self._clients.values()):
@@ -164,9 +178,11 @@ class DataServer:
     def _admit(self, sock: socket.socket, address: tuple[Any, ...], connections: trio.Nursery) -> None:
         self._counters.accepted += 1
         if len(self._clients) < self._limits.connections_max:
-            transport = TlsTransport(sock, self._tls) if self._tls else PlainTransport(sock)
+            watch = self.readiness.watch(sock.fileno(), readable=self._tls is None)
+            transport = TlsTransport(sock, self._tls, watch=watch) if self._tls else WatchedTransport(sock, watch)
             peer = f"{address[0]}:{address[1]}"
             client = Client(transport, peer, self._limits.send_s, self._watchdog.alarm)
+            watch.hung_up = client.hang_up
             self._clients[client.fd] = client
             self._watchdog.watch(client)
             connections.start_soon(self._run, client)
@@ -243,10 +259,14 @@ class DataServer:
         data = b""
         while True:
             client.started = client.head_only = False
-            client.must_close = self._draining
+            client.must_close = self._admission.draining
             if not data:
                 client.arm(IDLE, self._limits.idle_s)
-                data = await client.transport.receive()
+                transport = client.transport
+                if self._shortcuts is not None and isinstance(transport, WatchedTransport):
+                    data = await self._shortcuts.next(client, transport)
+                else:
+                    data = await transport.receive()
                 if not data:
                     return True
             try:
@@ -285,49 +305,25 @@ class DataServer:
         rest = end + head.length
         whole = end <= rest <= len(data)
         try:
-            self._admit_request(head.length)
+            self._admission.check(head.length)
         except NodeBusy as busy:
             if not whole:
                 raise
             await self._answer_error(client, busy)
             return data[rest:]
-        self._in_flight += 1
+        self._admission.in_flight += 1
         try:
             if whole:
-                self._keep(client, head.length)
+                self._admission.keep(client, head.length)
                 request.body = data[end:rest]
                 data = data[rest:]
             else:
-                request.body, data = await read_body(client, self._limits, head, data[end:], self._keep)
+                request.body, data = await read_body(client, self._limits, head, data[end:], self._admission.keep)
             await self._handle(client, request)
         finally:
             request.body = b""  # `client.last_head` keeps the request
-            self._in_flight_bytes -= client.body_bytes
-            client.body_bytes = 0
-            self._in_flight -= 1
+            self._admission.ended(client)
         return data
-
-    def _admit_request(self, length: int) -> None:
-        """Raises NodeBusy when there are too many, or no room for a body that is known to be so long.
-
-        Room is not reserved: else a few clients could hold all of it by announcing what they never send.
-        """
-        if self._in_flight >= self._limits.in_flight_max:
-            _count(self._counters.refused, "in_flight")
-            raise NodeBusy("too many requests at once")
-        if length > 0:
-            self._check_room(length)
-
-    def _keep(self, client: Client, count: int) -> None:
-        """So many more bytes of this client's body are in memory. Raises NodeBusy."""
-        self._check_room(count)
-        self._in_flight_bytes += count
-        client.body_bytes += count
-
-    def _check_room(self, count: int) -> None:
-        if self._in_flight_bytes + count > self._limits.in_flight_bytes_max:
-            _count(self._counters.refused, "in_flight_bytes")
-            raise NodeBusy("too many bytes of requests at once")
 
     async def _handle(self, client: Client, request: HttpRequest) -> None:
         counters = self._counters
@@ -340,7 +336,15 @@ class DataServer:
         client.work()
         client.handling = True
         try:
-            await self._handler(request, client)
+            await self._answered(client, self._handler(request, client))
+        finally:
+            client.handling = False
+
+    async def _answered(self, client: Client, handling: Awaitable[None]) -> None:
+        """Wait for a handler, and answer where it fails before it did. Raises what must end the connection."""
+        counters = self._counters
+        try:
+            await handling
             if not client.started:
                 raise AssertionError("the handler did not answer")
         except RanvierError as error:
@@ -354,8 +358,6 @@ class DataServer:
             client.must_close = True
             _count(counters.errors, "internal_error")
             await client.respond(500, INTERNAL_ERROR)
-        finally:
-            client.handling = False
 
     async def _answer_error(self, client: Client, error: RanvierError) -> None:
         _count(self._counters.errors, error.code)

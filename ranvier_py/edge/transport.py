@@ -19,6 +19,8 @@ from typing import Protocol
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from ranvier_py.edge.readiness import Watch
+
 RECEIVE_BYTES = 65536
 """One read: as large as a typical chat, below glibc's mmap threshold (128 kB), so the buffer is recycled."""
 
@@ -36,6 +38,10 @@ class Transport(Protocol):
 
     @property
     def fd(self) -> int: ...
+
+    @property
+    def watch(self) -> Watch | None:
+        """What tells of it where `readiness` waits for it."""
 
     async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
         """The next bytes; b"" when the peer has ended its side. Raises OSError."""
@@ -59,17 +65,20 @@ class Transport(Protocol):
 
 
 class SocketOwner:
-    """How both transports end: at once, without waiting, as often as one likes. Takes the socket over."""
+    """How all transports end: at once, without waiting, as often as one likes. Takes socket and watch over."""
 
-    __slots__ = ("_sock", "fd")
+    __slots__ = ("_sock", "fd", "watch")
 
-    def __init__(self, sock: socket.socket | trio.socket.SocketType) -> None:
+    def __init__(self, sock: socket.socket | trio.socket.SocketType, watch: Watch | None = None) -> None:
         self._sock = sock
+        self.watch = watch
         self.fd = sock.fileno()
 
     def close(self) -> None:
         if self.fd >= 0:
             self.fd = -1
+            if self.watch is not None:
+                self.watch.close()
             self._sock.close()
 
     def abort(self) -> None:
@@ -84,10 +93,10 @@ class PlainTransport(SocketOwner):
 
     __slots__ = ("_recv", "_sendmsg", "_shutdown")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, watch: Watch | None = None) -> None:
         sock.setblocking(False)
         set_nodelay(sock)
-        super().__init__(sock)
+        super().__init__(sock, watch)
         self._recv = sock.recv
         self._sendmsg = sock.sendmsg
         self._shutdown = sock.shutdown
@@ -124,16 +133,59 @@ class PlainTransport(SocketOwner):
             self._shutdown(socket.SHUT_WR)
 
 
+class WatchedTransport(PlainTransport):
+    """The same, but `readiness` waits for it: that costs no system call for each wait."""
+
+    __slots__ = ("_read", "_unread", "_wait")
+
+    watch: Watch
+
+    def __init__(self, sock: socket.socket, watch: Watch) -> None:
+        super().__init__(sock, watch)
+        self._wait = watch.wait
+        self._read = watch.read
+        self._unread = b""
+
+    async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
+        while True:
+            await self._wait()
+            data = self.receive_now(bytes_max)
+            if data is not None:
+                return data
+
+    def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        try:
+            data = self._recv(bytes_max)
+        except BlockingIOError:
+            self._read(all_of_it=True)
+            return None
+        self._read(all_of_it=len(data) < bytes_max)
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Give back what was read last: it comes again with the next call."""
+        self._unread = data
+
+
 class TlsTransport(SocketOwner):
     """A TLS session over a non-blocking TCP socket, whose handshake the first call makes. Takes the socket over."""
 
     __slots__ = ("_stream",)
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        watch: Watch | None = None,
+    ) -> None:
         sock.setblocking(False)
         set_nodelay(sock)
         wrapped = trio.socket.from_stdlib_socket(sock)
-        super().__init__(wrapped)
+        super().__init__(wrapped, watch)
         self._stream = trio.SSLStream(
             trio.SocketStream(wrapped),
             context,

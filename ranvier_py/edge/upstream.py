@@ -30,8 +30,9 @@ from ranvier_py.core.http import HttpRequest
 from ranvier_py.edge.answers import Fields
 from ranvier_py.edge.exchange import Chunks, Exchange
 from ranvier_py.edge.pool import Address, Connection, Counters, Pool, UpstreamLimits, UpstreamStatistics
+from ranvier_py.edge.readiness import Readiness
 from ranvier_py.edge.response import KnownHead, Reading, ResponseParser
-from ranvier_py.edge.transport import PlainTransport, TlsTransport, Transport
+from ranvier_py.edge.transport import PlainTransport, TlsTransport, Transport, WatchedTransport
 
 __all__ = ["Address", "Exchange", "Upstream", "UpstreamLimits", "UpstreamStatistics"]
 
@@ -47,6 +48,8 @@ class Upstream:
 
     Args:
         tls: for https backends; None verifies against the system's authorities.
+
+    `readiness` may be set to what waits for sockets whenever this is used; without it trio does.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Upstream:
         self._limits = limits
         self._clock = clock
         self._tls = tls
+        self.readiness: Readiness | None = None
         self._pools: dict[Address, Pool] = {}
         self._counters = Counters()
         self._closed = False
@@ -82,20 +86,58 @@ class Upstream:
 
         Raises ConnectFailed, UpstreamClosed, UpstreamGarbled. The time limit is the caller's.
         """
+        return await self.finish(self.begin(address, request, extra))
+
+    def begin(self, address: Address, request: HttpRequest, extra: Fields = ()) -> Sent:
+        """The part of `open` that needs no wait: a pooled connection, and what of the request it takes at once."""
         pool = self._pools.get(address)
         if pool is None:
             pool = self._pools[address] = Pool(address, self._counters)
-        parts = (request_head(pool, request, extra), request.body)
+        sent = Sent(pool, request, (request_head(pool, request, extra), request.body))
         connection = pool.take()
         if connection is not None:
+            sent.over(connection)
+        return sent
+
+    def answer_of(self, sent: Sent) -> Exchange | None:
+        """What came for a request that `waits`, if that is the head of the answer; None: `finish` does the rest."""
+        sent.when_answered(None)
+        connection = sent.connection
+        assert connection is not None, "it waits for nothing else"
+        try:
+            data = connection.transport.receive_now()
+        except OSError:
+            return None
+        if not data:
+            return None
+        connection.answered = True
+        sent.data = data
+        end = data.find(b"\r\n\r\n") + 4
+        if not 4 <= end <= self._limits.header_bytes_max:
+            return None
+        try:
+            reading = read_head(connection, data[:end], sent.request.method)
+        except UpstreamGarbled:
+            return None
+        if reading.head.status < 200:
+            return None
+        return self._exchange(sent, connection, reading, data[end:])
+
+    async def finish(self, sent: Sent) -> Exchange:
+        """The rest of `open`."""
+        sent.when_answered(None)
+        connection = sent.connection
+        if connection is not None:
             try:
-                return await self._exchange(connection, parts, request)
+                return await self._answer(sent, connection)
             except UpstreamClosed:
                 self._counters.stale += 1
                 if connection.answered:
                     raise
                 self._counters.replaced += 1
-        return await self._exchange(await self._connect(pool), parts, request)
+        connection = await self._connect(sent.pool)
+        sent.over(connection)
+        return await self._answer(sent, connection)
 
     def forget(self, address: Address) -> None:
         """The backend was removed: close its unused connections; those in use close when they are released."""
@@ -119,31 +161,30 @@ class Upstream:
 
     # --- one exchange -----------------------------------------------------------------------------------------------
 
-    async def _exchange(self, connection: Connection, parts: Sequence[bytes], request: HttpRequest) -> Exchange:
+    async def _answer(self, sent: Sent, connection: Connection) -> Exchange:
         try:
-            sent_all = await self._send(connection, parts)
-            reading, rest = await self._read_head(connection, request.method)
+            await self._send_all(sent, connection)
+            reading, rest = await self._read_head(connection, sent.request.method, sent.data)
         except BaseException:
             connection.close()
             raise
+        return self._exchange(sent, connection, reading, rest)
+
+    def _exchange(self, sent: Sent, connection: Connection, reading: Reading, rest: bytes) -> Exchange:
         head, length, reusable, parser = reading
         chunks: Chunks | None = parser
-        if parser is not None and request.http_minor == 0:  # clients of HTTP/1.0 know no chunks
+        if parser is not None and sent.request.http_minor == 0:  # clients of HTTP/1.0 know no chunks
             head, chunks = replace(head, framing="close", fields_read=None), ChunkedReader(keep=True)
-        return Exchange(connection, head, length, rest, chunks, reusable and sent_all, self._release)
+        return Exchange(connection, head, length, rest, chunks, reusable and sent.whole, self._release)
 
-    async def _send(self, connection: Connection, parts: Sequence[bytes]) -> bool:
-        """Send the request. False if the backend answered before it had all of it."""
-        transport = connection.transport
-        try:
-            sent = transport.send_now(parts)
-            if sent != sum(map(len, parts)):
-                return await self._send_rest(connection, memoryview(b"".join(parts))[sent:])
-        except OSError as error:  # it may have answered before it closed
-            if connection.quiet():
-                raise UpstreamClosed(f"the backend closed the connection: {error}") from error
-            return False
-        return True
+    async def _send_all(self, sent: Sent, connection: Connection) -> None:
+        """Send what is left. Not `whole` if the backend answered before it had all of it."""
+        if sent.unsent is not None:
+            with contextlib.suppress(OSError):
+                sent.whole = await self._send_rest(connection, sent.unsent)
+            sent.unsent = None
+        if not sent.whole and connection.quiet():  # it may have answered before it closed
+            raise UpstreamClosed("the backend closed the connection")
 
     async def _send_rest(self, connection: Connection, rest: memoryview) -> bool:
         """Send on while listening: a backend that refuses early need not read the rest."""
@@ -159,9 +200,8 @@ class Upstream:
             nursery.cancel_scope.cancel()
         return whole
 
-    async def _read_head(self, connection: Connection, method: bytes) -> tuple[Reading, bytes]:
-        """The final head, and the bytes after it."""
-        data = b""
+    async def _read_head(self, connection: Connection, method: bytes, data: bytes) -> tuple[Reading, bytes]:
+        """The final head, and the bytes after it. `data` is what has come already."""
         for _ in range(INTERIM_MAX):
             end = data.find(b"\r\n\r\n") + 4
             while end < 4:
@@ -207,7 +247,8 @@ class Upstream:
     async def _transport(self, stream: trio.SocketStream, address: Address) -> Transport:
         sock = socket.socket(fileno=stream.socket.detach())
         if address.scheme == "http":
-            return PlainTransport(sock)
+            readiness = self.readiness
+            return WatchedTransport(sock, readiness.watch(sock.fileno())) if readiness else PlainTransport(sock)
         transport = TlsTransport(sock, self._tls or _default_tls(), address.host)
         try:
             await transport.handshake()
@@ -222,6 +263,57 @@ class Upstream:
             pool.put(connection, self._clock(), self._limits)
         else:
             connection.close()
+
+
+class Sent:
+    """A request on its way to a backend, before its answer.
+
+    Attributes:
+        connection: None where one has yet to be made.
+        unsent: what the connection did not take at once.
+        whole: nothing is known to have been refused.
+        data: of the answer, as far as it was read.
+    """
+
+    __slots__ = ("connection", "data", "parts", "pool", "request", "unsent", "whole")
+
+    def __init__(self, pool: Pool, request: HttpRequest, parts: Sequence[bytes]) -> None:
+        self.pool = pool
+        self.request = request
+        self.parts = parts
+        self.connection: Connection | None = None
+        self.unsent: memoryview | None = None
+        self.whole = True
+        self.data = b""
+
+    def over(self, connection: Connection) -> None:
+        """Send over this connection, as far as it takes it at once."""
+        self.connection, self.unsent = connection, None
+        try:
+            count = connection.transport.send_now(self.parts)
+        except OSError:
+            self.whole = False
+            return
+        self.whole = True
+        if count != sum(map(len, self.parts)):
+            self.whole, self.unsent = False, memoryview(b"".join(self.parts))[count:]
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is nothing to do but to wait for the answer, and somebody tells when it comes."""
+        return self.whole and self.connection is not None and self.connection.transport.watch is not None
+
+    def when_answered(self, call: Callable[[], bool] | None) -> None:
+        """Have this called when something comes (`Watch.shortcut`); None: nothing."""
+        watch = self.connection.transport.watch if self.connection is not None else None
+        if watch is not None:
+            watch.shortcut = call
+
+    def close(self) -> None:
+        """The answer is not wanted."""
+        self.when_answered(None)
+        if self.connection is not None:
+            self.connection.close()
 
 
 def read_head(connection: Connection, data: bytes, method: bytes) -> Reading:

@@ -459,4 +459,3 @@ async def test_nothing_ticks_while_nobody_is_connected(autojump_clock: trio.test
         await trio.sleep(100)
         assert watchdog.ticks == 0
         nursery.cancel_scope.cancel()
-    watchdog.close()
