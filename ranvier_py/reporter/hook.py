@@ -82,7 +82,8 @@ class EvictionReporter:
         salt: str | None = None,
         adapter: str | None = None,
     ) -> None:
-        """This can be found in the cache from now on. Tokens and parent are of no use to "given" hashes."""
+        """This can be found in the cache from now on. Tokens and parent are of no use to "given" hashes. The tokens are
+        read later, in another thread: they must stay what they are."""
         self._append(Stored(block_hash, token_ids, parent, salt, adapter))
 
     def free_block(self, block_hash: str | int | bytes) -> None:

@@ -36,11 +36,12 @@ class Served:
             return await client.post(path, **content)
 
 
-async def start(nursery: trio.Nursery, **options: Any) -> Served:
+async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
+    """A control port, on any free port or at this one, in front of a node's core."""
     world, shutdown = World(), trio.Event()
 
     async def run(task_status: trio.TaskStatus[str]) -> None:
-        settings = ControlSettings(port=0, **options)
+        settings = ControlSettings(port=at, **options)
         internal = world.pushing
         await serve(FakePort(), settings, render, internal=internal, shutdown=shutdown, task_status=task_status)
 

@@ -1,0 +1,177 @@
+"""PU4 and PU5 in the engine's process: what the hook costs, what it sends, and that the engine never notices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from ranvier_py.core.kv.push_keys import key_of
+from ranvier_py.core.kv.push_sender import SenderSettings
+from ranvier_py.reporter import hook
+from ranvier_py.reporter.hook import EvictionReporter
+from ranvier_py.reporter.reporting import ReportingSettings
+from tests.edge.test_purdue_internal import CONTROL_KEY, Served, start
+
+CALLS = 20_000
+DEADLINE_S = 20.0
+SOON = ReportingSettings(sender=SenderSettings(sync_s=0.5))
+
+
+def hexed(number: int) -> str:
+    return f"{number << 200 | number:064x}"
+
+
+@asynccontextmanager
+async def reporting(*routers: Served, **options: Any) -> AsyncIterator[EvictionReporter]:
+    """A started reporter for worker w0 of these routers."""
+    reporter = EvictionReporter("w0", [router.url for router in routers], **{"settings": SOON, **options})
+    reporter.start()
+    try:
+        yield reporter
+    finally:
+        await trio.to_thread.run_sync(reporter.stop)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with trio.fail_after(DEADLINE_S):
+        while not holds():  # noqa: ASYNC110  # another thread is waited for
+            await trio.sleep(0.01)
+
+
+@pytest.fixture
+async def router(nursery: trio.Nursery) -> AsyncIterator[Served]:
+    yield await start(nursery)
+    nursery.cancel_scope.cancel()
+
+
+def seconds_each(call: Callable[[int], object]) -> float:
+    """Processor time of one call, the best of several runs: others use this machine, too."""
+    found = []
+    for _ in range(5):
+        began = time.thread_time()
+        for number in range(CALLS // 5):
+            call(number)
+        found.append((time.thread_time() - began) / (CALLS // 5))
+    return min(found)
+
+
+def test_pu5_the_engines_thread_pays_less_than_ten_microseconds() -> None:
+    reporter = EvictionReporter("w0", ["http://127.0.0.1:1"], hashes="fingerprint", model="m")
+    ids = list(range(16))
+    assert seconds_each(reporter.free_block) < 10e-6
+    assert seconds_each(lambda number: reporter.store_block(number, ids, number - 1)) < 10e-6
+
+
+async def test_pu5_ten_thousand_evictions_in_a_moment_are_one_report(router: Served) -> None:
+    async with reporting(router) as reporter:
+        for number in range(1, 10_001):
+            reporter.store_block(hexed(number))
+        await until(lambda: len(router.world.pushing.map) == 10_000)
+        sender = reporter.reporting.senders[0]
+        await until(lambda: sender.idle)
+        before = sender.counts.evictions
+        for number in range(1, 10_001):
+            reporter.free_block(hexed(number))
+        await until(lambda: len(router.world.pushing.map) == 0)
+        assert sender.counts.evictions - before <= 2, "two where the last batch fell into the middle"
+
+
+async def test_pu4_a_router_that_is_not_there_costs_the_engine_nothing_and_hears_all_when_it_comes() -> None:
+    async with trio.open_nursery() as nursery:
+        first = await start(nursery)
+        port = int(first.url.rpartition(":")[2])
+        nursery.cancel_scope.cancel()
+    reporter = EvictionReporter("w0", [first.url], settings=SOON)
+    reporter.start()
+    for number in range(1, 100):
+        reporter.store_block(hexed(number))
+    reporter.free_block(hexed(1))
+    await until(lambda: reporter.reporting.senders[0].counts.failed > 1)
+    async with trio.open_nursery() as nursery:
+        again = await start(nursery, at=port)
+        await until(lambda: len(again.world.pushing.map) == 98)
+        await trio.to_thread.run_sync(reporter.stop)
+        nursery.cancel_scope.cancel()
+
+
+async def test_several_routers_are_each_told_and_one_that_is_gone_holds_up_nobody(nursery: trio.Nursery) -> None:
+    one, other = await start(nursery), await start(nursery)
+    gone = Served(one.world, "http://127.0.0.1:1")
+    async with reporting(one, gone, other) as reporter:
+        reporter.store_block(hexed(7))
+        await until(lambda: all(len(each.world.pushing.map) == 1 for each in (one, other)))
+        reporter.free_block(hexed(7))
+        await until(lambda: all(len(each.world.pushing.map) == 0 for each in (one, other)))
+    nursery.cancel_scope.cancel()
+
+
+async def test_blocks_with_their_tokens_are_told_as_prefix_hashes(router: Served) -> None:
+    async with reporting(router, hashes="prefix_hash") as reporter:
+        for block in range(5):
+            reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
+        key = key_of(list(range(64)))
+        await until(lambda: key in router.world.pushing.map.forward())
+        reporter.free_block(102)
+        await until(lambda: key not in router.world.pushing.map.forward())
+
+
+async def test_blocks_with_their_tokens_are_told_as_the_routers_own_fingerprints(nursery: trio.Nursery) -> None:
+    router = await start(nursery, key=CONTROL_KEY)
+    pushing = router.world.pushing
+    async with reporting(router, hashes="fingerprint", model="m", key=CONTROL_KEY) as reporter:
+        for block in range(5):
+            reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
+        await until(lambda: bool(pushing.views()) and pushing.views()[0]["level"] == "exact")
+        await until(lambda: len(pushing.map) == 5)
+        assert router.world.router.routes.statistics().claims.confirmed == 3, "at 16, 32 and 64 tokens"
+    nursery.cancel_scope.cancel()
+
+
+async def test_pu10_what_the_hook_missed_a_scan_of_the_engine_finds(router: Served) -> None:
+    held = {hexed(1), hexed(2)}
+    async with reporting(router, scan=lambda: list(held)) as reporter:
+        reporter.store_block(hexed(9))  # and its eviction is never told
+        await until(lambda: sorted(router.world.pushing.map.forward()) == sorted(int(name, 16) for name in held))
+        held.discard(hexed(2))
+        await until(lambda: len(router.world.pushing.map) == 1)
+
+
+async def test_what_makes_no_sense_is_counted_and_the_rest_is_told(router: Served) -> None:
+    def scan() -> list[str]:
+        raise RuntimeError("the engine's own trouble")
+
+    async with reporting(router, scan=scan) as reporter:
+        for odd in ("short", "g" * 64, 5, b"\x00", None, object()):
+            reporter.store_block(odd)  # type: ignore[arg-type]
+            reporter.free_block(odd)  # type: ignore[arg-type]
+        reporter.store_block(hexed(1))
+        await until(lambda: len(router.world.pushing.map) == 1)
+
+
+async def test_calls_beyond_the_bound_are_dropped_and_nothing_is_believed_any_more(
+    router: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with reporting(router) as reporter:
+        reporter.store_block(hexed(1))
+        await until(lambda: len(router.world.pushing.map) == 1)
+        monkeypatch.setattr(hook, "WAITING_MAX", 0)
+        reporter.free_block(hexed(5))
+        assert reporter.dropped == 1
+        await until(lambda: len(router.world.pushing.map) == 0)
+
+
+async def test_last_words_are_said_before_it_ends(router: Served) -> None:
+    async with reporting(router, settings=ReportingSettings()) as reporter:
+        reporter.store_block(hexed(1))
+    assert len(router.world.pushing.map) == 1
+
+
+@pytest.mark.parametrize("options", [{"hashes": "fingerprint"}, {"hashes": "nonsense"}, {"worker_id": ""}])
+def test_what_can_not_work_is_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="fingerprint|Hashes|worker_id"):
+        EvictionReporter(**{"worker_id": "w0", "routers": ["http://127.0.0.1:1"], **options})
