@@ -152,11 +152,22 @@ class BackendLimits:
 class Vitals:
     """Both machines of one backend with their counters. `now` is in seconds of any steady clock."""
 
-    __slots__ = ("circuit", "faults", "health", "limits", "openings", "openings_in_a_row", "streak", "wake_at")
+    __slots__ = (
+        "circuit",
+        "faults",
+        "health",
+        "hearsay",
+        "limits",
+        "openings",
+        "openings_in_a_row",
+        "streak",
+        "wake_at",
+    )
 
     def __init__(self, limits: BackendLimits) -> None:
         self.limits = limits
         self.health = Health.UNKNOWN
+        self.hearsay = False  # unhealthy on others' word alone: nothing to tell others
         self.circuit = Circuit.CLOSED
         self.streak = 0  # of probes: above 0 successes in a row, below 0 failures in a row
         self.faults = 0  # of requests, in a row
@@ -183,6 +194,7 @@ class Vitals:
             enough = self.streak >= self.limits.probe_successes_to_healthy
             self.feed(Event.PROBE_OK_ENOUGH if enough else Event.PROBE_OK, now)
         else:
+            self.hearsay = False
             self.streak = min(self.streak, 0) - 1
             enough = -self.streak >= self.limits.probe_failures_to_unhealthy
             self.feed(Event.PROBE_FAILED_ENOUGH if enough else Event.PROBE_FAILED, now)
@@ -204,6 +216,7 @@ class Vitals:
 
     def condemn(self, now: float) -> None:
         """As after all the failed probes it takes: only good probes of our own bring it back."""
+        self.hearsay = self.hearsay or self.health is not Health.UNHEALTHY
         self.streak = -self.limits.probe_failures_to_unhealthy
         self.feed(Event.PROBE_FAILED_ENOUGH, now)
 

@@ -198,9 +198,14 @@ class SharedBackends:
 
 
 def verdict_of(backend: Backend) -> Verdict:
-    """What is told of it. An open circuit is told too: a peer may meet the same faults."""
+    """What is told of it. An open circuit is told too: a peer may meet the same faults.
+
+    Never what we took on others' word: some nodes would hold a backend for ill for ever, each because others do.
+    """
     if backend.circuit is Circuit.OPEN:
         return Verdict.CIRCUIT_OPEN
+    if backend.vitals.hearsay and backend.health is Health.UNHEALTHY:
+        return Verdict.UNKNOWN
     return VERDICTS[backend.health]
 
 

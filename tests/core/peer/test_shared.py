@@ -5,7 +5,7 @@ from random import Random
 
 from ranvier_py.core.backends import Backend, BackendLimits, Health, Outcome, ProbeResult, Registry
 from ranvier_py.core.gossip.backends.fact_settings import FactSettings
-from ranvier_py.core.gossip.backends.facts import BackendFacts, fact_of
+from ranvier_py.core.gossip.backends.facts import BackendFacts, Verdict, fact_of
 from ranvier_py.core.gossip.messages import Fact, Facts, Loads
 from ranvier_py.core.gossip.routes.lessons import Lesson, decode, encode
 from ranvier_py.core.gossip.values import Letter, Peer
@@ -197,6 +197,27 @@ def test_a_doubt_is_probed_at_once_and_two_are_believed() -> None:
     assert first.engine().health is Health.HEALTHY
     first.hear(third, 2.0, verdict=2)
     assert first.engine().health is Health.UNHEALTHY
+
+
+def test_an_illness_that_is_believed_on_others_word_is_not_told_on() -> None:
+    """Each would hold the backend for ill because the others do, and go on after all its own probes were good."""
+    first, second, third = Node(1, ENGINE), Node(2, ENGINE), Node(3, ENGINE)
+    for node in (first, second, third):
+        node.registry.probed(node.engine().id, ProbeResult(ok=True), 0.0)
+    for peer in (second, third):
+        first.hear(peer, 1.0, verdict=2)
+    assert first.engine().health is Health.UNHEALTHY
+    assert told_verdict(first) is Verdict.UNKNOWN
+    first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
+    assert first.engine().health is Health.UNHEALTHY
+    assert told_verdict(first) is Verdict.UNKNOWN
+    first.registry.probed(first.engine().id, ProbeResult(ok=False), 3.0)
+    assert told_verdict(first) is Verdict.UNHEALTHY, "we saw it ourselves"
+
+
+def told_verdict(node: Node) -> Verdict:
+    node.backends.look(5.0)
+    return node.facts._known[node.key()].verdict
 
 
 def test_a_turn_is_told_once_its_texts_with_its_tokens() -> None:
