@@ -44,7 +44,7 @@ from ranvier_py.measures import plain_samples
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.1  # for engines, owners and names to be followed
-SWEEP_ROWS_MAX = 2000  # a second; 1 us for each row and engine
+SWEEP_ROWS_MAX = 2000  # a second, as many as the table's own sweep (node.py), which follows
 LOST_S = 10.0
 """Without a connection for so long, perhaps a peer can reach the publisher. An engine that starts anew takes longer."""
 

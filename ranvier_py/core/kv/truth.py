@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from ranvier_py.core.fingerprint import anchor_below, is_anchor
+from ranvier_py.core.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.prefixes import Change
@@ -104,6 +104,9 @@ class EngineTruth:
         self._epoch_of = epoch_of
         self._restarted = restarted
         self._block_tokens = block_tokens
+        self._dense_anchors = tuple(block_tokens * blocks for blocks in ANCHOR_BLOCKS_DENSE)
+        self._anchor_step = block_tokens * ANCHOR_STEP_BLOCKS
+        self._known = routes.names()
         self._grace_s = grace_s
         self._engines: dict[BackendId, _Engine] = {}
 
@@ -177,8 +180,9 @@ class EngineTruth:
         part.cleared += 1
         self.counts.voided += 1
         engine.void_before = now
-        if self._restarted is None or len(engine.parts) > 1 or engine.epoch not in (-1, epoch):
-            return epoch  # other parts still hold theirs; or it was noticed before, and this is the new process
+        ranks = sum([other.source.channel == part.source.channel for other in engine.parts.values()])
+        if self._restarted is None or ranks > 1 or engine.epoch not in (-1, epoch):
+            return epoch  # other ranks may still hold theirs; or it was noticed before, and this is the new process
         return self._restarted(backend, f"{part.source.name}: {part.reason}", now)
 
     def _exact(self, backend: BackendId, engine: _Engine, now: float) -> Exact | None:
@@ -189,16 +193,18 @@ class EngineTruth:
         return Exact(backend, epoch, partial(held_among, parts), max(now - self._grace_s, engine.void_before))
 
     def _apply(self, backend: BackendId, epoch: int, changes: Iterable[Change], now: float) -> None:
-        routes, counts = self._routes, self.counts
-        run: list[Change] = []
+        routes, counts, known = self._routes, self.counts, self._known
+        dense, step = self._dense_anchors, self._anchor_step
+        run: list[Change] = []  # consecutive anchors of one prompt
         for change in changes:
-            anchor = change.tokens % self._block_tokens == 0 and is_anchor(change.tokens // self._block_tokens)
-            if not anchor and routes.stop_of(change.fingerprint) is None:
+            fingerprint, tokens, tier, parent = change
+            anchor = tokens in dense or (tokens % step == 0 and tokens > 0)
+            if not anchor and fingerprint not in known:
                 counts.passed += 1
-            elif change.tier is Tier.ABSENT:
-                if not self._is_held(backend, change.fingerprint):
-                    counts.removed += routes.retract(change.fingerprint, backend, now)
-            elif anchor and run and change.parent == run[-1].fingerprint and len(run) < RUN_MAX:
+            elif tier is Tier.ABSENT:
+                if not self._is_held(backend, fingerprint):
+                    counts.removed += routes.retract(fingerprint, backend, now)
+            elif anchor and run and parent == run[-1].fingerprint and len(run) < RUN_MAX:
                 run.append(change)
             else:
                 self._confirm(backend, epoch, run, now)

@@ -32,7 +32,11 @@ class Exact(NamedTuple):
 
 
 class Reconciler:
-    """Walks round and round one table."""
+    """Walks round and round one table.
+
+    Called before each `RouteTable.sweep` with the same number of rows it is always a step ahead of that: where a new
+    epoch voids claims of what is held all the same, they are raised before they are removed.
+    """
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table
@@ -41,9 +45,9 @@ class Reconciler:
 
     def walk(self, rows_max: int, engines: Sequence[Exact], now: float) -> tuple[int, int]:
         """Look at the next rows. Returns how many claims were raised or refreshed, and how many withdrawn."""
+        window = self._window(rows_max)
         if not engines:
             return 0, 0
-        window = self._window(rows_max)
         names = list(window)
         held = {engine.backend: engine.held_among(names) for engine in engines}
         affirmed = 0

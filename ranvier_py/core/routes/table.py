@@ -13,7 +13,7 @@ Cost: `benchmarks/decision.py` measures it (results/decision.json).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import islice
 
 from ranvier_py.core.ids import BackendId, Fingerprint
@@ -98,6 +98,10 @@ class RouteTable:
     def parts(self) -> tuple[Rows, LeafQueue, Claims, Tree]:
         """For `scan` and `bulk`, which belong to the table and read and write its columns."""
         return self._rows, self._leaves, self._claims, self._tree
+
+    def names(self) -> Container[int]:
+        """All fingerprints that are known, now and later."""
+        return self._rows.index
 
     def __len__(self) -> int:
         """Rows."""

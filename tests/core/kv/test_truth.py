@@ -138,6 +138,27 @@ def test_a_sweep_keeps_what_is_held_alive_past_its_time_to_live() -> None:
     assert world.holders((64, 104, 0), now=2900.0)
 
 
+def test_an_epoch_that_began_for_nothing_costs_no_claim_of_what_is_held() -> None:
+    """A probe that was refused may be a false alarm; the events never stopped."""
+    world = World()
+    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.truth.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.epochs[ENGINE] += 1
+    assert not world.holders((64, 104, 0))
+    for second in range(11, 20):
+        world.truth.sweep(float(second), 1)
+        world.routes.sweep(float(second), world.epochs, 1)
+    assert world.holders((64, 104, 0), now=20.0) == [Holder(ENGINE, 64, Trust.CONFIRMED)]
+
+
+def test_a_restart_that_one_of_two_channels_notices_begins_an_epoch() -> None:
+    world = World()
+    world.truth.open(Source(ENGINE, "push"), Cache(), 1.0)
+    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.truth.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
+    assert world.epochs == [2, 1]
+
+
 def test_claims_below_the_gpu_say_so_until_they_are_back() -> None:
     world = World()
     world.truth.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
