@@ -35,14 +35,14 @@ from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.names import Names, base_names
 from ranvier_py.core.kv.prefixes import Change
 from ranvier_py.core.kv.push import PushMap, PushSettings, Word, Worker
-from ranvier_py.core.kv.push_keys import PREFIX_TOKENS, KeyedPrefix, KeyHasher
+from ranvier_py.core.kv.push_keys import LENGTHS_MAX, PREFIX_TOKENS, KeyedPrefix, KeyHasher
 from ranvier_py.core.kv.push_links import Link, Links
 from ranvier_py.core.kv.push_messages import PREFIX_HASH, Eviction, Sync
 from ranvier_py.core.kv.push_table import Entry, tier_in
 from ranvier_py.core.kv.residency_values import Changes
 from ranvier_py.core.kv.truth import EngineTruth, Held, Source
 from ranvier_py.core.kv.values import Tier
-from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoaded
+from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoaded, prefix_len_of
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.recording import scheme_mark
 from ranvier_py.core.router import Router
@@ -188,7 +188,11 @@ class Pushing:
 
     # --- flights: a claim that traffic made has to be confirmed -----------------------------------------------------
 
-    def departed(self, flight: Flight, now: float) -> None: ...
+    def departed(self, flight: Flight, now: float) -> None:  # noqa: ARG002
+        """Requests may name another length of their prefix: its keys are noted from then on."""
+        length, lengths = prefix_len_of(flight.prompt.body), self._inbox.hasher.lengths
+        if length and length not in lengths and len(lengths) < LENGTHS_MAX:
+            self._inbox.hasher.keep((*lengths, length))
 
     def started(self, flight: Flight, now: float) -> None:
         self._lease(flight.backend, flight.prompt.end, now)
@@ -284,7 +288,7 @@ class Pushing:
         held: Held = Said(self, worker)
         if worker.scheme == PREFIX_HASH:
             self._inbox.urgent = True
-            self._inbox.hasher.keep((self.scheme.prefix_tokens,))
+            self._inbox.hasher.keep((*self._inbox.hasher.lengths, self.scheme.prefix_tokens))
             if self not in self._router.observers:
                 self._router.observers += (self,)
         else:

@@ -115,6 +115,16 @@ async def test_pu8_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_wor
     assert [flight.decision.reason for flight in flights] == ["miss", *["hit"] * 99]
 
 
+async def test_pu2_a_request_may_name_the_length_of_its_prefix_and_0_is_the_default() -> None:
+    world = World(2)
+    await world.sync("w0", key(1), key_of(ids(1), 128))
+    world.busy("w0")
+    beginning = ids(1)[:100]  # w0 has it for 64 tokens, not for 128
+    assert world.serve([*beginning, *ids(8)], prefix_len=0) == ("w0", "hit")
+    assert world.serve([*beginning, *ids(9)], prefix_len=128) == ("w1", "miss")
+    assert world.serve(ids(1), prefix_len=128) == ("w0", "hit"), "that length is known by now"
+
+
 async def test_pu9_cold_start_stickiness_eviction_and_recovery_are_the_four_states_of_the_report() -> None:
     world = World(2)
     first, reason = world.serve(ids(1))

@@ -26,6 +26,7 @@ from ranvier_py.core.fingerprint import Segment, TokenHasher
 from ranvier_py.core.flight import Counters, Flight, Found, Observer, increment
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
+from ranvier_py.core.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.request import Prompt, PromptReader
 from ranvier_py.core.routes import RouteTable, Trust
@@ -75,6 +76,7 @@ class Router:
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
         self._wants_opening = getattr(policy, "wants_opening", False)
+        self._wants_prefix = getattr(policy, "wants_prefix", False)
         self._watching = policy if isinstance(policy, Watches) else None
 
     # --- read -------------------------------------------------------------------------------------------------------
@@ -122,10 +124,13 @@ class Router:
             return Match((), prompt.tokens, UNKNOWN, at=found.at)
         first, end = prompt.end.first, prompt.end
         opening = prompt.opening() if self._wants_opening else b""
+        prefix_tokens = prefix_depth(prompt.body, self.hasher.block_tokens) if self._wants_prefix else 0
         deepest = UNKNOWN
         if holders and self.policy.depths_wanted > 1:
             deepest = self._fingerprint_at(end, holders[0].tokens)
-        return Match(holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening)
+        return Match(
+            holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens
+        )
 
     def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
         """Of the stop at this depth."""

@@ -173,5 +173,5 @@ async def test_last_words_are_said_before_it_ends(router: Served) -> None:
 
 @pytest.mark.parametrize("options", [{"hashes": "fingerprint"}, {"hashes": "nonsense"}, {"worker_id": ""}])
 def test_what_can_not_work_is_refused_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="fingerprint|Hashes|worker_id"):
+    with pytest.raises(ValueError, match=r"fingerprint|Hashes|worker_id"):
         EvictionReporter(**{"worker_id": "w0", "routers": ["http://127.0.0.1:1"], **options})

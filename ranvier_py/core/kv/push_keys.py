@@ -17,19 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from ranvier_py.core.boundaries import TokenIds
-from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, anchor_below, is_anchor
+from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.placement.sticky_least_loaded import prefix_hash
+from ranvier_py.core.placement.sticky_least_loaded import anchor_at, prefix_hash
 
 PREFIX_TOKENS = 64
 """The report's «smart default»."""
 
-PREFIX_TOKENS_MAX = 1 << 16
 HEADS_MAX = 65_536
 """Half a kilobyte each, if all are nearly as long as a key."""
 
@@ -54,30 +51,9 @@ class _Head(NamedTuple):
     stops: tuple[tuple[int, Fingerprint], ...]
 
 
-def anchor_at(tokens: int, block_tokens: int) -> int:
-    """The deepest anchor that is no deeper, in tokens; 0 for less than a block."""
-    blocks = tokens // block_tokens
-    return block_tokens * (blocks if is_anchor(blocks) else anchor_below(blocks))
-
-
 def key_of(token_ids: Sequence[int], length: int = 0) -> int:
     """The report's key as a number. The ids must be Python's own integers."""
     return int(prefix_hash(token_ids, length), 16)
-
-
-def prefix_len_of(body: bytes) -> int:
-    """The member `prefix_len` of a request, as the report has it; 0 where there is none that makes sense.
-
-    A search of the raw bytes for most requests; those that have it are parsed once more.
-    """
-    if b'"prefix_len"' not in body:
-        return 0
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return 0
-    length = found.get("prefix_len") if isinstance(found, dict) else None
-    return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
 
 
 class KeyHasher(TokenHasher):

@@ -80,6 +80,7 @@ class Match(NamedTuple):
     at: float = 0.0  # seconds, monotonic: when the request is placed
     deepest: Fingerprint = UNKNOWN  # of the prefix that the deepest holder holds, for policies that read all holders
     opening: bytes = b""  # what names the conversation's opening (core.placement.chwbl), for policies that want it
+    prefix_tokens: int = 0  # depth of the beginning that the request itself names (sticky_least_loaded); 0: it does not
 
 
 ALL_HOLDERS = 4096

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.push_keys import KeyedPrefix, KeyHasher, anchor_at, key_of, prefix_len_of
+from ranvier_py.core.kv.push_keys import KeyedPrefix, KeyHasher, key_of
 from ranvier_py.core.kv.push_links import Link, Links
+from ranvier_py.core.placement.sticky_least_loaded import anchor_at, prefix_len_of
 
 KEY = b"k" * 32
 GOLDEN_64 = 0x5F3006CAB71F62DE6D308E4FCE785CAF2A1CB0739E863BA7812739A91C930E5A
