@@ -286,9 +286,10 @@ class Holdings(NamedTuple):
 
 
 class HoldingsRefused(NamedTuple):
-    """No copy: it is not known exactly here, there are too many copies under way, or this one broke."""
+    """No copy: it is not known exactly here, or it broke; `busy`: others are under way, ask again."""
 
     request: int
+    busy: bool
 
 
 Message = (

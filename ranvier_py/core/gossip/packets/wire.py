@@ -177,7 +177,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.STANDINGS, Standings, (STANDINGS,)),
     (Kind.HOLDINGS_WANTED, HoldingsWanted, (U32, U64, U16, U32)),
     (Kind.HOLDINGS, Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
-    (Kind.HOLDINGS_REFUSED, HoldingsRefused, (U32,)),
+    (Kind.HOLDINGS_REFUSED, HoldingsRefused, (U32, FLAG)),
 )
 """Each message's fields in their order: the protocol. New fields are appended, never taken away."""
 

@@ -6,7 +6,8 @@
     A       hands the copy to the gap machine, which takes it when it has all that followed
 
 Rules: a transfer is one request of one peer; chunks of another, or out of turn, are dropped; silence is answered by the
-same cursor once more, and ends it at last. A copy that breaks, or is refused, is asked of the next who may have one.
+same cursor once more, and ends it at last. Who is busy is asked again; where a copy breaks, or is refused, the next who
+may have one is asked.
 Nobody waits for it: events are applied as ever meanwhile.
 Bounds: GIVEN_MAX copies given and TAKEN_MAX taken at a time, others are refused and counted; bytes by `bytes_per_s`.
 Cost: 2 ms a tick, at most.
@@ -28,13 +29,17 @@ from ranvier_py.core.gossip.routes.budget import Window
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
 from ranvier_py.core.kv.snapshot import BadSnapshot, BlockRows, Copy, Original, Reader
 
-GIVEN_MAX, TAKEN_MAX = 2, 4
+GIVEN_MAX, TAKEN_MAX = 2, 8
 WINDOW_CHUNKS = 16
 WRITTEN_EACH = 4
 """Chunks written a tick, 2 ms: what the engine says waits until all are."""
 
 PROGRESS_S = 1.0  # without a chunk, after which it is asked for again
 RESUMES_MAX = 4
+RETRY_S, PATIENCE_S = 1.0, 25.0
+"""Who is busy is asked again so soon, and for so long: less than a gap machine waits. A node that joins may take over
+several streams from one."""
+
 SILENCE_S = 6.0  # a copy that is given ends so long after its peer's last word
 BYTES_PER_S = 8 * 1024 * 1024
 """A copy of 200,000 blocks is 5 MB."""
@@ -64,6 +69,7 @@ class Taken(NamedTuple):
 @dataclass(slots=True)
 class _Given:
     peer: Peer
+    subject: Subject
     request: int
     source: Original
     until: float
@@ -89,6 +95,8 @@ class _Taking:
     peer: Peer
     deadline: float
     reader: Reader
+    give_up_at: float
+    waits: bool = False  # to ask again who was busy
     cursor: int = 0
     resumes: int = 0
 
@@ -122,7 +130,7 @@ class Transfers:
     taken: list[Taken] = field(default_factory=list)
     counts: HoldingsCounts = field(default_factory=HoldingsCounts)
     _peers: dict[int, Peer] = field(default_factory=dict)
-    _given: dict[int, _Given] = field(default_factory=dict)  # by session; whose turn it is comes first
+    _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by session and request; the next one first
     _taking: dict[Subject, _Taking] = field(default_factory=dict)
     _window: Window = field(init=False)
     _no_room_until: float = 0.0
@@ -141,15 +149,15 @@ class Transfers:
 
     def peers(self, live: Sequence[Peer]) -> None:
         self._peers = {peer.session: peer for peer in live}
-        for session in [session for session in self._given if session not in self._peers]:
-            self._end(session)
+        for place in [place for place in self._given if place[0] not in self._peers]:
+            self._end(place)
 
     def tick(self, now: float) -> None:
         """Some chunks written, one sent."""
         for taking in [taking for taking in self._taking.values() if taking.deadline <= now]:
             self._resume(taking, now)
-        for session in [session for session, given in self._given.items() if given.until <= now]:
-            self._end(session)
+        for place in [place for place, given in self._given.items() if given.until <= now]:
+            self._end(place)
         if now >= self._no_room_until:
             self._give(now)
 
@@ -161,7 +169,7 @@ class Transfers:
         else:
             taking = self._of(peer, message.request)
             if taking is not None:
-                self._next(taking, now)
+                self._refused(taking, message.busy, now)
 
     # --- taking -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +182,8 @@ class Transfers:
             self._finish(Taken(subject, ask, None))
             return
         request = self.rng.getrandbits(32)
-        taking = _Taking(subject, ask, request, peers[1:], peers[0], now + PROGRESS_S, self._reader())
+        deadline, give_up_at = now + PROGRESS_S, now + PATIENCE_S
+        taking = _Taking(subject, ask, request, peers[1:], peers[0], deadline, self._reader(), give_up_at)
         self._taking[subject] = taking
         self._want(taking)
 
@@ -212,8 +221,20 @@ class Transfers:
         elif taking.cursor % (WINDOW_CHUNKS // 2) == 0:
             self._want(taking)
 
+    def _refused(self, taking: _Taking, busy: bool, now: float) -> None:
+        if busy and now + RETRY_S < taking.give_up_at:
+            self._begin_anew(taking)
+            taking.waits, taking.deadline = True, now + RETRY_S * self.rng.uniform(0.5, 1.5)
+        else:
+            self._next(taking, now)
+
+    def _begin_anew(self, taking: _Taking) -> None:
+        taking.request = (taking.request + 1) & U32
+        taking.reader, taking.cursor, taking.resumes = self._reader(), 0, 0
+
     def _resume(self, taking: _Taking, now: float) -> None:
-        taking.resumes += 1
+        taking.resumes += not taking.waits
+        taking.waits = False
         if taking.resumes > RESUMES_MAX or taking.peer.session not in self._peers:
             self._next(taking, now)
         else:
@@ -225,8 +246,7 @@ class Transfers:
         while taking.peers:
             taking.peer = taking.peers.pop(0)
             if taking.peer.session in self._peers:
-                taking.request = (taking.request + 1) & U32
-                taking.reader, taking.cursor, taking.resumes = self._reader(), 0, 0
+                self._begin_anew(taking)
                 taking.deadline = now + PROGRESS_S
                 self._want(taking)
                 return
@@ -241,21 +261,21 @@ class Transfers:
     # --- giving -----------------------------------------------------------------------------------------------------
 
     def _wanted(self, peer: Peer, message: HoldingsWanted, now: float) -> None:
-        given = self._given.get(peer.session)
-        if given is not None and given.request == message.request:
+        place, subject = (peer.session, message.request), Subject(message.backend, message.rank)
+        given = self._given.get(place)
+        if given is not None:
             self._go_on(given, message.cursor, now)
             return
-        if message.cursor:
+        if message.cursor or peer.session not in self._peers:
             return  # the last word about a copy that is over
-        self._end(peer.session)
-        source = None
-        if peer.session in self._peers and len(self._given) < GIVEN_MAX:
-            source = self.source(Subject(message.backend, message.rank))
+        others = [each.subject for each in self._given.values()]
+        busy = len(others) >= GIVEN_MAX or subject in others
+        source = None if busy else self.source(subject)
         if source is None:
             self.counts.refused += 1
-            self._send(peer, HoldingsRefused(message.request))
+            self._send(peer, HoldingsRefused(message.request, busy))
             return
-        self._given[peer.session] = _Given(peer, message.request, source, now + SILENCE_S)
+        self._given[place] = _Given(peer, subject, message.request, source, now + SILENCE_S)
 
     def _go_on(self, given: _Given, cursor: int, now: float) -> None:
         if not given.cursor <= cursor <= given.sent:
@@ -267,21 +287,21 @@ class Transfers:
         if given.source.writer.done and cursor == len(given.source.writer.chunks):
             self.counts.given += 1
             self.counts.blocks_left_out += given.source.writer.left_out
-            del self._given[given.peer.session]
+            del self._given[given.peer.session, given.request]
 
     def _give(self, now: float) -> None:
-        for session, given in self._given.items():
+        for place, given in self._given.items():
             if not given.works:
                 continue
             writer = given.source.writer
             for _ in range(WRITTEN_EACH):
                 writer.step()
             if writer.broken:
-                self._send(given.peer, HoldingsRefused(given.request))
-                self._end(session)
+                self._send(given.peer, HoldingsRefused(given.request, busy=False))
+                self._end(place)
             elif given.waits:
                 self._send_chunk(given, now)
-                self._given[session] = self._given.pop(session)  # the others come first next time
+                self._given[place] = self._given.pop(place)  # the others come first next time
             return
 
     def _send_chunk(self, given: _Given, now: float) -> None:
@@ -298,11 +318,9 @@ class Transfers:
         self._send(given.peer, Holdings(given.request, given.sent, last, head, *rows[2:]))
         given.sent += 1
 
-    def _end(self, session: int) -> None:
-        given = self._given.pop(session, None)
-        if given is not None:
-            self.counts.broken += 1
-            given.source.writer.stop()
+    def _end(self, place: tuple[int, int]) -> None:
+        self.counts.broken += 1
+        self._given.pop(place).source.writer.stop()
 
     def _send(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsRefused) -> None:
         self.outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))

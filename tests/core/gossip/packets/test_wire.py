@@ -228,7 +228,7 @@ def test_every_field_is_checked_for_its_type() -> None:
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
     assert odd == {("Holdings", name) for name in Holdings._fields[4:]}, "columns, which kv.snapshot.Reader checks"
-    assert {name for make, name, value in passed if value is True} == {"reply", "last"}
+    assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy"}
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),

@@ -84,7 +84,7 @@ EXAMPLES: tuple[Message, ...] = (
     Standings((Stand(11, SESSION, 7, 5), Stand(12, 1, 2**32 - 1, 0))),
     HoldingsWanted(6, 11, 1, 32),
     Holdings(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
-    HoldingsRefused(6),
+    HoldingsRefused(6, True),
 )
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
@@ -168,7 +168,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     Standings: st.builds(Standings, many(standings)),
     HoldingsWanted: st.builds(HoldingsWanted, u32, u64, u16, u32),
     Holdings: st.builds(Holdings, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
-    HoldingsRefused: st.builds(HoldingsRefused, u32),
+    HoldingsRefused: st.builds(HoldingsRefused, u32, st.booleans()),
 }
 
 messages: st.SearchStrategy[Message] = st.one_of(*STRATEGIES.values())

@@ -135,15 +135,19 @@ def test_what_the_engine_says_meanwhile_is_not_in_the_copy_and_not_lost() -> Non
     assert b"new" in held.copies(Tier.GPU)
 
 
-def test_copies_at_a_time_are_bounded() -> None:
-    net = StreamNet(GIVEN_MAX + 3)
-    for rank in range(GIVEN_MAX + 2):
+def test_copies_at_a_time_are_bounded_and_others_wait_for_their_turn() -> None:
+    """A node that joins takes over several streams from one."""
+    net = StreamNet(2)
+    for rank in range(GIVEN_MAX + 3):
         net.nodes[1].holds(Subject(11, rank), filled())
-        net.nodes[rank + 2].gossip.transfers.ask(Subject(11, rank), 1, [1], net.now)
-    net.run(2.0)
-    results = [taken(net, rank + 2)[0].copy is not None for rank in range(GIVEN_MAX + 2)]
-    assert sorted(results) == [False] * 2 + [True] * GIVEN_MAX
-    assert net.nodes[1].gossip.transfers.counts.refused == 2
+        net.nodes[2].gossip.transfers.ask(Subject(11, rank), rank, [1], net.now)
+    for _ in range(60):
+        net.run(0.05)
+        assert sum(bool(held.frozen) for held, _, _ in net.nodes[1].held.values()) <= GIVEN_MAX
+    results = taken(net, 2)
+    assert sorted(one.ask for one in results) == list(range(GIVEN_MAX + 3))
+    assert all(one.copy is not None for one in results)
+    assert net.nodes[1].gossip.transfers.counts.refused >= 3
 
 
 def test_one_engine_is_copied_to_one_at_a_time() -> None:
@@ -152,8 +156,22 @@ def test_one_engine_is_copied_to_one_at_a_time() -> None:
     net.nodes[1].holds(ENGINE, filled())
     ask(net, [1], session=2)
     ask(net, [1], session=3)
-    net.run(2.0)
-    assert sorted(len([one for one in taken(net, session) if one.copy]) for session in (2, 3)) == [0, 1]
+    net.run(4.0)
+    assert [len([one for one in taken(net, session) if one.copy]) for session in (2, 3)] == [1, 1]
+
+
+def test_who_is_always_busy_is_given_up() -> None:
+    net = StreamNet(2)
+    ask(net, [2])
+    transfers = net.nodes[1].gossip.transfers
+    for _ in range(300):
+        net.now += 0.2
+        transfers.tick(net.now)
+        for letter in net.nodes[1].outbox:
+            assert isinstance(letter.message, HoldingsWanted)
+            transfers.receive(peer_of(2), HoldingsRefused(letter.message.request, busy=True), net.now)
+        net.nodes[1].outbox.clear()
+    assert taken(net) == [Taken(ENGINE, 5, None)]
 
 
 def test_bytes_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +199,7 @@ def test_bad_chunks_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_answers_that_nobody_asked_for_are_dropped() -> None:
     transfers = StreamNet(2).nodes[1].gossip.transfers
-    transfers.receive(peer_of(2), HoldingsRefused(9), 1.0)
+    transfers.receive(peer_of(2), HoldingsRefused(9, False), 1.0)
     transfers.receive(peer_of(2), HoldingsWanted(9, 11, 0, 5), 1.0)
     assert transfers.taken == []
     assert transfers.outbox == []
