@@ -13,9 +13,10 @@ from random import Random
 
 from cluster.scenario import Cluster
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
-from cluster.sim_parts import KEY, Parts
+from cluster.sim_parts import KEY, TABLE_ROWS, Parts
 from cluster.sim_truth import SimTruth
 from ranvier_py.core.backends import ProbeResult
+from ranvier_py.core.gossip.backends.fact_settings import BACKENDS_MAX
 from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings
@@ -26,9 +27,15 @@ from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
 from ranvier_py.core.gossip.messages import State
 from ranvier_py.core.gossip.packets.keyring import KeyRing
 from ranvier_py.core.gossip.packets.seal import Subkeys
+from ranvier_py.core.gossip.routes.donor import TRANSFERS_MAX
+from ranvier_py.core.gossip.routes.log import ORIGINS_MAX
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
+from ranvier_py.core.peer.company import WAITING_MAX
 from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
+from ranvier_py.core.peer.routes import HELD_MAX
 from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.routes.orphans import ORPHANS_MAX
+from ranvier_py.core.routes.telling import NEWS_MAX
 
 SUBKEYS_MAX = 16_384
 """A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
@@ -140,6 +147,22 @@ class RealMind:
             "relays": Bounded(members.relays, RELAYS_MAX),
             "sessions": Bounded(sessions["sessions"], SESSIONS_MAX),
             "own addresses": Bounded(sessions["own_addresses"], OWN_MAX),
+            "backends with facts": Bounded(len(self.node.facts), BACKENDS_MAX),
+            "observers of loads": Bounded(len(self.node.facts.loads), members.alive + members.dead + 1),
+            **self.route_tables(members.alive),
+        }
+
+    def route_tables(self, peers: int) -> Mapping[str, Bounded]:
+        gossip, shared, table = self.gossip.routes.statistics(), self.node.routes, self.parts.router.routes
+        return {
+            "lessons kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
+            "origins": Bounded(gossip.origins, ORIGINS_MAX),
+            "lazy peers": Bounded(gossip.lazy_peers, peers),
+            "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
+            "news": Bounded(len(table.news), NEWS_MAX),
+            "news that wait": Bounded(shared.waiting, 2 * HELD_MAX + WAITING_MAX),
+            "orphans": Bounded(shared.orphans, ORPHANS_MAX),
+            "rows": Bounded(len(table), TABLE_ROWS),
         }
 
     def counters(self) -> Mapping[str, int]:

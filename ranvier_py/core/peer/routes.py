@@ -83,6 +83,16 @@ class SharedRoutes:
         """When `lessons` has something that waited for company."""
         return self._company.wake_at
 
+    @property
+    def waiting(self) -> int:
+        """News that are held back, for any reason."""
+        return len(self._held) + len(self._confirmed) + len(self._company)
+
+    @property
+    def orphans(self) -> int:
+        """Pieces of peers' paths that wait for the rows above them."""
+        return len(self._orphans)
+
     def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
         yield from self.removals.lessons()

@@ -111,6 +111,10 @@ class BackendFacts:
         self._changed: dict[int, None] = {}
         self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
 
+    def __len__(self) -> int:
+        """Backends that anything is known of."""
+        return len(self._known)
+
     # --- what we see ourselves --------------------------------------------------------------------------------------
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:

@@ -51,6 +51,10 @@ class PeerLoads:
         self._own_moved = False
         self._sent_at = now
 
+    def __len__(self) -> int:
+        """Peers that told their loads."""
+        return len(self._observed)
+
     @property
     def wake_at(self) -> float:
         if self._own_moved:
