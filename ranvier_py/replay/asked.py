@@ -18,6 +18,7 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.placement.policies import POLICIES, PlacementOptions
 from ranvier_py.replay.engine.presets import preset
 from ranvier_py.replay.engine.values import EngineLimits
+from ranvier_py.replay.knowledge import KNOWLEDGE, KnowledgeName
 from ranvier_py.replay.oracle_placer import ORACLES
 from ranvier_py.replay.run import Plan, Restart
 from ranvier_py.replay.sweep import rates_of
@@ -94,6 +95,7 @@ def asked(given: argparse.Namespace, cores: int) -> Asked:
         restarts=tuple(restart_of(text, len(engines)) for text in given.restart),
         regret=not given.no_regret,
         per_request=given.per_request is not None,
+        knowledge=knowledge_of(given.knowledge),
     )
     return Asked(
         traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),
@@ -124,6 +126,13 @@ def policies_of(text: str | None) -> tuple[str, ...]:
         if name not in known:
             raise AskedError(f"--policy: there is no {name!r}, there are {', '.join(known)} and all")
     return names
+
+
+def knowledge_of(text: str) -> KnowledgeName:
+    for name in KNOWLEDGE:
+        if name == text:
+            return name
+    raise AskedError(f"--knowledge: expected {', '.join(KNOWLEDGE)}, not {text!r}")
 
 
 def policy_options(given: Sequence[str]) -> PlacementOptions:

@@ -50,6 +50,13 @@ def add_run_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--gossip-delay", metavar="S", help="nodes know of each other after S seconds, instead of by the real gossip"
     )
+    group.add_argument(
+        "--knowledge",
+        default="calibrated",
+        metavar="K",
+        help="of the engines' caches: estimated (requests alone), calibrated (and the counts in answers, the default) "
+        "or events (the engines tell)",
+    )
     group.add_argument("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
 
 

@@ -15,7 +15,7 @@ import signal
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing import connection, sharedctypes
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkContext, ForkProcess
@@ -24,6 +24,7 @@ from typing import NamedTuple
 import orjson
 
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel
+from ranvier_py.replay.knowledge import EVENTS_MAX
 from ranvier_py.replay.nodes import Nodes, NodeSettings, Placed, Prepared, prepare
 from ranvier_py.replay.oracle_placer import ORACLES, OraclePlacer
 from ranvier_py.replay.results import RunResult, TraceSummary
@@ -89,7 +90,8 @@ def execute(task: Task, clock: Clock, told: Callable[[int], object] = lambda _: 
     """Do one run in this process. `told` hears how many requests have come."""
     (summary, items), plan = task
     began = clock()
-    engines = [EngineModel(limits) for limits in plan.engines]
+    events_max = EVENTS_MAX if plan.knowledge == "events" else 0
+    engines = [EngineModel(replace(limits, cache_events_max=events_max)) for limits in plan.engines]
     run = Run(plan, items, arrivals_of(items, plan.speed), engines, make_placer(plan, engines, summary.block_tokens))
     run.go(told)
     result = RunResult(
@@ -118,8 +120,9 @@ def make_placer(plan: Plan, engines: Sequence[EngineModel], block_tokens: int) -
         options=plan.options,
         gossip_delay_s=plan.gossip_delay_s,
         explain=plan.per_request,
+        knowledge=plan.knowledge,
     )
-    return Nodes(settings, 0.0)
+    return Nodes(settings, 0.0, engines)
 
 
 # --- several --------------------------------------------------------------------------------------------------------
@@ -218,6 +221,7 @@ def plain(plan: Plan) -> dict[str, object]:
         "engines": [{"count": count, **shown(limits)} for limits, count in Counter(plan.engines).items()],
         "policy_options": dict(plan.options.named),
         "gossip_delay_s": plan.gossip_delay_s,
+        "knowledge": plan.knowledge,
         "restarts": [list(restart) for restart in plan.restarts],
         "seed": plan.seed,
     }

@@ -31,6 +31,7 @@ from ranvier_py.core.peer.peer import IDLE_INTERVAL_S
 from ranvier_py.core.router import Router
 from ranvier_py.core.routes import News
 from ranvier_py.core.routes.orphans import Orphans
+from ranvier_py.core.routes.values import Withdrawn
 from ranvier_py.core.work import NO_LOAD, Load
 
 DELAY_S = 0.0005
@@ -139,7 +140,8 @@ class StillPeer(RouterPeer):
     def flush(self, now: float) -> None:
         super().flush(now)
         if self.synced:  # before, news wait
-            self._flush_at = now + IDLE_INTERVAL_S
+            company_at = max(self.routes.wake_at, now + self._flush_interval_s)  # some news wait a moment for others
+            self._flush_at = min(now + IDLE_INTERVAL_S, company_at)
 
     def stir(self, now: float) -> None:
         """Something happened to the router."""
@@ -182,11 +184,12 @@ def make_peers(
 
 
 class Told(NamedTuple):
-    """What one node tells all others: what it learned, and its requests in flight by backend."""
+    """What one node tells all others: what it learned, what engines dropped, and its requests in flight by backend."""
 
     at: float
     teller: int
     news: Sequence[News]
+    withdrawn: Sequence[Withdrawn]
     loads: Sequence[Load]
 
 
@@ -218,14 +221,18 @@ class DelayedNet:
     def touched(self, index: int, now: float) -> None:
         router = self._routers[index]
         loads = [backend.own_load for backend in router.registry]
-        if router.routes.news or loads != self._sent[index]:
-            self._under_way.append(Told(now + self._delay_s, index, tuple(router.routes.news), loads))
+        news, withdrawn = router.routes.news, router.routes.withdrawn_news
+        if news or withdrawn or loads != self._sent[index]:
+            self._under_way.append(Told(now + self._delay_s, index, tuple(news), tuple(withdrawn), loads))
             self._sent[index] = loads
-            router.routes.news.clear()
+            news.clear()
+            withdrawn.clear()
 
     def _hear(self, index: int, told: Told) -> None:
         for news in told.news:
             self._orphans[index].learn(news.stops, news.parent, news.backend, news.epoch, news.at)
+        for gone in told.withdrawn:
+            self._routers[index].routes.withdraw(gone.fingerprint, gone.backend)
         registry = self._routers[index].registry
         for backend in range(len(told.loads)):
             others = NO_LOAD

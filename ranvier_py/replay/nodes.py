@@ -32,6 +32,8 @@ from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.stream import Answer
 from ranvier_py.replay.engine.block_cache import Job
+from ranvier_py.replay.engine.model import EngineModel
+from ranvier_py.replay.knowledge import KnowledgeName, make_knowledge
 from ranvier_py.replay.net import DelayedNet, Net, StillNet, StillPeer, make_peers
 from ranvier_py.replay.trace import Depth, Trace, TraceRequest
 
@@ -131,6 +133,7 @@ class NodeSettings:
     options: PlacementOptions
     gossip_delay_s: float | None = None
     explain: bool = False  # note each decision's terms
+    knowledge: KnowledgeName = "estimated"  # of the engines' caches
 
 
 @dataclass(slots=True)
@@ -158,7 +161,8 @@ class Probe(NamedTuple):
 class Nodes:
     """N routers before the same engines. A backend's id is its engine's index."""
 
-    def __init__(self, settings: NodeSettings, now: float) -> None:
+    def __init__(self, settings: NodeSettings, now: float, engines: Sequence[EngineModel] = ()) -> None:
+        """`engines` are needed where they are heard."""
         self.routers = [make_router(settings, f"{settings.seed}/{index}") for index in range(settings.nodes)]
         self._explains = settings.explain
         self._draw = Random(f"{settings.seed}/dns")  # noqa: S311  # placement draws no secrets
@@ -169,6 +173,7 @@ class Nodes:
             for engine in range(settings.engines):
                 self._probe(Probe(now, 0, index, engine, FIRST_BOOT_S), now)
         self._net = make_net(self.routers, settings, now)
+        self._knowledge = make_knowledge(settings.knowledge, self.routers, engines, settings.block_tokens)
 
     # --- beside the requests ----------------------------------------------------------------------------------------
 
@@ -199,6 +204,7 @@ class Nodes:
 
     def place(self, item: Prepared, now: float) -> Placed:
         """Raises RequestError when no engine can be asked."""
+        self._look(now)
         node = self._draw.randrange(len(self.routers))
         router, prompt = self.routers[node], item.prompt
         found = router.find(prompt, now)
@@ -215,6 +221,7 @@ class Nodes:
 
     def finished(self, placed: Placed, item: Prepared, cached_tokens: int, now: float) -> None:
         assert placed.flight is not None
+        self._look(now)
         router, job = self.routers[placed.node], item.job
         answer = Answer(
             prompt_tokens=job.prompt_tokens, cached_tokens=cached_tokens, completion_tokens=job.answer_tokens
@@ -227,6 +234,10 @@ class Nodes:
         assert placed.flight is not None
         self.routers[placed.node].land(placed.flight, outcome, now)
         self._touched(placed.node, now)
+
+    def _look(self, now: float) -> None:
+        for node in self._knowledge.look(now):
+            self._touched(node, now)
 
     def _touched(self, node: int, now: float) -> None:
         if self._net is not None:

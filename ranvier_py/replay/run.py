@@ -27,6 +27,7 @@ from ranvier_py.replay.engine.model import (
     EngineModel,
     PromptTooLongError,
 )
+from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.nodes import Placed
 from ranvier_py.replay.regret import regret
 from ranvier_py.replay.results import DIGITS, Tally
@@ -61,6 +62,7 @@ class Plan:
     restarts: tuple[Restart, ...] = ()
     regret: bool = True
     per_request: bool = False
+    knowledge: KnowledgeName = "calibrated"
 
 
 class Arrival(Protocol):

@@ -237,6 +237,10 @@ class BlockCache:
         self._refused = None
         self._record(CacheCleared())
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
     def drain_events(self) -> list[CacheEvent]:
         """What became findable or was lost since the last call, in order."""
         events = list(self._events)

@@ -1,0 +1,138 @@
+"""What the routers of a replay know of the engines' caches, beside what they have learned from requests.
+
+`estimated`: nothing more. `calibrated`: what the counts in answers teach (`core/kv/calibration`), as each node does for
+engines that publish no events. `events`: the engines tell what they store and drop; one node reads each engine, and the
+others hear of it as peers do.
+
+Rules: an event is read before the next request that any node places or sees answered, so its way to the one node that
+reads it counts as nothing; from there on it takes as long as gossip does.
+Bound: `EVENTS_MAX` events of an engine between two looks. Cost: 5 us for a block that comes or goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, Protocol
+
+from ranvier_py.core.backends import Registry
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.calibration import Calibration
+from ranvier_py.core.kv.gap_values import Level
+from ranvier_py.core.kv.named_blocks import NamedBlocks
+from ranvier_py.core.kv.truth import EngineTruth, Source
+from ranvier_py.core.router import Router
+from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored
+from ranvier_py.replay.engine.model import EngineModel
+
+KnowledgeName = Literal["estimated", "calibrated", "events"]
+KNOWLEDGE: tuple[KnowledgeName, ...] = ("estimated", "calibrated", "events")
+
+EVENTS_MAX = 1 << 20
+"""More than one step of an engine can bring."""
+
+TICK_S = 1.0  # as a node does
+SWEEP_ROWS_MAX = 2000
+
+
+class Knowledge(Protocol):
+    """What nodes are told of caches."""
+
+    def look(self, now: float) -> Sequence[int]:
+        """Take in what has come. Returns the nodes whose routes changed by it."""
+        ...
+
+
+class Estimated:
+    """Nothing is told."""
+
+    def look(self, now: float) -> Sequence[int]:  # noqa: ARG002  # there is nothing to see
+        return ()
+
+
+class Calibrated:
+    """Each router learns from answers."""
+
+    def __init__(self, routers: Sequence[Router], block_tokens: int) -> None:
+        self._each = [Calibration(router.routes, block_tokens=block_tokens) for router in routers]
+        self._ticked_at = 0.0
+        for router, calibration in zip(routers, self._each, strict=True):
+            router.observers += (calibration,)
+
+    def look(self, now: float) -> Sequence[int]:
+        if now >= self._ticked_at + TICK_S:
+            self._ticked_at = now
+            for calibration in self._each:
+                calibration.tick()
+        return ()
+
+
+class Heard:
+    """Each engine is heard by one node, in turn."""
+
+    def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
+        self._truths = [truth_of(router, block_tokens) for router in routers]
+        self._caches = [engine.cache for engine in engines]
+        self._held = [NamedBlocks(block_tokens) for _ in engines]
+        self._swept_at = 0.0
+        for engine, held in enumerate(self._held):
+            source = Source(BackendId(engine), "events")
+            truth = self._truths[self._reader(engine)]
+            truth.open(source, held, 0.0)
+            truth.levelled(source, Level.EXACT, "a model tells everything", 0.0)
+
+    def look(self, now: float) -> Sequence[int]:
+        touched: dict[int, None] = {}
+        for engine, cache in enumerate(self._caches):
+            if self._read(engine, now) if cache.has_events else False:
+                touched[self._reader(engine)] = None
+        if now >= self._swept_at + TICK_S:
+            self._swept_at = now
+            for node, truth in enumerate(self._truths):
+                if truth.sweep(now, SWEEP_ROWS_MAX):
+                    touched[node] = None
+        return tuple(touched)
+
+    def _reader(self, engine: int) -> int:
+        return engine % len(self._truths)
+
+    def _read(self, engine: int, now: float) -> bool:
+        held = self._held[engine]
+        for event in self._caches[engine].drain_events():
+            if isinstance(event, BlocksStored):
+                held.stored(event.keys, event.parent)
+            elif isinstance(event, BlockRemoved):
+                held.removed(event.key)
+            else:
+                held.cleared()
+        changes = held.changes()
+        if changes.cleared or changes.changes:
+            source = Source(BackendId(engine), "events")
+            self._truths[self._reader(engine)].changed(source, changes, now)
+            return True
+        return False
+
+
+def truth_of(router: Router, block_tokens: int) -> EngineTruth:
+    registry = router.registry
+    return EngineTruth(
+        router.routes,
+        lambda backend: registry[backend].epoch,
+        restarted=partial(restarted, registry),
+        block_tokens=block_tokens,
+    )
+
+
+def restarted(registry: Registry, backend: BackendId, why: str, now: float) -> int:
+    known = registry[backend]
+    registry.restart_told(known, 0.0, now, why)
+    return known.epoch
+
+
+def make_knowledge(
+    name: KnowledgeName, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int
+) -> Knowledge:
+    """`engines` must record their cache events where they are to be heard."""
+    if name == "calibrated":
+        return Calibrated(routers, block_tokens)
+    return Heard(routers, engines, block_tokens) if name == "events" else Estimated()
