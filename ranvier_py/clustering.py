@@ -37,7 +37,7 @@ from ranvier_py.edge.discovery import Discovery, DiscoveryOptions, own_host
 from ranvier_py.edge.gossip_net import GossipNet, GossipSockets, open_sockets
 from ranvier_py.edge.gossip_state import StateFile
 from ranvier_py.edge.keys import KeyFile, Keys, insecure_keys, keys_of
-from ranvier_py.measures import gossip_samples
+from ranvier_py.measures import gossip_samples, plain_samples
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +214,8 @@ class Clustering:
         routes = peer.gossip.routes.statistics()
         counters = (routes, peer.routes.counters, peer.facts.counters, net.statistics())
         yield from gossip_samples(peer.gossip.statistics(), *counters)
+        yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
+        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned",))
         lag = "From being learned anywhere to being heard here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", net.lateness_s)

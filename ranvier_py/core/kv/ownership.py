@@ -135,8 +135,8 @@ class Ownership:
 
     def met(self, now: float) -> None:
         """We know the others, as far as there are any, and what they say."""
-        self._met_at = min(self._met_at, now)
-        self._tick_at = now
+        if now < self._met_at:
+            self._met_at = self._tick_at = now
 
     def said(self, member: int, backend: int, standing: Standing, now: float) -> None:
         """A live member says this of itself."""

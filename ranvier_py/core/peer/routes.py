@@ -120,7 +120,7 @@ class SharedRoutes:
             for each in self._company.leave():
                 yield from self._told(self._untold(each))
         while self._confirmed and (not hold_s or self._confirmed[0].at + CONFIRMED_HOLD_S <= now):
-            yield from self._told(self._untold(self._confirmed.popleft()))
+            yield from self._told(self._named(self._untold(self._confirmed.popleft())))
 
     def _is_confirmed(self, news: News) -> bool:
         """Whether the engine told us of it, and nobody here served it."""
@@ -139,6 +139,13 @@ class SharedRoutes:
             parent = stops.pop()[1]
         self.counters.stops_spared += len(news.stops) - len(stops)
         return news._replace(stops=stops, parent=parent)
+
+    def _named(self, news: News) -> News:
+        """With the texts that are known here: engines tell tokens, and a peer may have let go of the row meanwhile."""
+        rows = self._rows
+        found = ((stop, rows.index.get(stop[1])) for stop in news.stops)
+        stops = [(stop[0], stop[1], stop[2] or rows.text[row]) if row is not None else stop for stop, row in found]
+        return news._replace(stops=stops)
 
     def _claim(self, name: int, backend: BackendId) -> Claim | None:
         row = self._rows.index.get(name)

@@ -8,7 +8,7 @@ hears nobody reads everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ranvier_py.core.gossip.streams.holdings import Subject
@@ -19,6 +19,25 @@ from ranvier_py.core.kv.ownership import STANDING_OF, Ownership, OwnershipSettin
 from ranvier_py.core.kv.sharing import CopyCame, Giver, gives_none
 from ranvier_py.core.kv.snapshot import Original
 from ranvier_py.core.peer.backends import SharedBackends
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCounters:
+    """`owned` is a gauge: streams that this node reads. Copies are asked, taken and given since the start."""
+
+    owned: int
+    handovers: int
+    copies_asked: int
+    copies_taken: int
+    copies_failed: int
+    copies_given: int
+    copies_refused: int
+    copies_broken: int
+    copies_blocks_left_out: int
+    copies_stray_chunks: int
+    copies_bad_chunks: int
+    copies_sent_bytes: int
+
 
 LEVEL_OF = {standing: level for level, standing in STANDING_OF.items()}
 
@@ -128,6 +147,15 @@ class SharedStreams:
                 }
         copies = asdict(self._gossip.transfers.counts)
         return {"streams": shown, "handovers": self.ownership.handovers, "copies": copies}
+
+    def counters(self) -> StreamCounters:
+        """For metrics."""
+        transfers, ownership = self._gossip.transfers.counts, self.ownership
+        owned = sum(standing.reads for standing in ownership.mine().values())
+        counts = asdict(transfers)
+        return StreamCounters(
+            owned=owned, handovers=ownership.handovers, **{f"copies_{k}": v for k, v in counts.items()}
+        )
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -109,6 +109,21 @@ def test_what_an_engine_says_of_a_prompt_that_a_peer_tells_is_not_told_twice() -
     assert other.table.stop_of(108) == (128, 108, 0)
 
 
+def test_what_the_reader_knows_of_texts_it_tells_with_what_the_engine_said() -> None:
+    """The chat went to another engine; a node that has dropped its row meanwhile would know it by its tokens only."""
+    reader, server, other = three()
+    other.table.withdraw(101, other.engine().id)
+    assert other.table.stop_of(104) is None
+    reader.table.retract(104, reader.engine().id, 20.0)
+    list(reader.routes.lessons(20.0))
+    confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0)
+    tell_all(reader, (server, other), 22.0)
+    assert reader.table.stop_of(102) == (32, 102, 202)
+    confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0 + reader.table.ttl_s / 2)
+    tell_all(reader, (server, other), 23.0 + reader.table.ttl_s / 2)
+    assert other.table.stop_of(102) == (32, 102, 202)
+
+
 def test_a_text_that_no_peer_told_is_told_though_its_tokens_were() -> None:
     """The reader of the stream was faster than the node that served: it knows tokens only."""
     reader, server, other = three()
