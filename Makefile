@@ -11,6 +11,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CHAOS := chaos rolling_restart kill_half partition_heal pause_short pause_five pause_long engine_restart engine_lost \
 	disk_full descriptors key_rotation dns_flapping
 SOAK_S ?= 600
+FUZZ_S ?= 120
+FUZZ := .venv-fuzz
+ATHERIS := atheris==3.0.0
 
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
@@ -45,9 +48,11 @@ bench: $(STAMP) ## one benchmark, as in NAME=decision
 chaos: $(STAMP) ## real processes are killed, paused, cut off and starved under traffic, 15 minutes (SCENARIO=name: one)
 	@$(BIN)/python -m cluster chaos $(foreach name,$(or $(SCENARIO),$(CHAOS)),--scenario $(name)) $(ARGS)
 
-soak: $(STAMP) ## a thousand simulated nodes, then small clusters, seed after seed, until one fails or SOAK_S=600 seconds are over
+soak: $(STAMP) ## a thousand simulated nodes, then small clusters, seed after seed, until one fails or SOAK_S=600 seconds are over, then FUZZ_S=120 of bytes that nobody wrote
 	@RANVIER_SOAK=1 $(BIN)/python -m pytest -q tests/cluster/test_simulate.py -k thousand
 	@$(BIN)/python -m cluster sim --until-fail --jobs 2 --budget-s $(SOAK_S) $(ARGS)
+	@test -d $(FUZZ) || $(BIN)/pip install --quiet --target $(FUZZ) $(ATHERIS)
+	@PYTHONPATH=$(FUZZ) $(BIN)/python -m cluster fuzz --for $(FUZZ_S)
 
 lock: ## pin every dependency anew in requirements.lock, for Python 3.11 to 3.14 (UPGRADE=1: to newer versions)
 	@tools=$$(mktemp -d) && trap 'rm -rf "$$tools"' EXIT \

@@ -9,6 +9,7 @@ COMMANDS = {
     "chaos": "scenarios on real processes: kills, pauses, cuts, with every request in the books",
     "chats": "write the lab's own chats as a trace",
     "engine": "one fake engine: vLLM's HTTP, a block cache, prefill and decode in real time",
+    "fuzz": "arbitrary bytes into everything that reads gossip, steered by coverage (atheris)",
     "load": "multi-turn chats against a router or an engine, with a report by engine truth",
     "sim": "whole clusters in virtual time from a seed, with faults and checkers; replays and shrinks what fails",
     "up": "nodes behind DNS round-robin, engines, and traffic, with a live table",

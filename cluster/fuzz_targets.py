@@ -1,0 +1,109 @@
+"""What is tried with arbitrary bytes: every reader of what comes from other nodes, and the state file of a node.
+
+The first byte says which reader, the rest is what it reads. Rules that `check` holds them to: nothing is raised but the
+one error of that reader; what was read is written and read again as the same; nothing is allocated for what has not
+arrived. Cost: some 20 us, and twice that where memory is looked at, which is one time in MEMORY_EVERY.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+from ranvier_py.core.gossip.gossip import read_state
+from ranvier_py.core.gossip.messages import (
+    Digest,
+    Entry,
+    Lessons,
+    Loads,
+    Members,
+    Message,
+    Ping,
+    Record,
+    State,
+    Update,
+    Vector,
+)
+from ranvier_py.core.gossip.packets import wire
+from ranvier_py.core.gossip.packets.frame import BadFrame
+from ranvier_py.core.gossip.packets.keyring import KeyRing
+from ranvier_py.core.gossip.packets.seal import Sealer
+from ranvier_py.core.gossip.packets.wire import Kind
+from ranvier_py.core.gossip.routes import lessons, removals
+from ranvier_py.core.gossip.routes.lessons import BadLesson, Lesson
+from ranvier_py.core.gossip.routes.removals import Removal
+from ranvier_py.core.gossip.values import Plane
+
+KINDS: Sequence[Kind] = tuple(Kind)
+MEMORY_EVERY = 16
+MEMORY_TIMES, MEMORY_MORE_BYTES = 20, 16 * 1024
+"""Rows that are well formed cost the objects that they are (tests/core/gossip/packets/test_wire.py has the figures by
+message); what is refused costs 4 times its bytes at most."""
+
+SEALER = Sealer(7, KeyRing({1: bytes(range(32))}, 1), "fuzz")
+
+
+def read_message(kind: int, data: bytes) -> None:
+    message = wire.decode(kind, data)
+    assert wire.decode(*wire.encode(message)) == message
+
+
+def read_lesson(data: bytes) -> None:
+    if removals.is_removal(data):
+        assert removals.encode_removal(removals.decode_removal(data)) == data
+    else:
+        assert lessons.encode(lessons.decode(data)) == data
+
+
+def read_packet(data: bytes) -> None:
+    for plane in Plane:
+        SEALER.open(data, plane)
+
+
+def readers() -> Sequence[Callable[[bytes], object]]:
+    """One for each message, and the others. A reader's place is the first byte of its inputs."""
+    of_kinds = [lambda data, kind=kind: read_message(kind, data) for kind in KINDS]
+    return (*of_kinds, read_lesson, read_packet, read_state)
+
+
+READERS = readers()
+LESSON, PACKET, STATE = range(len(KINDS), len(KINDS) + 3)
+
+
+def check(data: bytes) -> None:
+    """Raises whatever a reader must not raise; AssertionError for what breaks another rule."""
+    if not data:
+        return
+    read, body = READERS[data[0] % len(READERS)], data[1:]
+    looks = len(body) % MEMORY_EVERY == 0
+    if looks:
+        tracemalloc.start()
+    try:
+        read(body)
+    except (BadFrame, BadLesson):
+        pass
+    finally:
+        if looks:
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+    if looks:
+        assert peak <= MEMORY_TIMES * len(body) + MEMORY_MORE_BYTES, f"{peak} bytes for {len(body)}"
+
+
+def beginnings() -> Sequence[bytes]:
+    """Inputs that are well formed, to start from."""
+    record = Record("n1", 11, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 1, 1, 99, "10.1.2.3:8080")
+    lesson = lessons.encode(Lesson(7, 1, 5, ((320, 11, 12), (320, 11, 13), (288, 14, 0))))
+    messages: Sequence[Message] = (
+        Ping(1, (Update(record), Update(record._replace(state=State.SUSPECT), 77))),
+        Members((record,), True),
+        Lessons(0, 41, (Entry(0, lesson), Entry(9, b"")), 12),
+        Digest(1, 2),
+        Vector(((11, 5), (12, 9)), True),
+        Loads(3, ((7, 2), (8, 1)), ((1, 600), (0, 0))),
+    )
+    written = [wire.encode(message) for message in messages]
+    found = [bytes((KINDS.index(Kind(kind)),)) + body for kind, body in written]
+    found += [bytes((LESSON,)) + each for each in (lesson, removals.encode_removal(Removal(7, 1, (1, 2))))]
+    packet = SEALER.seal(Plane.DATAGRAM, 0, *written[0])
+    return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + b"RGS1" + bytes(8) + written[1][1]]
