@@ -171,7 +171,7 @@ class Pushing:
         backend, worker = self._worker(message.worker, message.word)
         if worker is None:
             return {"status": "old", "resync": True, "want": None}
-        first = worker.level is not Level.EXACT
+        first = not worker.synced
         want: Any = None
         if message.active is not None:
             await self._replace(backend, worker, message.active, whole=True)
@@ -179,8 +179,10 @@ class Pushing:
             await self._replace(backend, worker, message.buckets, whole=False)
         elif message.sums is not None:
             want = worker.table.differing(message.sums)
-        elif not self.map.compare(backend, message.hashes, message.digest or 0, self._clock()):
-            want = "sums"
+        else:
+            digest, certain = message.digest or 0, message.certain
+            if not self.map.compare(backend, message.hashes, digest, self._clock(), certain=certain):
+                want = "sums"
         self._level(backend)
         if first and worker.synced and worker.scheme == PREFIX_HASH:
             await self._reconcile(backend, worker)

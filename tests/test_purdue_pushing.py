@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ranvier_py.core.backends import BackendLimits, Outcome, ProbeResult, Registry
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.kv import push
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.push_keys import key_of
 from ranvier_py.core.kv.push_messages import read_eviction, read_sync
@@ -218,6 +225,59 @@ async def test_px7_a_silent_workers_map_is_not_asked_any_more() -> None:
     world.pushing.tick(world.now)
     assert world.serve(ids(1))[1] == "miss"
     assert world.pushing.views()[0]["level"] == "estimated"
+
+
+async def test_px14_what_another_router_had_computed_is_known_from_what_a_worker_stored() -> None:
+    world = World(2)
+    await world.evict("w0", stored=[f"{key(1):064x}"])
+    world.busy("w0")
+    assert world.serve(ids(1)) == ("w0", "hit")
+
+
+def test_pu11_the_map_is_in_memory_and_needs_nothing_beside_the_node() -> None:
+    """No store, no broker, no framework: what the maps import comes with Python or is a library of arrays and JSON."""
+    allowed = {*sys.stdlib_module_names, "ranvier_py", "numpy", "orjson"}
+    modules = sorted((Path(push.__file__).parent).glob("push*.py"))
+    assert len(modules) > 6
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, path.name
+
+
+NUMBERS = st.integers(0, 6) | st.sampled_from([(1 << 64) - 1, 1 << 63, 48, 64, 1 << 30])
+DEPTHS = st.sampled_from([0, 16, 32, 48, 64, 128, 5, 1 << 30])
+ITEMS = st.lists(st.tuples(NUMBERS.filter(bool), DEPTHS, st.integers(0, 3), NUMBERS).map(list), max_size=5)
+WORDS = st.tuples(st.sampled_from(["i1", "i2"]), st.integers(0, 6))
+FORMS = st.sampled_from(["stored", "evicted", "active", "digest", "buckets", "tick", "sweep"])
+
+
+@given(st.lists(st.tuples(FORMS, WORDS, ITEMS), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_whatever_an_admitted_worker_says_costs_its_own_claims_at_most(steps: list[Any]) -> None:
+    """Depths and parents that contradict each other, numbers in any order."""
+    world = World(2)
+
+    async def run() -> None:
+        for form, (incarnation, seq), items in steps:
+            world.now += 1.0
+            head = {"worker_id": "w0", "hash_scheme": f"fingerprint:{MARK}", "incarnation": incarnation, "seq": seq}
+            if form in ("stored", "evicted"):
+                gone = [item[0] for item in items] if form == "evicted" else []
+                body = {**head, "evicted_hashes": gone, "stored": items if form == "stored" else []}
+                await world.pushing.evicted(read_eviction(body, MARK))
+            elif form == "tick":
+                world.pushing.tick(world.now)
+            elif form == "sweep":
+                world.truth.sweep(world.now, 100)
+            else:
+                forms = {"active": {"active_hashes": items}, "buckets": {"buckets": {"1": items}}}
+                more: Any = forms.get(form, {"count": 0, "digest": "0" * 16})
+                await world.pushing.synced(read_sync({**head, **more}, MARK))
+
+    trio.run(run)
+    assert world.serve(ids(1))[0] in ("w0", "w1")
 
 
 async def test_px11_keys_of_one_model_say_nothing_of_another() -> None:

@@ -21,7 +21,7 @@ import trio
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.kv.gap_values import LevelChanged
+from ranvier_py.core.kv.gap_values import Level, LevelChanged
 from ranvier_py.core.kv.names import base_names
 from ranvier_py.core.kv.publishers import Publisher, of_operator, spot
 from ranvier_py.core.kv.push_credentials import credential
@@ -121,6 +121,7 @@ async def follow(options: argparse.Namespace, key: str, settings: ReportingSetti
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reporting.run)
         listening = Listening(nursery, sockets, waiting)
+        reporting.certain = listening.certain
         if options.events:
             listening.found(BackendId(0), of_operator(options.events, options.replay, 1, host_of(options.engine)))
         else:
@@ -139,6 +140,11 @@ class Listening:
         self._sockets = sockets
         self._waiting = waiting
         self._scope = trio.CancelScope()
+        self._stream: ReportedStream | None = None
+
+    def certain(self) -> bool:
+        """Whether the engine is known exactly."""
+        return self._stream is not None and self._stream.level is Level.EXACT
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """The engine's streams are here now. Of several the first is followed."""
@@ -152,7 +158,7 @@ class Listening:
         self._nursery.start_soon(self._hear, publishers[0], self._scope)
 
     async def _hear(self, publisher: Publisher, scope: trio.CancelScope) -> None:
-        stream = ReportedStream(self._waiting, replay=publisher.replay is not None)
+        stream = self._stream = ReportedStream(self._waiting, replay=publisher.replay is not None)
         log.info("reporter.listening %s", publisher.events.endpoint)
         with scope:
             await KvSubscriber(self._sockets, publisher, stream, self.rng, self._told).run()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -86,6 +86,7 @@ class Reporting:
         if hashes is Hashes.FINGERPRINT and (not model or settings.plain):
             raise ValueError("fingerprints need the name of the model, and have no plain form")
         self.stopping = False
+        self.certain: Callable[[], bool] = lambda: True  # nothing of the engine was missed
         self.book = Book()
         self.source: BlockSource | None = None
         self._intake = intake
@@ -133,10 +134,10 @@ class Reporting:
         if self._hashes is Hashes.FINGERPRINT and self.source is None:
             return  # it waits until we know how to name it
         self._intake.take(self.book, self.source)
-        changed = self.book.take_changed()
-        if changed:
-            for router in self._routers:
-                router.sender.note(changed)
+        changed, certain = self.book.take_changed(), self.certain()
+        for router in self._routers:
+            router.sender.certain = certain
+            router.sender.note(changed)
 
     # --- one router -------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """An engine's KV events as a reporter takes them: decoder and gap machine, whose events go to the intake.
 
 The same machine as a node's, without peers to ask for copies. What replay can't bring back stays unknown: a block whose
-removal was lost is a phantom until the engine is restarted or clears its cache; routers then learn it by their own
-means. A restart clears what was held.
+removal was lost is a phantom until the engine is restarted or clears its cache. Routers are told that it is so, and
+believe the rest (level DEGRADED). A restart clears what was held.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ class Worker:
 
     __slots__ = (
         "_past",
+        "certain",
         "complete",
         "filling",
         "heard_at",
@@ -112,6 +113,7 @@ class Worker:
         self.heard_at = 0.0
         self.silent = False
         self.complete = True  # nothing was refused since the last snapshot
+        self.certain = True  # the reporter knows its engine exactly
         self.why = "no snapshot yet"
         self.filling = 0  # number of the snapshot in work
         self.touched: dict[int, None] | None = None  # hashes told of since it was begun
@@ -125,7 +127,7 @@ class Worker:
             return Level.ESTIMATED
         if not self.synced:
             return Level.REPAIRING
-        return Level.EXACT if self.complete else Level.DEGRADED
+        return Level.EXACT if self.complete and self.certain else Level.DEGRADED
 
     def takes(self, word: Word, counts: PushCounts) -> bool:
         """Whether this message is news; notes where it stands."""
@@ -154,7 +156,9 @@ class Worker:
 
     def settled(self, now: float) -> None:
         self.synced, self.synced_at = True, now
-        self.why = "in step" if self.complete else "more than there is room for"
+        self.why = "in step" if self.certain else "in step with a reporter that missed something of its engine"
+        if not self.complete:
+            self.why = "more than there is room for"
 
 
 class PushMap:
@@ -227,15 +231,15 @@ class PushMap:
 
     # Snapshots
 
-    def compare(self, backend: BackendId, count: int, total: int, now: float) -> bool:
-        """Whether our table of this worker is the one that it has."""
+    def compare(self, backend: BackendId, count: int, total: int, now: float, *, certain: bool = True) -> bool:
+        """Whether our table of this worker is the one that it has. `certain`: it has missed nothing of its engine."""
         worker = self.workers[backend]
         same = (worker.table.count, worker.table.total) == (count, total)
         self.counts.matched += same
         self.counts.differed += not same
         full = not worker.complete and not self._has_room(worker)
         if same or full:  # what there is no room for need not be sent again
-            worker.complete = same
+            worker.complete, worker.certain = same, certain
             worker.settled(now)
         else:
             worker.doubt("differs from what the worker has")

@@ -4,6 +4,7 @@
                               … "stored":[…], "hash_scheme":…, "incarnation":…, "seq":7, "model":…           and ours
     POST /internal/sync       {"worker_id":"a","active_hashes":["5f30…"]}                 all that it holds, in one
                               … "count":9, "digest":"16 hex digits"                       are we equal?
+                              … "certain":false                                           but I missed some of my engine
                               … "sums":"base64 of 1024 numbers of 64 bits"                where not?
                               … "buckets":{"17":[…]}                                      what is there
     the answer, always        {"status":"ok" or "old", "resync":true, "want":null, "sums" or [17, …]}
@@ -55,13 +56,15 @@ class Eviction(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """Exactly one of `active`, `digest`, `sums` and `buckets` is not None; `hashes` comes with a digest. What is held
+    """Exactly one of `active`, `digest`, `sums` and `buckets` is not None; `hashes` and
+    `certain` (nothing of the engine was missed) come with a digest. What is held
     comes by bucket, and there by hash; `active` has all buckets."""
 
     worker: str
     word: Word
     active: Mapping[int, Mapping[int, Entry]] | None = None
     hashes: int = 0
+    certain: bool = True
     digest: int | None = None
     sums: Sequence[int] | None = None
     buckets: Mapping[int, Mapping[int, Entry]] | None = None
@@ -99,7 +102,10 @@ def read_sync(body: Mapping[str, Any], fingerprints: str) -> Sync:
         raise BadRequest(f"a sync by {forms[0]} needs an incarnation and a seq")
     if forms == ["digest"]:
         count = number_of(body.get("count"), "count", ACTIVE_MAX * 1000)
-        return Sync(worker, word, hashes=count, digest=hex_of(body["digest"], "digest", 16))
+        certain = body.get("certain", True)
+        if not isinstance(certain, bool):
+            raise BadRequest("certain must be true or false")
+        return Sync(worker, word, hashes=count, certain=certain, digest=hex_of(body["digest"], "digest", 16))
     if forms == ["sums"]:
         return Sync(worker, word, sums=read_sums(body["sums"]))
     buckets = body["buckets"]

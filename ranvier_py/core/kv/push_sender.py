@@ -92,6 +92,7 @@ class Sender:
         self.counts = SenderCounts()
         self.scheme = scheme
         self.misnamed = False  # the router knows another scheme by now
+        self.certain = True  # nothing of the engine was missed
         self.in_step_at: float | None = None  # when a comparison last found no difference
         self._settings = settings or SenderSettings()
         self._speaker = speaker
@@ -213,7 +214,8 @@ class Sender:
             hashes = [written_hash(self.scheme, key) for key in table]
             self._drafts.append(_Draft(SYNC_PATH, "snapshot", {"active_hashes": hashes}))
         else:
-            members = {"count": table.count, "digest": f"{table.total:016x}"}
+            members: dict[str, Any] = {"count": table.count, "digest": f"{table.total:016x}"}
+            members |= {} if self.certain else {"certain": False}
             self._drafts.append(_Draft(SYNC_PATH, "digest", members))
 
     def _batches(self) -> Iterator[_Draft]:

@@ -194,6 +194,15 @@ def test_px7_a_worker_that_is_silent_for_three_syncs_is_not_believed_until_it_sp
     assert pushed.holders(1) == [A, B]
 
 
+def test_a_reporter_that_missed_something_of_its_engine_is_not_taken_for_exact() -> None:
+    pushed = PushMap()
+    pushed.hear(A, numbered(1), 0.0)
+    assert pushed.compare(A, 0, 0, 0.0, certain=False)
+    assert pushed.workers[A].level is Level.DEGRADED
+    assert pushed.compare(A, 0, 0, 0.0)
+    assert pushed.workers[A].level is Level.EXACT
+
+
 def test_what_is_beyond_the_bound_is_refused_counted_and_not_asked_for_again() -> None:
     pushed = PushMap(PushSettings(hashes_max=10))
     pushed.hear(A, numbered(1), 0.0)
