@@ -122,6 +122,7 @@ class Learner:
         self._queue_bytes = 0
         self._queue_bytes_max = queue_bytes_max
         self._wake = trio.Event()
+        self._asleep = False
         self._nursery: trio.Nursery | None = None  # while running
         self._under_way = 0
         self._limiter = trio.CapacityLimiter(TOKENIZE_THREADS)
@@ -189,6 +190,7 @@ class Learner:
     async def _teach_next(self) -> None:
         if not self._queue:
             self._wake = trio.Event()
+            self._asleep = True
             await self._wake.wait()
         await trio.sleep(GATHER_S)
         batch = self._take_batch()
@@ -223,7 +225,9 @@ class Learner:
         self._queue.append(lesson)
         self._queue_bytes += lesson.size_bytes
         self._trim()
-        self._wake.set()
+        if self._asleep:
+            self._asleep = False
+            self._wake.set()
 
     def _trim(self) -> None:
         """Drop what is too much, oldest first."""

@@ -12,7 +12,7 @@ go first, and what was withdrawn meanwhile is not told: so peers end with what i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ranvier_py.core.gossip.backends.facts import BOOT_BITS
@@ -101,7 +101,7 @@ class SharedRoutes:
             each = news.popleft()
             if hold_s and len(self._confirmed) < HELD_MAX and self._is_confirmed(each):
                 self._confirmed.append(each)
-            elif hold_s and each.parent and not any(token for _, token, _ in each.stops) and len(held) < HELD_MAX:
+            elif hold_s and each.parent and len(held) < HELD_MAX and not has_token(each.stops):
                 held.append(each)
             else:
                 self._note_complete(each)
@@ -124,9 +124,10 @@ class SharedRoutes:
 
     def _is_confirmed(self, news: News) -> bool:
         """Whether the engine told us of it, and nobody here served it."""
-        _, token, text = news.stops[0]
-        claim = self._claim(token or text, news.backend)
-        return claim is not None and claim.trust == Trust.CONFIRMED and not any(text for _, _, text in news.stops)
+        if has_text(news.stops):
+            return False
+        claim = self._claim(news.stops[0][1], news.backend)
+        return claim is not None and claim.trust == Trust.CONFIRMED
 
     def _untold(self, news: News) -> News:
         """Without the stops that a peer told meanwhile. What is left below them names the nearest as its parent."""
@@ -150,6 +151,10 @@ class SharedRoutes:
     def _claim(self, name: int, backend: BackendId) -> Claim | None:
         row = self._rows.index.get(name)
         return self._claims.get(row, backend) if row is not None else None
+
+    def _is_claimed(self, stop: Stop, backend: BackendId) -> bool:
+        row = self._rows.index.get(stop[1] or stop[2])
+        return row is not None and (self._rows.backend[row] == backend or self._claims.get(row, backend) is not None)
 
     def _note_heard(self, stops: Iterable[Stop], backend: BackendId, now: float) -> None:
         heard = self._heard
@@ -192,8 +197,8 @@ class SharedRoutes:
         stops = news.stops
         if stops[0][0] > TOKENS_MAX:
             stops = [stop for stop in stops if stop[0] <= TOKENS_MAX]
-        if stops and self._claim(stops[0][1] or stops[0][2], news.backend) is None:  # what holds the deepest holds all
-            stops = [stop for stop in stops if self._claim(stop[1] or stop[2], news.backend) is not None]
+        if stops and not self._is_claimed(stops[0], news.backend):  # what holds the deepest holds all
+            stops = [stop for stop in stops if self._is_claimed(stop, news.backend)]
             self.counters.stops_gone += len(news.stops) - len(stops)
         if key is None or backend is None or backend.epoch != news.epoch or not stops:
             return None
@@ -239,3 +244,11 @@ class SharedRoutes:
         """See RouteMemory."""
         self.asked()
         return self._copy.rows(buckets)
+
+
+def has_token(stops: Sequence[Stop]) -> bool:
+    return bool(stops[0][1]) or (len(stops) > 1 and any(stop[1] for stop in stops))
+
+
+def has_text(stops: Sequence[Stop]) -> bool:
+    return bool(stops[0][2]) or (len(stops) > 1 and any(stop[2] for stop in stops))

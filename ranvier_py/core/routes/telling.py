@@ -85,12 +85,14 @@ class Telling:
 
     def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
         _, token, text = stop
-        index = self._rows.index
-        row = index.get(token or text)
-        if row is None or (text and text not in index):
+        name, index = token or text, self._rows.index
+        row = index.get(name)
+        if row is None or (text and token and text not in index):
             return True
         old = self._claims.get(row, backend)
         if old is None or old.epoch != claim.epoch or old.evidence <= self._claims.horizon:
             return True
-        half, phase = self._half_ttl_s, token or text
-        return (old.evidence + phase) // half != (claim.evidence + phase) // half
+        if old.evidence == claim.evidence:
+            return False
+        half = self._half_ttl_s
+        return (old.evidence + name) // half != (claim.evidence + name) // half
