@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
@@ -324,7 +324,8 @@ class Pipeline:
     async def _ask(self, asking: bytes, going: Going) -> tuple[Exchange, bool]:
         """`_open` with another body, and as it came where that is refused. Whether the answer is to the first."""
         request, flight = going.request, going.flight
-        asked = replace(request, body=asking, fields_read=request.fields)
+        head = (request.method, request.target, request.headers)
+        asked = HttpRequest(*head, asking, request.http_minor, request.keep_alive, request.fields)
         exchange = await self._open(asked, going)
         backend, epoch = flight.backend, flight.epoch
         if exchange.head.status not in REFUSALS or self._asking.terms(backend, epoch) is Terms.TAKES:

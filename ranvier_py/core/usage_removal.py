@@ -84,6 +84,8 @@ class UsageRemover:
 
         Raises UpstreamGarbled.
         """
+        if not data and not complete:
+            return data
         marks = self._marks
         chunks = 0
         if marks is not None:

@@ -15,7 +15,7 @@ from ranvier_py.core.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.errors import UpstreamClosed, UpstreamGarbled
 from ranvier_py.core.http import HttpResponseHead
 from ranvier_py.edge.pool import Connection
-from ranvier_py.edge.response import MarkingParser, marking_parser
+from ranvier_py.edge.response import MarkingParser, chunk_parser
 
 
 class Chunks(Protocol):
@@ -75,8 +75,9 @@ class Exchange:
         """From the first byte of the body on, say where chunks begin and end; None where it has none."""
         if self._chunks is None or self.head.framing != "chunked":
             return None
-        self._chunks = marks = marking_parser()
-        return marks
+        if not isinstance(self._chunks, MarkingParser):  # it has parsed the head, too
+            self._chunks = chunk_parser()
+        return self._chunks
 
     def take(self) -> bytes:
         """What of the body came with the head; b"" if nothing did. Never waits; once, before the first `receive`."""

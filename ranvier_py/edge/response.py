@@ -75,15 +75,8 @@ class KnownHead:
         return Reading(known, int(digits), self._reading.reusable, None)
 
 
-def chunk_parser() -> ResponseParser:
+def chunk_parser() -> MarkingParser:
     """A parser that stands at the first chunk of a body."""
-    parser = ResponseParser()
-    parser.parse(CHUNKED_HEAD, b"POST")
-    return parser
-
-
-def marking_parser() -> MarkingParser:
-    """The same, which says where chunks begin and end."""
     parser = MarkingParser()
     parser.parse(CHUNKED_HEAD, b"POST")
     return parser
@@ -180,7 +173,8 @@ class ResponseParser:
 
 
 class MarkingParser(ResponseParser):
-    """Says besides whether the last piece ended `inside` of a chunk, and how many `chunks` have ended since this was 0.
+    """The one for bodies. Says besides whether the last piece ended `inside` of a chunk, and how many `chunks` have
+    ended since this was 0.
 
     Costs 0.1 us more for each chunk.
     """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ranvier_py.core.chunked import ChunkedReader
 from ranvier_py.core.errors import UpstreamGarbled
 from ranvier_py.core.usage_removal import HELD_BYTES_MAX, UsageRemover
-from ranvier_py.edge.response import marking_parser
+from ranvier_py.edge.response import chunk_parser
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
 DONE = b"data: [DONE]\n\n"
@@ -40,7 +40,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 def through(pieces: list[bytes], framing: str) -> tuple[list[bytes], UsageRemover]:
     """What leaves for each piece, as an exchange would feed them."""
-    parser = marking_parser() if framing == "chunked" else None
+    parser = chunk_parser() if framing == "chunked" else None
     remover = UsageRemover(framing, parser)
     out = []
     for number, piece in enumerate(pieces):
