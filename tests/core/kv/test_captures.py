@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.fingerprint import TextHasher
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.events import BadBatch, EventDecoder
-from ranvier_py.core.kv.gap_values import Apply, GapSettings, Level, Reset
+from ranvier_py.core.kv.gap_values import Apply, AskReplay, GapSettings, Level, Reset
 from ranvier_py.core.kv.gaps import GapMachine
+from ranvier_py.core.kv.names import Names
 from ranvier_py.core.kv.residency import Residency
+from ranvier_py.core.kv.streams import EventStream
+from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.kv.values import Tier
+from ranvier_py.core.namespaces import TokenNamespaces
+from ranvier_py.core.routes import RouteTable
 from tests.core.kv import model
 from tests.core.kv.captured import END, NAMES, block_table, capture
 
@@ -128,3 +138,91 @@ def test_numbers_that_lie_leave_the_gap_machine_bounded(payloads: list[bytes], s
                 last = effect.seq
         assert len(machine._held) <= 9
     assert machine.level in Level
+
+
+class Rude:
+    """A stream with all that it ends in, and an engine that may say anything."""
+
+    def __init__(self) -> None:
+        hasher = model.hasher()
+        self.routes = RouteTable(capacity=200)
+        self.truth = EngineTruth(self.routes, lambda _: 1, restarted=lambda *_: 1)
+        names = Names(hasher, TokenNamespaces(TextHasher(model.KEY), "t").of, ("m",))
+        settings = GapSettings(peers=False, held_messages_max=8)
+        self.stream = EventStream(
+            Source(BackendId(0), "zmq/0"), self.truth, hasher, names, settings=settings, entries_max=ENTRIES_MAX
+        )
+        self.now = 0.0
+        self.asks: list[AskReplay] = []
+        self.stream.open(self.now)
+
+    def took(self, effects: Iterable[object]) -> None:
+        self.asks += [effect for effect in effects if isinstance(effect, AskReplay)]
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.took(self.stream.tick(self.now))
+        self.truth.sweep(self.now, 50)
+
+    def say(self, step: tuple[str, int, bytes]) -> None:
+        what, number, payload = step
+        stream, ask = self.stream, self.asks[-1].ask if self.asks else 0
+        if what == "live":
+            self.took(stream.live(number, payload, self.now))
+        elif what == "replayed":
+            self.took(stream.replayed(ask, number, payload, self.now))
+        elif what in ("replay_ended", "replay_failed"):
+            self.took(getattr(stream, what)(ask, self.now))
+        elif what == "wait":
+            self.pass_time(number % 7)
+        else:
+            self.took(getattr(stream, what)(self.now))
+
+    def is_another(self, payloads: list[bytes]) -> None:
+        """The engine was started anew, answers as it should, and goes on to its last message."""
+        self.took(self.stream.disconnected(self.now))
+        self.asks.clear()
+        self.took(self.stream.connected(self.now))
+        self.answer(payloads[:-1])
+        self.took(self.stream.live(len(payloads) - 1, payloads[-1], self.now))
+        self.answer(payloads)
+        for _ in range(100):
+            self.pass_time(0.1)
+
+    def answer(self, payloads: list[bytes]) -> None:
+        """Every question, with all that was said so far."""
+        for _ in range(10):
+            if not self.asks:
+                return
+            ask = self.asks.pop()
+            for number, payload in enumerate(payloads):
+                if number >= ask.first:
+                    self.took(self.stream.replayed(ask.ask, number, payload, self.now))
+            self.took(self.stream.replay_ended(ask.ask, self.now))
+
+
+def at_another_time(payload: bytes) -> bytes:
+    """No two messages of one number are the same: they have their time in them."""
+    return payload[:2] + struct.pack(">d", 1.0) + payload[10:]
+
+
+CALLS = ("live", "live", "live", "replayed", "replay_ended", "replay_failed", "connected", "disconnected", "wait")
+
+
+@settings(max_examples=100, deadline=None)
+@given(mangled(), st.data(), st.sampled_from(NAMES))
+def test_after_any_nonsense_a_good_engine_is_known_exactly(
+    payloads: list[bytes], data: st.DataObject, good: str
+) -> None:
+    """And whatever was believed of the one before is gone."""
+    rude = Rude()
+    for place, payload in enumerate(payloads):
+        what = data.draw(st.sampled_from(CALLS))
+        number = data.draw(st.just(place) | st.integers(0, 12) | st.integers(0, 2**63 - 1))
+        rude.say((what, number, payload))
+        assert rude.stream.residency.view().entries <= ENTRIES_MAX
+        assert len(rude.routes) <= 200
+    clean = [at_another_time(payload) for payload in capture(good).payloads]
+    rude.is_another(clean)
+    assert rude.stream.level is Level.EXACT
+    assert rude.stream.residency.copies(Tier.GPU) == block_table(clean, "GPU")
