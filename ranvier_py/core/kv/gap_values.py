@@ -65,6 +65,7 @@ class GapSettings:
     replay: bool = True  # the engine has a replay socket
     peers: bool = True
     replay_timeout_s: float = 5.0  # without an answer: engines answer within milliseconds, a busy one within seconds
+    replay_pause_s: float = 1.0  # within an answer, which comes in one go: then its end was lost
     replay_attempts_max: int = 3  # while each brings something new
     peer_timeout_s: float = 30.0  # a copy of 200,000 blocks is 5 MB, and is read in steps
     peer_interval_s: float = 30.0  # between two questions while something is missing

@@ -119,6 +119,7 @@ class GapMachine:
     def disconnected(self, now: float) -> list[Effect]:
         self._cut_at = now
         self._replay = None
+        self._live_last = self._next - 1  # what was heard beyond a hole is asked for with the rest
         self._held.clear()  # who knows whether what comes next is of the same run; replay brings these again
         self._held_bytes = 0
         self._why = "cut off"
@@ -162,7 +163,7 @@ class GapMachine:
             self.counts.late += 1
             return self._done()
         replay.came = True
-        replay.deadline = now + self._settings.replay_timeout_s
+        replay.deadline = now + min(self._settings.replay_pause_s, self._settings.replay_timeout_s)
         if self._contradicts(seq, payload):
             self._restart("replay contradicts")
             self._ask_replay(now, "restarted")

@@ -344,3 +344,25 @@ def test_a_copy_for_which_too_much_came_is_not_waited_for() -> None:
     assert stream.machine.counts.copies_given_up == 1
     stream.offer(24)
     assert stream.machine.counts.late == 1
+
+
+def test_an_answer_whose_end_was_lost_is_not_waited_for() -> None:
+    """libzmq drops what a pipe has no room for, the mark of the end among it."""
+    stream = Stream(replay_timeout_s=5.0, replay_pause_s=1.0)
+    stream.hear(stream.machine.connected(0.0))
+    assert stream.machine.wake_at() == 5.0
+    stream.answer(*range(4), end=False, now=2.0)
+    assert stream.machine.wake_at() == 3.0
+    stream.hear(stream.machine.tick(3.0))
+    assert (stream.applied, stream.replay) == (names(3), AskReplay(2, 3)), "what there may be beyond is asked for"
+    stream.answer(3, now=3.0)
+    assert stream.level is Level.EXACT
+
+
+def test_a_hole_in_the_connection_before_does_not_end_the_replay_of_the_next() -> None:
+    stream = Stream()
+    stream.live(1)
+    stream.hear(stream.machine.disconnected(0.0))
+    stream.hear(stream.machine.connected(0.0))
+    stream.answer(*range(12))
+    assert (stream.level, stream.applied) == (Level.EXACT, names(11))
