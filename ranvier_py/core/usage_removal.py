@@ -27,7 +27,7 @@ import orjson
 from ranvier_py.core.errors import UpstreamGarbled
 
 MARK = b'"prompt_tokens"'
-EVENT = re.compile(rb".*?\n\r?\n", re.DOTALL)
+EVENT_END = re.compile(rb"\n\r?\n")
 NEXT_CHUNK = re.compile(rb"(?:\r\n)?([0-9A-Fa-f]{1,16})[^\r\n]*\r\n")
 
 HELD_BYTES_MAX = 64 * 1024
@@ -149,15 +149,15 @@ class UsageRemover:
         data = self._held + payload
         begun = b""
         if self._passing:
-            first = EVENT.match(data)
+            first = EVENT_END.search(data)
             if first is None:
                 return self._pass_on(data)
             self._passing = False
-            begun, data = first[0], data[first.end() :]
-        end = end_of_events(data)
+            begun, data = data[: first.end()], data[first.end() :]
+        end = end_of_events(data, 0, len(data))
         events, self._held = data[:end], data[end:]
         if MARK in events and not self.told:
-            events = b"".join(self._judged(event) for event in EVENT.findall(events))
+            events = self._sifted(events)
         if len(self._held) > HELD_BYTES_MAX:
             events += self._pass_on(self._held)
         return begun + events
@@ -168,9 +168,18 @@ class UsageRemover:
         self._held = data[len(data.rstrip(b"\r\n")) :]
         return data[: len(data) - len(self._held)]
 
+    def _sifted(self, events: bytes) -> bytes:
+        """Whole events without that of the counts."""
+        kept: list[bytes] = []
+        at = 0
+        while not self.told and (mark := events.find(MARK, at)) >= 0:
+            start, end = end_of_events(events, at, mark), EVENT_END.search(events, mark)
+            assert end is not None, "the last event is whole"
+            kept += (events[at:start], self._judged(events[start : end.end()]))
+            at = end.end()
+        return b"".join(kept) + events[at:]
+
     def _judged(self, event: bytes) -> bytes:
-        if self.told or MARK not in event:
-            return event
         kind = kind_of(event)
         if kind == "output":
             self.told = True
@@ -183,10 +192,10 @@ class UsageRemover:
         return b":".ljust(len(body)) + event[len(body) :]
 
 
-def end_of_events(data: bytes) -> int:
-    """Where the last whole event ends."""
-    plain, carried = data.rfind(b"\n\n"), data.rfind(b"\n\r\n")
-    return max(plain + 2 if plain >= 0 else 0, carried + 3 if carried >= 0 else 0)
+def end_of_events(data: bytes, start: int, stop: int) -> int:
+    """Where the last event that ends between these places does; `start` where there is none."""
+    plain, carried = data.rfind(b"\n\n", start, stop), data.rfind(b"\n\r\n", start, stop)
+    return max(plain + 2 if plain >= 0 else start, carried + 3 if carried >= 0 else start)
 
 
 def kind_of(event: bytes) -> str:

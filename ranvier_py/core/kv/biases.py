@@ -37,6 +37,8 @@ class Bias(Enum):
 HALF_LIFE = 100.0
 """Answers: a wrong template shows within minutes of any load, and is forgotten as soon after it was put right."""
 
+FADE = 2 ** (-1 / HALF_LIFE)
+
 ANSWERS_MIN = 20.0
 """Weight of answers below which nothing is said. Faded weights never exceed HALF_LIFE / ln 2, 144."""
 
@@ -70,13 +72,23 @@ class Fading:
         self.value = 0.0
 
     def add(self, amount: float) -> None:
-        self.value = self.value * 2 ** (-1 / HALF_LIFE) + amount
+        self.value = self.value * FADE + amount
 
 
 class Evidence:
     """What the answers of one engine say of the ways in which we may misunderstand it."""
 
-    __slots__ = ("_differences", "_fresh", "_fresh_cold", "_fresh_found", "_silent", "_steps", "_told", "_weight")
+    __slots__ = (
+        "_differences",
+        "_fresh",
+        "_fresh_cold",
+        "_fresh_found",
+        "_silent",
+        "_step",
+        "_steps",
+        "_told",
+        "_weight",
+    )
 
     def __init__(self) -> None:
         self._differences: dict[int, float] = {}
@@ -87,6 +99,7 @@ class Evidence:
         self._fresh_cold = Fading()
         self._fresh_found = Fading()
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
+        self._step: int | None = 0  # None: to be found again
 
     def counted(self, cached_tokens: int | None) -> None:
         """An answer said how much was cached, or did not."""
@@ -96,13 +109,14 @@ class Evidence:
     def found(self, cached_tokens: int, predicted_tokens: int) -> None:
         """So much was cached, above 0, where that much was predicted in blocks of ours."""
         self._steps.append((cached_tokens, predicted_tokens - cached_tokens))
+        self._step = None
 
     def measured(self, difference: int) -> None:
         """The engine counted so many prompt tokens more than we did, who are sure of our count."""
         if difference not in self._differences and len(self._differences) >= DIFFERENCES_MAX:
             del self._differences[min(self._differences, key=self._differences.__getitem__)]
         self._differences[difference] = self._differences.get(difference, 0.0) + self._weight
-        self._weight *= 2 ** (1 / HALF_LIFE)
+        self._weight /= FADE
         if self._weight > 1e9:
             self._differences = {key: weight / self._weight for key, weight in self._differences.items()}
             self._weight = 1.0
@@ -116,9 +130,12 @@ class Evidence:
     @property
     def step_tokens(self) -> int:
         """What everything found is a multiple of and is cut to; 0 while there is no such step."""
-        if len(self._steps) < STEPS_SEEN:
-            return 0
-        step = gcd(*(cached for cached, _ in self._steps))
+        if self._step is None:
+            self._step = self._find_step() if len(self._steps) == STEPS_SEEN else 0
+        return self._step
+
+    def _find_step(self) -> int:
+        step = gcd(*[cached for cached, _ in self._steps])
         return step if sum(0 < missing < step for _, missing in self._steps) >= CUT_MIN else 0
 
     @property

@@ -28,6 +28,8 @@ BUCKETS = 4 * 28
 HALF_LIFE = 300.0
 """Answers after which an outcome counts half."""
 
+GROWTH = 2 ** (1 / HALF_LIFE)
+
 COLD_MIN = 2.0
 """Net weight of cold answers beyond a limit that makes it one: two whole prompts. One may be chance; three cost a tenth
 of what is recovered where cold answers are rare (caches of half the working set, tests/replay/test_calibration.py)."""
@@ -100,7 +102,7 @@ class CapacityEstimate:
     def counted(self) -> None:
         """One whole answer was observed."""
         self.outcomes += 1
-        self._unit *= 2 ** (1 / HALF_LIFE)
+        self._unit *= GROWTH
         if self._unit > RESCALE:
             self._warm = [weight / self._unit for weight in self._warm]
             self._cold = [weight / self._unit for weight in self._cold]
