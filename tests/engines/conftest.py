@@ -10,7 +10,7 @@ import pytest
 from tests.engines.environments import is_ready
 
 HERE = Path(__file__).parent
-WANTED = "RANVIER_ENGINES"
+WANTED = "TEST_ENGINES"
 
 
 def pytest_configure(config: pytest.Config) -> None:
