@@ -14,7 +14,7 @@ something is held, an item is a hash alone or [hash, tokens, tier, parent], of w
 
 Rules: what is not of this shape raises BadRequest, which says where; an unknown scheme raises UnknownScheme (422), or
 every hash of it would wipe out what is known. Members that are not known are passed over.
-Bounds: hashes in one message; texts. Cost: 0.5 us for a hash, so that large bodies are read in a thread.
+Bounds: hashes in one message; texts. Cost: 2 us for a hash, so that large bodies are read in a thread.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ and what is in those that differ travels. So 100,000 hashes cost 100 bytes as lo
 
 Rules: a hash is a number, of 64 bits (our fingerprints) or of 256 (the prefix hashes of the Purdue report). Sums are
 those of mixed (hash, tier) modulo 2^64: they find what was lost, not what somebody forged, who is authenticated.
-Bounds: the owner's. Cost: 2 us for a change; about 130 bytes for a hash of 64 bits, 160 for one of 256.
+Bounds: the owner's. Cost: 2 us for a change; about 160 bytes for a hash, with its place in the forward map.
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""Several routers: a worker that reports to one of them is known to all, by gossip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ranvier_py.core.kv.push_sender import SenderSettings
+from ranvier_py.reporter.hook import EvictionReporter
+from ranvier_py.reporter.reporting import ReportingSettings
+from tests.test_cluster_of_nodes import Node, lab
+from tests.test_node import MODEL
+
+KEY = "a control key"
+PROMPT = list(range(100, 300))
+"""Twelve blocks, with anchors at 16, 32, 64 and 128 tokens."""
+
+
+async def complete(node: Node, prompt: Sequence[int]) -> tuple[str, str]:
+    body = {"model": MODEL, "prompt": list(prompt), "max_tokens": 2}
+    answer = await node.http.post(f"{node.url}/v1/completions", json=body)
+    assert answer.status_code == 200
+    return answer.headers["x-ranvier-backend"], answer.headers["x-ranvier-reason"]
+
+
+async def claims(node: Node) -> dict[str, int]:
+    answer = await node.http.get(f"{node.control}/admin/routes", headers={"authorization": f"Bearer {KEY}"})
+    return dict(answer.json()["claims"])
+
+
+async def until(node: Node, holds: Callable[[dict[str, int]], bool]) -> None:
+    while not holds(await claims(node)):  # noqa: ASYNC110  # the deadline is the lab's
+        await trio.sleep(0.02)
+
+
+async def test_what_a_worker_tells_one_router_its_peers_know_and_what_it_takes_back_they_forget(tmp_path: Path) -> None:
+    async with lab(tmp_path, engines=3) as place:
+        settings: dict[str, Any] = {"control_key": KEY, "probe_interval_s": 1}
+        place.http.headers["authorization"] = f"Bearer {KEY}"
+        told, other = await place.cluster(2, **settings)
+        worker = place.engines[2]
+        reporter = EvictionReporter(
+            worker,
+            [told.control],
+            key=KEY,
+            hashes="fingerprint",
+            model=MODEL,
+            settings=ReportingSettings(sender=SenderSettings(sync_s=0.5)),
+        )
+        reporter.start()
+        try:
+            for first, prompt in ((500, PROMPT), (600, PROMPT[::-1])):
+                for block in range(12):
+                    ids = prompt[16 * block : 16 * block + 16]
+                    reporter.store_block(first + block, ids, first + block - 1 if block else None)
+            await until(told, lambda found: found["confirmed"] == 8)
+            await until(other, lambda found: found["remote"] == 8)
+            name = worker.removeprefix("http://")
+            assert await complete(other, PROMPT) == (name, "affinity"), "no request came here or there before"
+            reporter.free_block(600)
+            await until(told, lambda found: found["confirmed"] == 4)
+            await until(other, lambda found: found["remote"] == 0)
+        finally:
+            await trio.to_thread.run_sync(reporter.stop)
