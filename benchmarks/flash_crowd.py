@@ -5,6 +5,8 @@
 `burst` (dynamo#589): of 8 engines one is idle, the others have some requests each; 160 requests of one new prefix come
 to 16 nodes by turns, at once or within a second. Routers that do not know each other's requests all send them to the
 same engine. Its figure is the greatest share of an engine over the mean, beside the policies that a router may have.
+At once means: before any router can hear of another. `affinity` then lets each of them fill the idle engine up to its
+own idea of too busy, sixteen times over; `ttft` does not, since it counts what queues behind a prefill as waiting.
 
 `hot`: for a minute, 80 % of all requests begin with the same 1536 tokens of 2048, the others with one of 40 prefixes.
 Compared are the hit rate and the time to first token with the load override (at 2 x the median + 2) and without. The
@@ -151,7 +153,7 @@ def burst(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [
         burst_run(within_s, policy, nodes, gossip, arguments.seeds)
         for within_s in BURST_WITHIN_S
-        for policy in ("affinity", "least_loaded")
+        for policy in ("affinity", "ttft", "least_loaded")
         for nodes, gossip in kinds
     ]
 
