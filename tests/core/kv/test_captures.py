@@ -179,12 +179,10 @@ class Rude:
             self.took(getattr(stream, what)(self.now))
 
     def is_another(self, payloads: list[bytes]) -> None:
-        """The engine was started anew, answers as it should, and goes on to its last message."""
+        """The engine was started anew, and answers as it should."""
         self.took(self.stream.disconnected(self.now))
         self.asks.clear()
         self.took(self.stream.connected(self.now))
-        self.answer(payloads[:-1])
-        self.took(self.stream.live(len(payloads) - 1, payloads[-1], self.now))
         self.answer(payloads)
         for _ in range(100):
             self.pass_time(0.1)
