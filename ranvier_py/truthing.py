@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from random import Random
 from typing import Any
@@ -39,37 +40,16 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.edge.kv_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.edge.kv_zmq import KvSockets, KvSubscriber, LoadHeard, NoZmq
+from ranvier_py.hearing import Reading
 from ranvier_py.measures import plain_samples
 
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.1  # for engines, owners and names to be followed
 SWEEP_ROWS_MAX = 2000  # a second, as many as the table's own sweep (node.py), which follows
-LOST_S = 10.0
-"""Without a connection for so long, perhaps a peer can reach the publisher. An engine that starts anew takes longer."""
-
-AGAIN_S = 30.0  # then this node would try, too, if nobody has it
+AGAIN_S = 30.0  # after an engine could not be heard: this node would try again, if nobody has it
 CHANNEL = "zmq"
 FAULTS_TOLD_MAX = 10  # with a traceback; the counter goes on
-
-GAUGES = ("blocks", "parked", "prefixes", "entries", "unsettled")
-
-
-@dataclass(slots=True)
-class Reading:
-    """One rank that is heard."""
-
-    publisher: Publisher
-    stream: EventStream
-    subscriber: KvSubscriber
-    scope: trio.CancelScope
-    up_at: float  # when it was last connected, or begun
-
-    def is_lost(self, now: float) -> bool:
-        """Whether there has been no connection for long."""
-        if self.subscriber.view().is_connected:
-            self.up_at = now
-        return now > self.up_at + LOST_S
 
 
 class Truthing:
@@ -258,17 +238,12 @@ class Truthing:
         subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, told, clock=self._clock)
         reading = Reading(publisher, stream, subscriber, trio.CancelScope(), now)
         stream.open(now)
-        self._nursery.start_soon(self._hear, reading)
+        self._nursery.start_soon(reading.run)
         log.info("kv.reading %s at %s", self._label(source), publisher.events.endpoint)
         return reading
 
-    async def _hear(self, reading: Reading) -> None:
-        with reading.scope:
-            await reading.subscriber.run()
-
     def _stop(self, reading: Reading, now: float) -> None:
-        reading.stream.close(now)
-        reading.scope.cancel()
+        reading.stop(now)
         log.info("kv.left %s", self._label(reading.stream.source))
 
     def _end(self, id_: BackendId) -> None:
@@ -345,11 +320,9 @@ class Truthing:
             "changes": view.changes,
             "cleared": view.cleared,
         }
-        reading = self._reading(view.source)
-        if reading is None:
-            return shown
-        names = {"models": reading.stream.names.base}
-        return {**shown, **names, "connection": subscriber_view(reading, now), "stream": reading.stream.view()}
+        readings = self._readings.get(view.source.backend, {}).values()
+        reading = next((one for one in readings if one.stream.source == view.source), None)
+        return {**shown, **reading.view(now)} if reading is not None else shown
 
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
@@ -361,52 +334,10 @@ class Truthing:
             help_text = "1 for the level at which the engine's cache is known."
             yield Sample("truth_level", "gauge", help_text, 1, {**label, "level": level})
             for reading in self._readings.get(backend.id, {}).values():
-                labels = {**label, "source": reading.stream.source.name}
-                view = asdict(reading.stream.residency.view())
-                for name in GAUGES:
-                    yield Sample(f"kv_{name}", "gauge", f"{name} of an engine's cache.", view[name], labels)
-                counts = {**reading.stream.counts(), **connection_counts(reading.subscriber)}
-                for name, number in counts.items():
-                    yield Sample(f"kv_{name}", "counter", f"{name.replace('_', ' ')} of KV events.", number, labels)
-
-    def _reading(self, source: Source) -> Reading | None:
-        readings = self._readings.get(source.backend, {}).values()
-        return next((reading for reading in readings if reading.stream.source == source), None)
-
-    def _level_shown(self, backend: BackendId) -> str:
-        """Ours, or that of the peer who reads it."""
-        level = self.truth.level(backend)
-        if level is Level.ESTIMATED and self._found.get(backend):
-            level = self.sharing.level(backend) or level
-        return level.value
+                yield from reading.samples(label)
 
     def _totals(self, backend: BackendId) -> Mapping[str, int]:
-        totals = dict.fromkeys(("applied", "gaps", "restarts", "blocks", "prefixes"), 0)
+        totals: Counter[str] = Counter(applied=0, gaps=0, restarts=0, blocks=0, prefixes=0)
         for reading in self._readings.get(backend, {}).values():
-            counts, view = reading.stream.machine.counts, reading.stream.residency.view()
-            for name, number in (
-                ("applied", counts.applied),
-                ("gaps", counts.gaps),
-                ("restarts", counts.restarts),
-                ("blocks", view.blocks),
-                ("prefixes", view.prefixes),
-            ):
-                totals[name] += number
+            totals.update(reading.totals())
         return totals
-
-
-def subscriber_view(reading: Reading, now: float) -> dict[str, Any]:
-    view = reading.subscriber.view()
-    return {
-        "endpoint": view.endpoint,
-        "connected": view.is_connected,
-        "heard_s": None if view.heard_at is None else round(now - view.heard_at, 1),
-        "ended": view.why,
-        **connection_counts(reading.subscriber),
-    }
-
-
-def connection_counts(subscriber: KvSubscriber) -> dict[str, int]:
-    """Counters of one connection; what was malformed as one number."""
-    counts = asdict(subscriber.counts)
-    return {**counts, "malformed": sum(counts["malformed"].values())}

@@ -31,6 +31,7 @@ LAYERS = (
     (
         "ranvier_py.calibrating",
         "ranvier_py.clustering",
+        "ranvier_py.hearing",
         "ranvier_py.indexing",
         "ranvier_py.pushing",
         "ranvier_py.truthing",

@@ -16,7 +16,7 @@ from cluster.engine_http import Engine, EngineConfig
 from cluster.engine_kv import KvEvents
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
-from ranvier_py import truthing
+from ranvier_py import hearing
 from ranvier_py.config import Config
 from ranvier_py.core.kv.truth import EngineTruth
 from ranvier_py.edge.tokenizer import EMBEDDED
@@ -240,7 +240,7 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
 
 async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The publisher's port may be closed to one machine and open to the next."""
-    monkeypatch.setattr(truthing, "LOST_S", 0.3)
+    monkeypatch.setattr(hearing, "LOST_S", 0.3)
     with trio.fail_after(2 * DEADLINE_S):
         async with trio.open_nursery() as nursery:
             engine = await start_engine(nursery)
@@ -252,11 +252,11 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
             await readers([deaf], 1)
             await readers([deaf], 0)
             place = (await deaf.http.get(f"{deaf.control}/admin/cluster")).json()["address"]
-            hearing = await start_node(nursery, engine, **gossip, join=[place])
-            await readers([hearing], 1)
-            await hearing.until(lambda engine: engine["truth"] == "exact")
+            other = await start_node(nursery, engine, **gossip, join=[place])
+            await readers([other], 1)
+            await other.until(lambda engine: engine["truth"] == "exact")
             await deaf.until(lambda engine: engine["truth"] == "exact" and not engine["read_here"])
-            for node in (deaf, hearing):
+            for node in (deaf, other):
                 await node.http.aclose()
             nursery.cancel_scope.cancel()
 
