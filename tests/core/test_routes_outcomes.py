@@ -49,6 +49,15 @@ def test_what_was_served_meanwhile_stays() -> None:
     assert depth(table, chain(1, 2, 4), A) == 32
 
 
+def test_peers_are_told_of_what_was_withdrawn_as_of_the_request_that_found_out() -> None:
+    table = RouteTable()
+    table.collect_news()
+    table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
+    table.learn(chain(1, 2, 4), A, 1, Trust.LOCAL, 10.0)
+    assert refute(table, (32, 2, 0), A, before=40) == 1
+    assert [(news.fingerprint, news.at) for news in table.withdrawn_news] == [(4, 40)]
+
+
 def test_an_unknown_prefix_refutes_nothing() -> None:
     assert refute(RouteTable(), (16, 9, 0), A, before=40) == 0
 

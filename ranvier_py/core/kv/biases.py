@@ -2,7 +2,7 @@
 
 | bias | evidence, among the latest answers of one engine |
 |---|---|
-| template | its count of prompt tokens is not ours plus one constant (the generation prompt) in a fifth of them |
+| template | its count of prompt tokens is not ours plus one of a few constants (generation prompts) in a fifth |
 | salt | of prompts used there moments ago some were found, and a tenth or more had nothing at all: caches are kept |
 |      | apart by something that we do not see (a tenant, an adapter, a salt in a header) |
 | no_reuse | of prompts used there moments ago nearly none was found: no prefix caching, or another tokenizer |
@@ -51,6 +51,9 @@ DIFFERENCES_MAX = 64
 
 OFFSET_MAX = 64
 """Tokens that a generation prompt may have. A constant difference above that is another template, too."""
+
+OFFSETS_USUAL = 3
+"""Generation prompts of one template: with and without thinking, with tools. A wrong template differs chat by chat."""
 
 STEPS_SEEN = 16
 """Counts of cached tokens that agree on one step before it is believed: the chance that 16 multiples of 16 are all
@@ -164,8 +167,8 @@ class Evidence:
         total = sum(self._differences.values())
         if total / self._weight < ANSWERS_MIN:
             return 0.0
-        offset = self.offset_tokens
-        usual = self._differences[offset] if 0 <= offset <= OFFSET_MAX else 0.0
+        plausible = [weight for offset, weight in self._differences.items() if 0 <= offset <= OFFSET_MAX]
+        usual = sum(sorted(plausible)[-OFFSETS_USUAL:])
         return (1 - usual / total) / TEMPLATE_SHARE
 
 

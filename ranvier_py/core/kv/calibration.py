@@ -123,7 +123,7 @@ class Calibration:
         self._estimated = estimated
         self._contradicted = contradicted
         self._ledgers: dict[BackendId, Ledger] = {}
-        self._samples: dict[int, tuple[Flight, Sequence[tuple[int, int]]]] = {}
+        self._samples: dict[int, tuple[float, Sequence[tuple[int, int]]]] = {}  # by identity, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
@@ -143,7 +143,7 @@ class Calibration:
             return
         self.counts.sampled += 1
         found = evidence_of(self._routes, flight.prompt.end.stops(), flight.backend, flight.epoch)
-        self._samples[id(flight)] = (flight, found)
+        self._samples[id(flight)] = (flight.departed_at, found)
         if len(self._samples) > FLIGHTS_MAX:
             del self._samples[next(iter(self._samples))]
 
@@ -156,7 +156,9 @@ class Calibration:
             self._samples.pop(id(flight), None)  # its answer will not be read
 
     def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
-        _, sample = self._samples.pop(id(flight), (flight, ()))
+        departed_at, sample = self._samples.pop(id(flight), (0.0, ()))
+        if departed_at != flight.departed_at:
+            sample = ()
         if answer.prompt_tokens is None or flight.prompt.kind == "opaque":
             return
         ledger = self._ledger(flight)
@@ -166,7 +168,7 @@ class Calibration:
             cached = 0
         ledger.evidence.counted(cached)
         own = flight.prompt.end
-        if own.state is not None:
+        if own.state is not None and flight.prompt.kind == "chat":
             ledger.evidence.measured(answer.prompt_tokens - own.length)
         computed = answer.prompt_tokens - (cached or 0)
         ledger.clock.add(max(0, computed - flight.computed_tokens) + (answer.completion_tokens or 0), now)

@@ -4,7 +4,7 @@ An engine that answered cold below some depth had lost that prefix, and all that
 blocks go first, deeper ones before shallower ones. The prompt itself it holds again, for it has just computed it.
 
 Rules: `refute` withdraws claims of one backend below one prefix whose evidence is older than the request that found
-them wrong; what was served meanwhile stays, and so does every other prefix.
+them wrong; what was served meanwhile stays, and so does every other prefix. Peers are told: the engine has said it.
 Bound: rows looked at in one call. Cost: 0.5 us for each stop or row.
 """
 
@@ -61,4 +61,4 @@ def refute(table: RouteTable, stop: Stop, backend: BackendId, before: int) -> in
                 pending.append(child)
             if seen >= ROWS_MAX:
                 break
-    return sum(table.withdraw(name, backend) for name in old)
+    return sum(table.retract(name, backend, before) for name in old)

@@ -49,11 +49,18 @@ def test_prompts_of_one_shape_are_no_larger_block() -> None:
 def test_another_template_shows_in_the_counts_and_goes_with_it() -> None:
     evidence, rng = Evidence(), Random(1)
     for _ in range(60):
-        evidence.measured(rng.choice((5, 17, -3)))
+        evidence.measured(rng.choice((5, 17, 29, 41, 53)))
     assert named(evidence) == [Bias.TEMPLATE]
     for _ in range(600):
         evidence.measured(5)
     assert not present(True, evidence.strengths(BLOCK)[Bias.TEMPLATE])
+
+
+def test_a_template_with_several_generation_prompts_is_understood() -> None:
+    evidence, rng = Evidence(), Random(1)
+    for _ in range(60):
+        evidence.measured(rng.choice((5, 5, 9, 12)))
+    assert named(evidence) == []
 
 
 def test_a_large_or_a_negative_constant_is_another_template_too() -> None:

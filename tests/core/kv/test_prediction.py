@@ -204,7 +204,7 @@ def test_another_template_is_named_by_the_engines_own_count() -> None:
     world, rng = World(), Random(1)
     for number in range(60):
         flight = world.depart([number + 1, number + 100], 10.0 + number)
-        world.answer(flight, 0, 10.5 + number, prompt_tokens=32 + rng.choice((3, 50, 9)))
+        world.answer(flight, 0, 10.5 + number, prompt_tokens=32 + rng.choice((3, 50, 9, 14, 33, -7)))
     [change] = world.calibration.tick()
     assert change.bias is Bias.TEMPLATE
 
@@ -230,6 +230,17 @@ def test_flights_without_an_answer_leave_nothing_behind() -> None:
     assert counts.sampled == 2 * FLIGHTS_MAX
     assert counts.skipped == 5 * 2 * FLIGHTS_MAX // SAMPLES_PER_S_MAX
     assert len(world.calibration._samples) <= FLIGHTS_MAX
+
+
+def test_a_sample_is_not_taken_for_that_of_another_flight() -> None:
+    """Python gives an address again as soon as it is free."""
+    world = World()
+    world.served([1, 2, 3, 4], 0, 10.0)
+    flight = world.depart([1, 2, 3, 4], 11.0)
+    flight.departed_at += 1.0
+    outcomes = world.calibration._ledgers[A].estimate.outcomes
+    world.answer(flight, 64, 13.0)
+    assert world.calibration._ledgers[A].estimate.outcomes == outcomes
 
 
 def test_a_removed_backend_is_forgotten() -> None:
