@@ -144,6 +144,7 @@ class Pushing:
         self._inbox = inbox
         self._clock = clock
         self._names: dict[BackendId, Names] = {}
+        self._epochs: dict[BackendId, int] = {}
         self._models: dict[int, str] = {}  # by the running sum that a prompt of the model begins with
         self._models_version = -1
         self._leases: dict[tuple[BackendId, Fingerprint], float] = {}  # oldest first
@@ -217,8 +218,8 @@ class Pushing:
 
     def tick(self, now: float) -> None:
         self.drain()
-        for backend in [one for one in self.map.workers if self._is_gone(one)]:
-            self._close(backend, now)
+        for backend in list(self.map.workers):
+            self._look(backend, now)
         for backend in self.map.silence(now):
             self._level(backend)
         self._end_leases(now)
@@ -294,10 +295,10 @@ class Pushing:
             if self not in self._router.observers:
                 self._router.observers += (self,)
         else:
-            bases = base_names(backend.cards)
-            names = dict.fromkeys((worker.model, *bases) if worker.model else bases)
-            self._names[backend.id] = Names(self._router.hasher, self._router.reader.namespace_of, tuple(names))
+            names = names_of(backend, worker)
+            self._names[backend.id] = Names(self._router.hasher, self._router.reader.namespace_of, names)
             held = self._names[backend.id].held(worker)
+        self._epochs[backend.id] = backend.epoch
         self._truth.open(source_of(backend.id), held, now)
         self._level(backend.id)
 
@@ -306,11 +307,20 @@ class Pushing:
         self._truth.close(source_of(backend), now)
         self._levels.pop(backend, None)
         self._names.pop(backend, None)
+        self._epochs.pop(backend, None)
         self._inbox.urgent = any(worker.scheme == PREFIX_HASH for worker in self.map.workers.values())
 
-    def _is_gone(self, id_: BackendId) -> bool:
+    def _look(self, id_: BackendId, now: float) -> None:
+        """Is it still the engine that was reported of? A restarted one holds nothing, whatever its reporter knows."""
         backend = self._registry.slots[id_]
-        return backend is None or backend.removed
+        if backend is None or backend.removed:
+            self._close(id_, now)
+        elif id_ in self._names and self._names[id_].base != names_of(backend, self.map.workers[id_]):
+            self._close(id_, now)  # its names are in every fingerprint: all is told again
+        elif self._epochs.setdefault(id_, backend.epoch) != backend.epoch:
+            self._epochs[id_] = backend.epoch
+            self.map.empty(id_, "the engine was restarted")
+            self._level(id_)
 
     def _level(self, backend: BackendId) -> None:
         """Say how well a worker is known, where that has changed."""
@@ -440,6 +450,12 @@ class Said:
     def tier(self, fingerprint: Fingerprint) -> Tier:
         links = self._pushing.links.of_fingerprint(fingerprint)
         return min((self._worker.table.tier(link.key) for link in links), default=Tier.ABSENT)
+
+
+def names_of(backend: Backend, worker: Worker) -> tuple[str, ...]:
+    """Names of the model that a worker's fingerprints are of: first the one that they were made under."""
+    bases = base_names(backend.cards)
+    return tuple(dict.fromkeys((worker.model, *bases) if worker.model else bases))
 
 
 def source_of(backend: BackendId) -> Source:

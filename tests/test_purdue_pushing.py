@@ -315,6 +315,17 @@ async def test_claims_of_what_is_held_outlive_their_time_to_live() -> None:
     assert [holder.backend for holder in held] == [0]
 
 
+async def test_a_restarted_engine_holds_nothing_whatever_its_reporter_still_believes() -> None:
+    world = World(2)
+    await world.sync("w0", key(1))
+    backend = world.router.registry.by_name["w0"]
+    world.router.registry.restart(backend, "test", world.now)
+    world.pushing.tick(world.now)
+    assert len(world.pushing.map) == 0
+    world.busy("w0")
+    assert world.serve(ids(1))[1] == "miss"
+
+
 async def test_a_worker_that_is_removed_takes_its_map_with_it() -> None:
     world = World(2)
     await world.sync("w0", key(1))

@@ -158,7 +158,10 @@ class Reporting:
                     router.sender.answered(status, reply, time.monotonic())
                 if self._hashes is not Hashes.FINGERPRINT and router.sender.misnamed:
                     router.sender.misnamed = False  # asked again, for it may be another router by then
-                self._note(router, "" if status == OK_STATUS else router.link.why)
+                why = "" if status == OK_STATUS else router.link.why
+                if router.sender.old_in_a_row > 1:  # once is a lost answer
+                    why = "it hears another reporter for this worker"
+                self._note(router, why)
 
     def _is_strange(self, router: _Router) -> bool:
         """Whether it has to say first how it names prefixes."""

@@ -293,8 +293,15 @@ class PushMap:
                 quiet.append(backend)
         return quiet
 
+    def empty(self, backend: BackendId, why: str) -> None:
+        """The worker holds nothing that it told of. O(its hashes), 1 us each."""
+        worker = self.workers[backend]
+        worker.doubt(why)
+        for key in list(worker.table):
+            self._drop(backend, worker, key)
+
     def forget(self, backend: BackendId) -> None:
-        """There is no such worker any more. O(its hashes)."""
+        """There is no such worker any more. O(its hashes), 1 us each."""
         worker = self.workers.get(backend)
         if worker is not None:
             for key in worker.table:

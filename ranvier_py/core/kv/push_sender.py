@@ -93,6 +93,7 @@ class Sender:
         self.scheme = scheme
         self.misnamed = False  # the router knows another scheme by now
         self.certain = True  # nothing of the engine was missed
+        self.old_in_a_row = 0  # messages that the router took for late ones
         self.in_step_at: float | None = None  # when a comparison last found no difference
         self._settings = settings or SenderSettings()
         self._speaker = speaker
@@ -150,6 +151,7 @@ class Sender:
         assert self._flight is not None, "nothing was sent"
         draft, self._flight = self._flight[0], None
         self._failures = 0
+        self.old_in_a_row = self.old_in_a_row + 1 if reply.get("status") == "old" else 0
         if status != OK_STATUS:
             self.counts.refused += 1
             self.misnamed = status == UNPROCESSABLE

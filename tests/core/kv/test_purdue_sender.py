@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.push import PushMap
+from ranvier_py.core.kv.push import PushMap, Word
 from ranvier_py.core.kv.push_book import Book
 from ranvier_py.core.kv.push_messages import read_eviction, read_sync
 from ranvier_py.core.kv.push_sender import EVICTION_PATH, SYNC_PATH, Posting, Sender, SenderSettings, Speaker
@@ -231,6 +231,16 @@ def test_px6_what_waits_is_bounded_and_healed_by_a_comparison() -> None:
     assert side.sender.counts.overflowed == 150
     side.run(0.1)
     assert side.agrees
+
+
+def test_a_reporter_notices_that_another_one_speaks_for_its_worker() -> None:
+    side = Side()
+    side.run(0.0)
+    side.router.hear(A, Word("prefix_hash", "another", 1), 0.0)
+    for second in (5.0, 10.0):
+        side.hold(int(second))
+        side.run(second)
+    assert side.sender.old_in_a_row > 1
 
 
 def test_a_large_cache_is_sent_in_several_messages() -> None:
