@@ -36,6 +36,7 @@ from ranvier_py.core.kv.names import Names, base_names
 from ranvier_py.core.kv.prefixes import Change
 from ranvier_py.core.kv.push import PushMap, PushSettings, Word, Worker
 from ranvier_py.core.kv.push_keys import LENGTHS_MAX, PREFIX_TOKENS, KeyedPrefix, KeyHasher
+from ranvier_py.core.kv.push_leases import Leases
 from ranvier_py.core.kv.push_links import Link, Links
 from ranvier_py.core.kv.push_messages import PREFIX_HASH, Eviction, Sync
 from ranvier_py.core.kv.push_table import Entry, tier_in
@@ -49,10 +50,6 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.core.stream import Answer
 
-LEASE_S = 10.0
-"""Two syncs: a snapshot that was taken just before the first token says nothing of it, the next one does."""
-
-LEASES_MAX = 65_536
 INBOX_MAX = 65_536
 TICK_S = 0.5
 LINKS_PER_TICK = 100
@@ -71,7 +68,6 @@ class PushingCounts:
     keys_foreign: int = 0  # of prompts with a salt, or of a model that nobody lists
     leases_kept: int = 0  # that a worker confirmed
     leases_ended: int = 0  # that nobody did
-    leases_dropped: int = 0  # too many
 
 
 class KeyInbox:
@@ -147,7 +143,7 @@ class Pushing:
         self._epochs: dict[BackendId, int] = {}
         self._models: dict[int, str] = {}  # by the running sum that a prompt of the model begins with
         self._models_version = -1
-        self._leases: dict[tuple[BackendId, Fingerprint], float] = {}  # oldest first
+        self._leases = Leases()
         self._levels: dict[BackendId, tuple[Level, str]] = {}
         self._refreshed = 0
         inbox.drain = self.drain
@@ -222,7 +218,8 @@ class Pushing:
             self._look(backend, now)
         for backend in self.map.silence(now):
             self._level(backend)
-        self._end_leases(now)
+        for backend, fingerprint in self._leases.ended(now):
+            self._end_lease(backend, fingerprint, now)
         if self._inbox.urgent:
             self._refresh()
 
@@ -249,6 +246,7 @@ class Pushing:
             "links": self.links.count,
             "links_forgotten": self.links.forgotten,
             "leases": len(self._leases),
+            "leases_dropped": self._leases.dropped,
         }
 
     def samples(self) -> list[Sample]:
@@ -348,7 +346,7 @@ class Pushing:
             found = []
             for change in changes:
                 for link in self.links.of_key(change.fingerprint, worker.model):
-                    self._leases.pop((backend, link.fingerprint), None)
+                    self._leases.settle(backend, link.fingerprint)
                     found.append(Change(link.fingerprint, link.tokens, change.tier, UNKNOWN))
             changes = found
         if changes:
@@ -402,19 +400,7 @@ class Pushing:
         links = self.links.of_fingerprint(fingerprint)
         if not links or any(link.key in worker.table for link in links):
             return
-        self._leases.setdefault((backend, fingerprint), now + LEASE_S)
-        if len(self._leases) > LEASES_MAX:
-            del self._leases[next(iter(self._leases))]
-            self.counts.leases_dropped += 1
-
-    def _end_leases(self, now: float) -> None:
-        """Leases are all of one length, so the oldest end first."""
-        while self._leases:
-            (backend, fingerprint), until = next(iter(self._leases.items()))
-            if until > now:
-                return
-            del self._leases[backend, fingerprint]
-            self._end_lease(backend, fingerprint, now)
+        self._leases.begin(backend, fingerprint, now)
 
     def _end_lease(self, backend: BackendId, fingerprint: Fingerprint, now: float) -> None:
         worker, links = self.map.workers.get(backend), self.links.of_fingerprint(fingerprint)

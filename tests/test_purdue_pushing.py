@@ -21,6 +21,7 @@ from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.kv import push
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.push_keys import key_of
+from ranvier_py.core.kv.push_leases import LEASE_S
 from ranvier_py.core.kv.push_messages import read_eviction, read_sync
 from ranvier_py.core.kv.truth import EngineTruth
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
@@ -30,7 +31,7 @@ from ranvier_py.core.request import PromptReader
 from ranvier_py.core.router import COMPLETION_PATH, Flight, Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
-from ranvier_py.pushing import LEASE_S, KeyInbox, Pushing
+from ranvier_py.pushing import KeyInbox, Pushing
 
 KEY = b"k" * 32
 MARK = scheme_mark("t", KEY)
