@@ -9,6 +9,8 @@ event, claims whose evidence ages, peers' claims that are wrong.
 Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a claim withdrawn
 for not being held, and only if its evidence is older than a grace, since events come a moment after the first token.
 Invariant: at EXACT and after a whole sweep the claims of a backend at token stops are what it holds there.
+Bounds: those of the table, of which one engine's events fill ROWS_SHARE at most, whatever they say; beyond that, only
+rows that are known are confirmed, and the others counted.
 Cost: 0.5 us for a change that is no stop, 6 us for one that is; that of a sweep is `routes.reconcile`'s.
 """
 
@@ -37,6 +39,9 @@ events may wait for the next."""
 RUN_MAX = 256
 """Stops of one run that are learned with one call: 64k tokens."""
 
+ROWS_SHARE = 0.25
+"""An engine of 4 M tokens has some 20,000 anchors, a fiftieth of a table of a million rows."""
+
 LEVELS = (Level.EXACT, Level.DEGRADED, Level.REPAIRING, Level.ESTIMATED)
 """Best first. While a gap is repaired less is certain than after it was given up: more may be undone."""
 RANK = {level: rank for rank, level in enumerate(LEVELS)}
@@ -62,10 +67,11 @@ class _Part:
 class _Engine:
     """One backend: its sources, and which of them can be believed."""
 
-    __slots__ = ("epoch", "parts", "void_before")
+    __slots__ = ("epoch", "parts", "rows", "void_before")
 
     def __init__(self) -> None:
         self.parts: dict[str, _Part] = {}
+        self.rows = 0  # confirmed ones, as the sweep last counted, and what came and went since
         self.epoch = -1  # of the registry, when a source last spoke
         self.void_before = float("-inf")  # evidence before this has no grace
 
@@ -107,6 +113,8 @@ class EngineTruth:
         self._dense_anchors = tuple(block_tokens * blocks for blocks in ANCHOR_BLOCKS_DENSE)
         self._anchor_step = block_tokens * ANCHOR_STEP_BLOCKS
         self._known = routes.names()
+        self._rows_max = int(routes.capacity * ROWS_SHARE)
+        self._rounds = 0
         self._grace_s = grace_s
         self._engines: dict[BackendId, _Engine] = {}
 
@@ -137,11 +145,11 @@ class EngineTruth:
         part.settled = changes.complete
         if changes.cleared:
             epoch = self._void(part, epoch, now)
+        self._engines[source.backend].epoch = epoch
         if changes.changes:
             part.changed_at = now
             part.changes += len(changes.changes)
             self._apply(source.backend, epoch, changes.changes, now)
-        self._engines[source.backend].epoch = epoch
 
     # What is known
 
@@ -160,6 +168,10 @@ class EngineTruth:
         """Put right the next rows of the table by what engines at EXACT hold. Returns how many claims changed."""
         exact = [each for backend, engine in self._engines.items() if (each := self._exact(backend, engine, now))]
         affirmed, retracted = self._reconciler.walk(rows_max, exact, now)
+        if self._rounds != self._reconciler.rounds:
+            self._rounds = self._reconciler.rounds
+            for backend, engine in self._engines.items():
+                engine.rows = self._reconciler.confirmed.get(backend, 0)
         self.counts.affirmed += affirmed
         self.counts.retracted += retracted
         return affirmed + retracted
@@ -180,6 +192,7 @@ class EngineTruth:
         part.cleared += 1
         self.counts.voided += 1
         engine.void_before = now
+        engine.rows = 0
         ranks = sum([other.source.channel == part.source.channel for other in engine.parts.values()])
         if self._restarted is None or ranks > 1 or engine.epoch not in (-1, epoch):
             return epoch  # other ranks may still hold theirs; or it was noticed before, and this is the new process
@@ -194,16 +207,19 @@ class EngineTruth:
 
     def _apply(self, backend: BackendId, epoch: int, changes: Iterable[Change], now: float) -> None:
         routes, counts, known = self._routes, self.counts, self._known
-        dense, step = self._dense_anchors, self._anchor_step
+        dense, step, engine = self._dense_anchors, self._anchor_step, self._engines[backend]
+        full = engine.rows > self._rows_max
         run: list[Change] = []  # consecutive anchors of one prompt
         for change in changes:
             fingerprint, tokens, tier, parent = change
             anchor = tokens in dense or (tokens % step == 0 and tokens > 0)
-            if not anchor and fingerprint not in known:
+            if (full or not anchor) and fingerprint not in known:
                 counts.passed += 1
+                counts.refused += anchor
             elif tier is Tier.ABSENT:
-                if not self._is_held(backend, fingerprint):
-                    counts.removed += routes.retract(fingerprint, backend, now)
+                if not self._is_held(backend, fingerprint) and routes.retract(fingerprint, backend, now):
+                    counts.removed += 1
+                    engine.rows -= 1
             elif anchor and run and parent == run[-1].fingerprint and len(run) < RUN_MAX:
                 run.append(change)
             else:
@@ -227,7 +243,7 @@ class EngineTruth:
         if run[0].parent != UNKNOWN:
             blocks = run[0].tokens // self._block_tokens
             stops.append((anchor_below(blocks) * self._block_tokens, run[0].parent, 0))
-        self._routes.learn(stops, backend, epoch, Trust.CONFIRMED, now)
+        self._engines[backend].rows += self._routes.learn(stops, backend, epoch, Trust.CONFIRMED, now)
         self.counts.confirmed += len(run)
         for change in run:
             self._routes.set_tier(change.fingerprint, backend, change.tier)

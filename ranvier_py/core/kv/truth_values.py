@@ -63,6 +63,7 @@ class TruthCounts:
     confirmed: int = 0  # prefixes that an engine told of and that became claims
     removed: int = 0  # claims withdrawn because an engine said so
     passed: int = 0  # changes at depths where the table is never asked
+    refused: int = 0  # ... and at others, for one engine had its share of the table
     voided: int = 0  # times that everything of one engine became void
     affirmed: int = 0  # claims that a sweep raised or refreshed
     retracted: int = 0  # claims that a sweep withdrew because the engine does not hold them

@@ -42,6 +42,9 @@ class Reconciler:
         self._table = table
         self._rows, _, self._claims, _ = table.parts()
         self._cursor = 1
+        self._counting: dict[int, int] = {}
+        self.rounds = 0  # that are complete
+        self.confirmed: dict[int, int] = {}  # rows by backend, as the last round found; shared ones count for one
 
     def walk(self, rows_max: int, engines: Sequence[Exact], now: float) -> tuple[int, int]:
         """Look at the next rows. Returns how many claims were raised or refreshed, and how many withdrawn."""
@@ -60,13 +63,19 @@ class Reconciler:
 
     def _window(self, rows_max: int) -> dict[Fingerprint, int]:
         """The next rows, by their token fingerprints."""
-        rows = self._rows
+        rows, counting = self._rows, self._counting
         parents, tokens, found = rows.parent, rows.token, {}
         for _ in range(min(rows_max, rows.top - 1)):
-            row = self._cursor if self._cursor < rows.top else 1
-            self._cursor = row + 1
+            if self._cursor >= rows.top:
+                self.rounds, self.confirmed, self._cursor = self.rounds + 1, counting, 1
+                counting = self._counting = {}
+            row = self._cursor
+            self._cursor += 1
             if parents[row] >= 0 and tokens[row]:
                 found[Fingerprint(tokens[row])] = row
+                if rows.trust[row] == Trust.CONFIRMED:
+                    backend = rows.backend[row]
+                    counting[backend] = counting.get(backend, 0) + 1
         return found
 
     def _affirm(self, row: int, engine: Exact, tier: Tier, now: float) -> bool:

@@ -228,6 +228,37 @@ def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
     assert found == [1, 1, 0]
 
 
+def test_one_engine_fills_its_share_of_the_table_and_no_more_whatever_it_says() -> None:
+    """Else a stream of garbage would push out what is known of all others."""
+    world = World()
+    world.routes.learn([(48, 7, 8)], OTHER, 1, Trust.REMOTE, 1.0)
+    for number in range(1000):
+        world.truth.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
+    assert 0.2 * world.routes.capacity < len(world.routes) < 0.3 * world.routes.capacity
+    assert world.truth.counts.refused > 700
+    assert world.holders((48, 7, 8))
+    world.routes.learn([(16, 20_000, 0)], OTHER, 1, Trust.LOCAL, 10.0)
+    world.truth.changed(STREAM, world.cache.store((16, 20_000, 0)), 11.0)
+    assert len(world.holders((16, 20_000, 0), now=11.0, wanted=2)) == 2, "what traffic knows is confirmed all the same"
+    before = len(world.routes)
+    world.truth.changed(STREAM, world.cache.store(*RUN)._replace(cleared=True), 13.0)
+    assert len(world.routes) > before, "an engine that begins anew has its share anew"
+
+
+def test_rows_that_went_by_themselves_do_not_count_against_an_engine_for_ever() -> None:
+    world = World()
+    for number in range(300):
+        world.truth.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
+    refused = world.truth.counts.refused
+    assert refused
+    world.routes.sweep(5000.0, world.epochs, 10_000)
+    assert not len(world.routes)
+    for _ in range(2):
+        world.sweep(5000.0)
+    world.truth.changed(STREAM, world.cache.store(*RUN), 5001.0)
+    assert (len(world.routes), world.truth.counts.refused) == (3, refused)
+
+
 class Many(Cache):
     """Answers for many."""
 
