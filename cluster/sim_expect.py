@@ -51,6 +51,8 @@ class Expectations:
         self.same_at: float | None = None
         self.hits_before: float | None = None
         self.hits_mark: tuple[int, int] | None = None
+        self.hits_during: float | None = None  # from the first step to the end of the last
+        self._during_mark: tuple[int, int] | None = None
         self._packets_mark = 0
 
     def plan(self) -> None:
@@ -62,6 +64,7 @@ class Expectations:
         first = world.scenario.steps[0].at_s if world.scenario.steps else self.traffic_until / 3
         heap.at(first, self._mark_hits_before)
         heap.at(self.traffic_until * 2 / 3, self._mark_hits)
+        heap.at(max(first, min(self.quiet_s, self.traffic_until)), self._mark_hits_during)
         if self.expect.dead_s is not None:
             for step in world.scenario.steps:
                 if step.do == "kill":
@@ -239,6 +242,10 @@ class Expectations:
 
     def _mark_hits_before(self) -> None:
         self.hits_before = self.hits_since((0, 0))
+        self._during_mark = self._hits()
+
+    def _mark_hits_during(self) -> None:
+        self.hits_during = self.hits_since(self._during_mark)
 
     def _mark_hits(self) -> None:
         self.hits_mark = self._hits()
@@ -261,6 +268,7 @@ class Expectations:
             "agreed_s": agreed,
             "same_routes_s": same,
             "hit_share_before": rounded(self.hits_before),
+            "hit_share_during": rounded(self.hits_during),
             "hit_share_after": rounded(self.hits_since(self.hits_mark)),
         }
 

@@ -43,7 +43,7 @@ class Words:
     def next(self, parent: Boundary, tokens: int) -> Boundary:
         """The end of one more message of so many tokens, a whole number of blocks."""
         end = Boundary(parent, Fingerprint(self._rng.getrandbits(63) | 1), parent.length + tokens, BLOCK_TOKENS)
-        own = np.frombuffer(self._rng.randbytes(4 * tokens), dtype=np.uint32) % np.uint32(100_000)
+        own = self.drawn(tokens)
         state: TokenState = parent.state or self._hasher.start(NAMESPACE)
         end.tokenized(self._hasher.extend(state, own, [tokens])[0])
         before = self._ids.get(parent.text)
@@ -54,6 +54,10 @@ class Words:
             if text:
                 self.keys[text] = self.keys[token]
         return end
+
+    def drawn(self, tokens: int) -> TokenIds:
+        """So many tokens of any words."""
+        return np.frombuffer(self._rng.randbytes(4 * tokens), dtype=np.uint32) % np.uint32(100_000)
 
     def job(self, end: Boundary) -> Job:
         return self._jobs[end.text]

@@ -1,0 +1,109 @@
+"""Simulated engines that tell what they hold: hit rates while they can't be heard, losses, nothing told of tokens."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
+from cluster.sim_kv import Words
+from cluster.sim_mind import Minds
+from cluster.sim_run import Run, simulate
+from ranvier_py.core.gossip import gossip
+from ranvier_py.core.gossip.messages import Holdings, Lessons, Message
+from ranvier_py.core.gossip.routes.removals import is_removal
+from ranvier_py.core.kv.gap_values import Level
+from ranvier_py.replay.engine.block_cache import TokenIds
+
+POINTS = 0.05
+SEEDS = range(2, 20) if "RANVIER_SOAK" in os.environ else (2,)
+
+QUICK = Scenario(
+    name="kv_quick",
+    about="three engines, a small cache",
+    for_s=26.0,
+    cluster=Cluster(nodes=3, engines=3, events=True, cache_blocks=600),
+    load=Load(chats_per_s=2.5, turns=4),
+    expect=Expect(same_routes_s=9.0, one_reader=True, exact=True, wrong_share_max=0.01, unknown_share_max=0.02),
+)
+
+
+@pytest.mark.parametrize("name", ["kv_publisher_dead", "kv_garbage", "kv_owner_killed_rolled"])
+def test_engines_that_cannot_be_heard_cost_less_than_five_points_of_hits(name: str) -> None:
+    """Against the same chats with all of them heard; and while it lasts, not only on the whole."""
+    scenario = load_scenario(name)
+    nothing = tuple(Step(at_s=step.at_s, do="heal", for_s=step.for_s) for step in scenario.steps)
+    heard = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, Minds())
+    unheard = simulate(scenario, 1, Minds())
+    assert unheard.violation is None
+    assert unheard.measures["kv_exact"] < unheard.measures["kv_readers"] or name == "kv_owner_killed_rolled"
+    for share in ("hit_share", "hit_share_during", "hit_share_after"):
+        if heard.measures[share] is not None:  # a kill is over at once
+            assert unheard.measures[share] > heard.measures[share] - POINTS, share
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
+def test_all_nodes_know_the_truth_whatever_gets_lost_before_the_end(seed: int, loss: float) -> None:
+    steps = (Step(at_s=3.0, do="events_loss", engines="all", loss=loss, for_s=10.0),) if loss else ()
+    result = simulate(replace(QUICK, steps=steps), seed, Minds())
+    assert result.violation is None
+    assert result.measures["kv_exact"] == 3
+    assert result.measures["kv_readers_most"] == 1
+
+
+def test_steps_of_events_need_engines_that_publish() -> None:
+    wrong = replace(QUICK, cluster=Cluster(nodes=3), steps=(Step(at_s=1.0, do="events_cut", engines="all"),))
+    with pytest.raises(ScenarioError, match="events = true"):
+        check(wrong, "test")
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
+    """All messages of a cluster in which every token is a mark, with their bodies; and the marks."""
+    marks = np.arange(1, 65, dtype=np.uint32) * np.uint32(0x01030107) + np.uint32(0x6B000000)
+    told: list[tuple[Message, bytes]] = []
+    encode = gossip.encode
+
+    def recorded(message: Message) -> tuple[int, bytes]:
+        kind, body = encode(message)
+        told.append((message, body))
+        return kind, body
+
+    def drawn(self: Words, tokens: int) -> TokenIds:
+        return marks[self._rng.choices(range(len(marks)), k=tokens)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gossip, "encode", recorded)
+        patch.setattr(Words, "drawn", drawn)
+        scenario = load_scenario("kv_late_joiner")
+        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, Minds())
+        assert run.result().violation is None
+        assert Level.EXACT in {truth.level(0) for host in run.world.hosts if host.mind and (truth := host.mind.truth)}
+    return told, [order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))]
+
+
+def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Message, bytes]], list[bytes]]) -> None:
+    """Lessons, removals, tables, copies: searched in every alignment, before they are sealed."""
+    messages, marks = told
+    kinds = [type(message) for message, _ in messages]
+    assert kinds.count(Holdings) > 1
+    lessons = [entry.lesson for message, _ in messages if isinstance(message, Lessons) for entry in message.entries]
+    assert sum(map(is_removal, lessons)) > 10
+    assert len(lessons) > sum(map(is_removal, lessons)) + 100
+    for message, body in messages:
+        found = [mark for mark in marks if mark in body]
+        assert not found, (type(message), found)
+
+
+def test_removals_and_standings_are_a_small_part_of_what_is_told(
+    told: tuple[list[tuple[Message, bytes]], list[bytes]],
+) -> None:
+    """The budget of routes is for both; nobody is told anything twice for the sake of streams."""
+    messages, _ = told
+    lessons = [entry.lesson for message, _ in messages if isinstance(message, Lessons) for entry in message.entries]
+    removed = sum(len(lesson) for lesson in lessons if is_removal(lesson))
+    assert removed < 0.35 * sum(map(len, lessons))
