@@ -133,8 +133,9 @@ class Going:
     prompt: Prompt
     budget: RetryBudget
     flight: Flight
-    lesson: Any
-    asking: bytes | None
+    prepared: bool = False
+    lesson: Any = None
+    asking: bytes | None = None
     tell: Callable[[bool], None] | None = None
     sent: Sent | None = None
     exchange: Exchange | None = None

@@ -109,12 +109,12 @@ class Pipeline:
 
     async def handle(self, request: HttpRequest, client: Client) -> None:
         """Answer one request. Raises RanvierError while nothing was sent, for the server to answer."""
-        progress = self._progress(request, client)
+        progress = self._progress(request, client, self._clock())
         await self._see_through(request, client, progress, self._answer(request, client, progress))
 
-    def _progress(self, request: HttpRequest, client: Client) -> Progress:
+    def _progress(self, request: HttpRequest, client: Client, now: float) -> Progress:
         client.request_id = request_id = request.fields.request_id or next(self._ids)
-        return Progress(request_id, self._clock())
+        return Progress(request_id, now)
 
     async def _see_through(
         self, request: HttpRequest, client: Client, progress: Progress, answering: Awaitable[None]
@@ -170,13 +170,15 @@ class Pipeline:
         if router.too_little(prompt, found):
             await self._teacher.tokenize_first(prompt, self._limits.tokenize_deadline_s)
             found = router.find(prompt, self._clock())
-        going = self._depart(request, client, prompt, found, RetryBudget(self._limits.retries), progress)
+        budget = RetryBudget(self._limits.retries)
+        going = self._depart(request, client, prompt, found, budget, progress, self._clock())
         await self._fly(going)
 
     async def _fly(self, going: Going) -> None:
         """To one backend after the other, until one has answered."""
         while (elsewhere := await self._attempt(going)) is not None:
-            going = self._depart(going.request, going.client, going.prompt, elsewhere, going.budget, going.progress)
+            request, client, prompt, budget = going.request, going.client, going.prompt, going.budget
+            going = self._depart(request, client, prompt, elsewhere, budget, going.progress, self._clock())
 
     def _depart(
         self,
@@ -186,14 +188,21 @@ class Pipeline:
         found: Found,
         budget: RetryBudget,
         progress: Progress,
+        now: float,
     ) -> Going:
         """Place. What departs is to be landed."""
         decision = self._router.place(prompt, found)
-        flight = self._router.depart(prompt, decision, self._clock(), progress.request_id, found)
+        flight = self._router.depart(prompt, decision, now, progress.request_id, found)
         progress.flight = flight
         progress.tries += 1
-        asking = self._asking.body(prompt, flight.backend, flight.epoch)
-        return Going(request, client, progress, prompt, budget, flight, self._teacher.submit(flight), asking)
+        return Going(request, client, progress, prompt, budget, flight)
+
+    def _prepare(self, going: Going) -> None:
+        """Have it learned, and ask for its counts."""
+        flight = going.flight
+        going.lesson = self._teacher.submit(flight)
+        going.asking = self._asking.body(going.prompt, flight.backend, flight.epoch)
+        going.prepared = True
 
     async def _attempt(self, going: Going) -> Found | None:
         """Forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
@@ -202,6 +211,8 @@ class Pipeline:
         try:
             if going.failure is not None:
                 raise going.failure
+            if not going.prepared:
+                self._prepare(going)
             if going.exchange is None:
                 if going.asking is None:
                     going.exchange = await self._open(going.request, going)
@@ -255,28 +266,36 @@ class Pipeline:
         prompt = router.reader.continuing(request.body)
         if prompt is None:
             return None
+        now = self._clock()
         try:
-            found = router.find(prompt, self._clock())
+            found = router.find(prompt, now)
         except RanvierError:
             return None
         if router.too_little(prompt, found):
             return None
-        budget, progress = RetryBudget(self._limits.retries), self._progress(request, client)
-        going = self._depart(request, client, prompt, found, budget, progress)
+        budget, progress = RetryBudget(self._limits.retries), self._progress(request, client, now)
+        going = self._depart(request, client, prompt, found, budget, progress, now)
         going.tell = tell
-        if going.asking is None:
-            address, extra = self._address_of(going.flight.url), self._extra_fields(request, progress)
-            client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
-            going.sent = self._upstream.begin(address, request, extra)
-            going.sent.when_answered(partial(self._go_on, going))
+        try:
+            self._send_shortly(going)
+        except Exception as error:  # the attempt goes on with it
+            going.failure = error
         return going
+
+    def _send_shortly(self, going: Going) -> None:
+        self._prepare(going)
+        if going.asking is None:
+            address, extra = self._address_of(going.flight.url), self._extra_fields(going.request, going.progress)
+            going.client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
+            going.sent = self._upstream.begin(address, going.request, extra)
+            going.sent.when_answered(partial(self._go_on, going))
 
     def _go_on(self, going: Going) -> bool:
         """The backend says something: its whole answer, mostly."""
         assert going.tell is not None
         try:
             whole = self._conclude_shortly(going)
-        except Exception as error:  # the attempt goes on with it
+        except Exception as error:
             going.failure = error
             whole = False
         going.tell(whole)
@@ -418,11 +437,12 @@ class Pipeline:
     def _passed(self, going: Going, relay: Relay, data: bytes) -> None:
         """A piece of the answer is with the client."""
         flight, progress = going.flight, going.progress
+        now = self._clock()
         if not progress.first_byte_at:
-            progress.first_byte_at = self._clock()
+            progress.first_byte_at = now
         if relay.teaches and data:
             if flight.first_at is None and (not flight.prompt.stream or has_token(data)):
-                self._router.first_token(flight, self._clock())
+                self._router.first_token(flight, now)
             if progress.sent_bytes <= CAPTURE_BYTES_MAX:
                 relay.captured.append(data)
         progress.sent_bytes = flight.sent_bytes = progress.sent_bytes + len(data)

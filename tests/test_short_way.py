@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from ranvier_py import pipeline
+from ranvier_py.edge.learner import Learner
 from tests.test_pipeline import CLOSE, GOOD, HANG, RESET, STREAM_HEAD, Lab, Scripted, Step, answer, chunk, lab, posted
 
 FIRST = {"role": "user", "content": "How many words are there in this question? " * 20}
@@ -261,4 +262,18 @@ async def test_a_stream_that_is_asked_for_its_counts_is_begun_shortly_and_goes_o
         await talk.ask(turn(2, stream=True))
         assert (await talk.until(b"\r\n0\r\n\r\n")).endswith(event + end)
         assert (await node.at_rest())["outcomes"] == {"success": 2}
+    assert handled == [turn(1)]
+
+
+async def test_a_bug_on_the_short_way_is_a_500_and_leaves_nothing_in_flight(
+    handled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Learner, flight: object) -> None:
+        raise ZeroDivisionError
+
+    async with lab(*backends(1)) as node, Talk.begin(node) as talk:
+        monkeypatch.setattr(Learner, "submit", broken)
+        await talk.ask(turn(2))
+        assert (await talk.answer())[0].startswith(b"HTTP/1.1 500")
+        assert (await node.at_rest())["outcomes"] == {"success": 1, "cancelled": 1}
     assert handled == [turn(1)]

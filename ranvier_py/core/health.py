@@ -44,6 +44,8 @@ class Circuit(Enum):
 class Outcome(Enum):
     """How a dispatched request ended."""
 
+    __hash__ = object.__hash__  # Enum's is Python's, and each request is counted by it
+
     SUCCESS = "success"  # any complete answer below 500 except 429: the engine did its work
     SERVER_ERROR = "server_error"  # a complete 5xx
     CONNECT_ERROR = "connect_error"

@@ -107,9 +107,10 @@ class Router:
         """Whether the text chain found so little that tokenizing before placement may pay."""
         if prompt.kind == "opaque" or prompt.end.state is not None or self.policy.depths_wanted == 0:
             return False
-        if prompt.tokens < self.hasher.block_tokens:
+        tokens = prompt.tokens
+        if tokens < self.hasher.block_tokens:
             return False
-        return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * prompt.tokens
+        return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * tokens
 
     def place(self, prompt: Prompt, found: Found) -> Decision:
         """The policy's choice among what was found."""
@@ -180,17 +181,18 @@ class Router:
 
         `found` is what the decision was made from; without it the prompt is walked again.
         """
-        computed_tokens = max(0, prompt.tokens - decision.matched_tokens)
+        prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
+        computed_tokens = max(0, prompt_tokens - matched_tokens)
         target = self.registry.dispatched(decision.backend, now, computed_tokens, seen=prompt.stream)
         handle = None
-        if self.policy.depths_wanted and prompt.kind != "opaque" and decision.matched_tokens < prompt.tokens:
+        if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
             handle = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
         increment(counters.matched_by, decision.source)
-        counters.predicted_tokens += decision.matched_tokens
-        counters.prompt_tokens += decision.prompt_tokens
+        counters.predicted_tokens += matched_tokens
+        counters.prompt_tokens += prompt_tokens
         flight = Flight(prompt, decision, target, computed_tokens, handle, now)
         for observer in self.observers:
             observer.departed(flight, now)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import select
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ranvier_py.edge.response import KnownHead
 from ranvier_py.edge.transport import Transport
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a backend listens. `path_prefix` precedes every target; it is empty or begins with a slash."""
 
     scheme: str
