@@ -307,7 +307,18 @@ class Truthing:
             "streams": len(publishers),
             "read_here": backend.id in self._readings,
             **self._totals(backend.id),
+            **({"note": note} if (note := self._note(backend)) else {}),
         }
+
+    def _note(self, backend: Backend) -> str:
+        """Why an engine that tells its events is not heard here."""
+        if not self._found.get(backend.id) or backend.id in self._readings:
+            return ""
+        if not self._names(backend.id):
+            return "not one base model: " + (", ".join(backend.models) if backend.models else "none is known")
+        if backend.id in self._lost:
+            return "not to be reached from here"
+        return self._trouble or "a peer's to read"
 
     def _source_view(self, view: TruthView, now: float) -> dict[str, Any]:
         shown: dict[str, Any] = {

@@ -220,6 +220,8 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
             for node in nodes:
                 await node.until(lambda engine: engine["truth"] == "exact")
             reading = await readers(nodes, 1)
+            (other,) = [node for node in nodes if node is not reading[0]]
+            assert (await other.truth())["engines"][0]["note"] == "a peer's to read"
             await reading[0].chat(LONG * 8)
             for node in nodes:
                 await node.until_predicted(lambda tokens, _: tokens >= 64, LONG * 8)
@@ -228,11 +230,10 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
             for node in nodes:
                 await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
             reading[0].scope.cancel()
-            (left,) = [node for node in nodes if node is not reading[0]]
-            await readers([left], 1)
-            await left.until(lambda engine: engine["truth"] == "exact")
-            await left.chat(LONG * 9)
-            await left.until_predicted(confirmed, LONG * 9)
+            await readers([other], 1)
+            await other.until(lambda engine: engine["truth"] == "exact")
+            await other.chat(LONG * 9)
+            await other.until_predicted(confirmed, LONG * 9)
             for node in nodes:
                 await node.http.aclose()
             nursery.cancel_scope.cancel()
@@ -255,7 +256,8 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
             other = await start_node(nursery, engine, **gossip, join=[place])
             await readers([other], 1)
             await other.until(lambda engine: engine["truth"] == "exact")
-            await deaf.until(lambda engine: engine["truth"] == "exact" and not engine["read_here"])
+            engine_seen = await deaf.until(lambda engine: engine["truth"] == "exact" and not engine["read_here"])
+            assert engine_seen["note"] == "not to be reached from here"
             for node in (deaf, other):
                 await node.http.aclose()
             nursery.cancel_scope.cancel()
