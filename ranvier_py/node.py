@@ -53,6 +53,7 @@ from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
 from ranvier_py.edge.allocator import keep_freed_memory
 from ranvier_py.edge.kv_sse import SourceOptions
+from ranvier_py.edge.key_inbox import KeyInbox
 from ranvier_py.edge.learner import Learner
 from ranvier_py.edge.logs import request_line
 from ranvier_py.edge.metrics import render
@@ -63,7 +64,7 @@ from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
 from ranvier_py.indexing import IndexedBackend, Indexing
 from ranvier_py.pipeline import Pipeline, PipelineLimits
-from ranvier_py.pushing import KeyInbox, Pushing
+from ranvier_py.pushing import Pushing
 from ranvier_py.truthing import Truthing
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ key is brought to the loop, only while somebody pushes prefix hashes; a large sn
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from threading import get_ident
@@ -28,14 +27,13 @@ import trio
 
 from ranvier_py.core.backends import Backend, Outcome
 from ranvier_py.core.errors import NotFound
-from ranvier_py.core.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.flight import Flight
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.names import Names, base_names
 from ranvier_py.core.kv.prefixes import Change
 from ranvier_py.core.kv.push import PushMap, PushSettings, Word, Worker
-from ranvier_py.core.kv.push_keys import LENGTHS_MAX, PREFIX_TOKENS, KeyedPrefix, KeyHasher
+from ranvier_py.core.kv.push_keys import LENGTHS_MAX
 from ranvier_py.core.kv.push_leases import Leases
 from ranvier_py.core.kv.push_links import Link, Links
 from ranvier_py.core.kv.push_messages import PREFIX_HASH, Eviction, Sync
@@ -43,14 +41,14 @@ from ranvier_py.core.kv.push_table import Entry, tier_in
 from ranvier_py.core.kv.residency_values import Changes
 from ranvier_py.core.kv.truth import EngineTruth, Held, Source
 from ranvier_py.core.kv.values import Tier
-from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoaded, prefix_len_of
+from ranvier_py.core.placement.sticky_least_loaded import prefix_len_of
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.recording import scheme_mark
 from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.core.stream import Answer
+from ranvier_py.edge.key_inbox import KeyInbox
 
-INBOX_MAX = 65_536
 TICK_S = 0.5
 LINKS_PER_TICK = 100
 """Claims of what workers hold by key are refreshed so many at a time: 1 ms, and each well within its time to live."""
@@ -68,36 +66,6 @@ class PushingCounts:
     keys_foreign: int = 0  # of prompts with a salt, or of a model that nobody lists
     leases_kept: int = 0  # that a worker confirmed
     leases_ended: int = 0  # that nobody did
-
-
-class KeyInbox:
-    """Where threads that hash tokens leave the keys they met; `hasher` is what prompts are to be hashed with.
-
-    `urgent`: somebody waits for the keys. They are noted from the start where the policy is the report's, else from the
-    first worker on that reports such keys: prompts that were known before are not linked to theirs.
-    """
-
-    def __init__(self, key: bytes, block_tokens: int, policy: str, prefix_tokens: int = PREFIX_TOKENS) -> None:
-        lengths = (prefix_tokens,) if policy == StickyLeastLoaded.name else ()
-        self.hasher = KeyHasher(key, block_tokens, told=self.told, lengths=lengths, short=UNCOMPUTED_TOKENS)
-        self.prefix_tokens = prefix_tokens
-        self.waiting: deque[KeyedPrefix] = deque(maxlen=INBOX_MAX)
-        self.urgent = False
-        self.loop = 0  # the thread of the event loop
-        self.drain: Callable[[], object] = lambda: None
-
-    def told(self, keyed: KeyedPrefix) -> None:
-        """Any thread. Returns after the keys were taken in where that matters and can be waited for."""
-        self.waiting.append(keyed)
-        if not self.urgent:
-            return
-        if get_ident() == self.loop:
-            self.drain()
-            return
-        try:
-            trio.from_thread.run_sync(self.drain)
-        except (RuntimeError, trio.Cancelled):  # a thread of somebody else's, or the node is going down
-            return
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from ranvier_py.core.request import PromptReader
 from ranvier_py.core.router import COMPLETION_PATH, Flight, Router
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.speculation import Speculation
-from ranvier_py.pushing import KeyInbox, Pushing
+from ranvier_py.edge.key_inbox import KeyInbox
+from ranvier_py.pushing import Pushing
 
 KEY = b"k" * 32
 MARK = scheme_mark("t", KEY)
