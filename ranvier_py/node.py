@@ -52,8 +52,8 @@ from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
 from ranvier_py.edge.allocator import keep_freed_memory
-from ranvier_py.edge.kv_sse import SourceOptions
 from ranvier_py.edge.key_inbox import KeyInbox
+from ranvier_py.edge.kv_sse import SourceOptions
 from ranvier_py.edge.learner import Learner
 from ranvier_py.edge.logs import request_line
 from ranvier_py.edge.metrics import render
@@ -392,9 +392,7 @@ def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Ran
     return Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
 
 
-def calibrating_of(
-    config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random
-) -> Calibrating:
+def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random) -> Calibrating:
     """What measures the predictions, and corrects those of engines that nobody hears."""
     return Calibrating(
         router,
