@@ -226,7 +226,7 @@ class Pipeline:
                 if elsewhere is not None:
                     outcome = answered
                     return elsewhere
-            await self._relay(going, exchange, counts_remover(exchange) if asked else None)
+            await self._relay(going, exchange, self._remover(exchange, going, asked))
             outcome = answered
         except UpstreamError as error:
             outcome = outcome_of_error(error, relayed=client.started)
@@ -398,6 +398,16 @@ class Pipeline:
         except RanvierError:  # nobody else: the failure that brought us here is the better answer
             return None
 
+    def _remover(self, exchange: Exchange, going: Going, asked: bool) -> UsageRemover | None:
+        """What takes the counts that only we asked for out of a stream again."""
+        fields = exchange.head.fields
+        if not asked or b"text/event-stream" not in fields.lines:
+            return None
+        if not fields.readable:
+            self._asking.unreadable(going.flight.backend, going.flight.epoch)
+            return None
+        return UsageRemover(exchange.head.framing, exchange.mark_chunks())
+
     async def _relay(self, going: Going, exchange: Exchange, remover: UsageRemover | None) -> None:
         """Pass the answer on as it comes, but for what only we asked for. What is proved by it is learned beside."""
         client, flight = going.client, going.flight
@@ -457,14 +467,6 @@ class Pipeline:
         if flight.first_at is not None and flight.sent_bytes <= CAPTURE_BYTES_MAX:
             streamed = flight.prompt.stream
             self._teacher.finish(flight, going.lesson, raw, chunked=relay.chunked, streamed=streamed)
-
-
-def counts_remover(exchange: Exchange) -> UsageRemover | None:
-    """What takes the counts out of a stream again; None for an answer that is no stream we can read."""
-    fields = exchange.head.fields
-    if b"text/event-stream" not in fields.lines or not fields.readable:
-        return None
-    return UsageRemover(exchange.head.framing, exchange.mark_chunks())
 
 
 def climbs(path: bytes) -> bool:

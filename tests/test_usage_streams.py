@@ -126,6 +126,20 @@ async def test_an_engine_that_has_taken_the_question_is_believed_when_it_refuses
         assert len(backend.bodies) == 2
 
 
+async def test_an_engine_that_compresses_its_streams_is_not_asked_again() -> None:
+    """What can't be read can't be taken out."""
+    backend = Scripted(STREAM.replace(b"\r\ntransfer", b"\r\ncontent-encoding: br\r\ntransfer", 1))
+    async with scripted_lab(backend) as node:
+        url = f"{node.url}/v1/chat/completions"
+        for _ in range(2):
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+            async with node.http.stream("POST", url, json=body) as answer:
+                assert answer.status_code == 200
+                async for _ in answer.aiter_raw():
+                    pass
+        assert [b"stream_options" in body for body in backend.bodies] == [True, False]
+
+
 async def test_a_stream_for_a_client_of_http_1_0_has_no_counts_either() -> None:
     backend = Scripted(STREAM)
     async with scripted_lab(backend) as node:

@@ -93,6 +93,10 @@ class UsageAsking:
         if status not in REFUSALS:
             self._terms[backend] = (epoch, Terms.REFUSES)
 
+    def unreadable(self, backend: BackendId, epoch: int) -> None:
+        """It answered in a coding of its own, out of which nothing can be taken: one client has got an event more."""
+        self._terms[backend] = (epoch, Terms.REFUSES)
+
     def answered(self, remover: UsageRemover, backend: BackendId, epoch: int) -> None:
         """The stream it was asked for has ended."""
         self._removed += remover.removed
