@@ -37,6 +37,8 @@ from ranvier_py.core.routes.values import (
 WITHDRAW_CLAIMS_MAX = 2000
 """Claims one call of `withdraw` removes, some milliseconds; what is left below goes with the next sweeps."""
 
+NOT_TOLD = -1.0
+
 CHILDREN_COUNTED_MAX = 10_000
 """The admin page does not count further: about 1 ms."""
 
@@ -69,7 +71,7 @@ class RouteTable:
         self._claims = Claims(self._rows, self._leaves, ttl_s)
         self._tree = Tree(self._rows, self._leaves, self._claims, capacity)
         self._cursor = 1
-        self._withdrawing: list[tuple[int, int]] = []
+        self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_TOLD
         self._matched = self._missed = 0
         self._expired = self._voided = self._withdrawn = 0
         self.ttl_s = ttl_s
@@ -205,14 +207,13 @@ class RouteTable:
         return True
 
     def retract(self, fingerprint: int, backend: BackendId, now: float) -> bool:
-        """`withdraw` by order of the engine itself, which peers are told."""
+        """`withdraw` by order of the engine itself, which peers are told: each claim, for their trees may differ."""
         row = self._rows.index.get(fingerprint)
-        claim = self._claims.get(row, backend) if row is not None else None
-        if row is None or claim is None:
+        if row is None or self._claims.get(row, backend) is None:
             return False
-        if self._telling.collecting:
-            self._telling.dropped(Withdrawn(backend, claim.epoch, Fingerprint(fingerprint), now))
-        return self.withdraw(fingerprint, backend)
+        self._withdraw_at(row, backend, now)
+        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
+        return True
 
     def affirm(self, row: int, backend: BackendId, epoch: int, now: float) -> None:
         """The engine itself holds the prefix of this row, and all before it. No use of the row."""
@@ -385,13 +386,17 @@ class RouteTable:
                 found.append(Holder(holder, tokens, -trust))
         return len(found) > before
 
-    def _withdraw_at(self, row: int, backend: int) -> None:
+    def _withdraw_at(self, row: int, backend: int, told_at: float = NOT_TOLD) -> None:
         rows, claims = self._rows, self._claims
+        claim = claims.get(row, backend)
+        if told_at != NOT_TOLD and claim is not None and self._telling.collecting:
+            name = Fingerprint(rows.token[row] or rows.text[row])
+            self._telling.dropped(Withdrawn(BackendId(backend), claim.epoch, name, told_at))
         claims.drop(row, backend)
         self._withdrawn += 1
         for child in rows.children(row):
             if claims.get(child, backend) is not None:
-                self._withdrawing.append((child, backend))
+                self._withdrawing.append((child, backend, told_at))
         self._tree.tidy(row)
 
     def _withdraw_more(self, limit: int) -> int:
@@ -399,11 +404,11 @@ class RouteTable:
         rows, claims, pending = self._rows, self._claims, self._withdrawing
         done = 0
         while pending and done < limit:
-            row, backend = pending.pop()
+            row, backend, told_at = pending.pop()
             done += 1
             parent = rows.parent[row]
             if parent > 0 and claims.get(parent, backend) is None and claims.get(row, backend) is not None:
-                self._withdraw_at(row, backend)
+                self._withdraw_at(row, backend, told_at)
         return done
 
     def _sweep_row(self, row: int, epochs: Sequence[int], horizon: float) -> int:

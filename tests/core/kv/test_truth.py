@@ -88,7 +88,10 @@ def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_told() -> Non
     world.routes.learn([(80, 105, 0), (64, 104, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
     world.truth.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
     assert world.holders((80, 105, 0), (64, 104, 0), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
-    assert [(news.backend, news.epoch, news.fingerprint) for news in world.routes.withdrawn_news] == [(ENGINE, 1, 104)]
+    assert [(news.backend, news.epoch, news.fingerprint) for news in world.routes.withdrawn_news] == [
+        (ENGINE, 1, 104),
+        (ENGINE, 1, 105),
+    ]
 
 
 def test_a_restart_begins_an_epoch_and_what_came_with_it_counts_for_that() -> None:
