@@ -55,7 +55,18 @@ def test_what_was_served_after_the_removal_stays() -> None:
     for lesson, at in lessons:
         server.routes.hear(lesson, 26.0 - at, 26.0)
     assert server.holders(CHAT, 26.0) == [(ENGINE, 64, Trust.LOCAL)]
-    assert server.routes.removals.counters.younger == 1
+    assert server.routes.removals.counters.younger == len(CHAT)
+
+
+def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
+    """It came when the row above it was unknown: what is withdrawn above does not reach it."""
+    reader, _, other = three()
+    engine = other.engine()
+    other.table.withdraw(101, engine.id)
+    other.table.learn([(64, 104, 204)], engine.id, engine.epoch, Trust.REMOTE, 12.0)
+    reader.table.retract(101, reader.engine().id, 20.0)
+    tell_all(reader, (other,), 20.0)
+    assert other.holders(CHAT, 20.0) == []
 
 
 def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
@@ -76,7 +87,7 @@ def test_what_a_gone_process_dropped_is_not_told() -> None:
     reader.registry.restart(reader.engine(), "test", 20.0)
     reader.backends.look(20.0)
     assert list(reader.routes.lessons(20.0)) == []
-    assert reader.routes.removals.counters.outdated == 1
+    assert reader.routes.removals.counters.outdated == len(CHAT)
 
 
 def test_what_came_and_went_between_two_looks_is_told_as_gone_only() -> None:
