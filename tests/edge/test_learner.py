@@ -408,7 +408,7 @@ async def test_a_text_completion_meets_the_same_prompt_given_as_token_ids() -> N
 async def test_salts_and_adapters_keep_equal_tokens_apart() -> None:
     router, learner = make(WordTokenizer())
     prompts = []
-    for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora"}, {"tools": [{"type": "function"}]}):
+    for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora"}, {"lora_path": "other"}):
         prompt = router.read(CHAT_PATH, body(("user", words("a")), **fields))
         assert await tokenized_first(learner, prompt, 5)
         prompts.append(prompt)
