@@ -170,7 +170,7 @@ def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
     blocks = 512
     engine = reader.engine()
     anchors = [depth for depth in range(1, blocks + 1) if depth in (1, 2, 4, 8) or depth % 16 == 0]
-    prompts = 40
+    prompts = 20  # the table has room for them
     for prompt in range(prompts):
         stops = [(16 * depth, 1000 + 10_000 * prompt + depth, 0) for depth in reversed(anchors)]
         confirm(reader, stops, 20.0)
@@ -181,6 +181,6 @@ def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
         reader.table.retract(fingerprint, engine.id, 40.0)
     lessons = list(reader.routes.lessons(40.0))
     dropped = sum(len(lesson) + ENTRY_BYTES for lesson, _ in lessons)
-    assert dropped / len(gone) < 8.2
+    assert 8.0 <= dropped / len(gone) < 8.2
     assert dropped / (prompts * blocks) < 0.7
     assert max(len(lesson) for lesson, _ in lessons) <= LESSON_BYTES_MAX
