@@ -311,9 +311,12 @@ class Truthing:
         }
 
     def _note(self, backend: Backend) -> str:
-        """Why an engine that tells its events is not heard here."""
-        if not self._found.get(backend.id) or backend.id in self._readings:
+        """Why an engine that tells its events is not heard here, or of less use than it could be."""
+        if not self._found.get(backend.id):
             return ""
+        for reading in self._readings.get(backend.id, {}).values():
+            size = reading.stream.residency.block_tokens
+            return f"block_size_tokens should be {size}, as it has" if size > self._hasher.block_tokens else ""
         if not self._names(backend.id):
             return "not one base model: " + (", ".join(backend.models) if backend.models else "none is known")
         if backend.id in self._lost:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -75,9 +76,9 @@ class Lab:
             await trio.sleep(0.02)
 
 
-async def start_engine(nursery: trio.Nursery, cache_tokens: int = 20_000, encoding: str = "map") -> str:
+async def start_engine(nursery: trio.Nursery, encoding: str = "map", **limited: Any) -> str:
     """Its URL."""
-    limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001, cache_tokens=cache_tokens)
+    limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001, **{"cache_tokens": 20_000, **limited})
     events = KvEvents(KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), encoding)
     config = EngineConfig("engine", (MODEL, ADAPTER), limits, tokens_max=10_000, kv=events)
     engine = Engine(config, load_tokenizer(str(EMBEDDED)))
@@ -99,10 +100,12 @@ async def start_node(nursery: trio.Nursery, engine: str, **settings: Any) -> Lab
 
 
 @asynccontextmanager
-async def lab(cache_tokens: int = 20_000, encoding: str = "map", **settings: Any) -> AsyncIterator[Lab]:
+async def lab(
+    encoding: str = "map", limits: Mapping[str, int] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[Lab]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            engine = await start_engine(nursery, cache_tokens, encoding)
+            engine = await start_engine(nursery, encoding, **limits)
             running = await start_node(nursery, engine, **settings)
             async with running.http:
                 yield running
@@ -142,7 +145,7 @@ async def test_what_nobody_routed_here_is_known_too() -> None:
 
 
 async def test_an_eviction_is_noticed() -> None:
-    async with lab(cache_tokens=1024) as node:
+    async with lab(limits={"cache_tokens": 1024}) as node:
         await node.until(lambda engine: engine["truth"] == "exact")
         await node.chat(LONG * 8)
         await node.until_predicted(confirmed, LONG * 8)
@@ -181,6 +184,17 @@ async def test_sglangs_events_do_as_well() -> None:
         await node.until(lambda engine: engine["truth"] == "exact")
         await node.chat(LONG * 8)
         await node.until_predicted(confirmed, LONG * 8)
+
+
+@pytest.mark.parametrize(("ours", "note"), [(16, "block_size_tokens should be 64, as it has"), (64, None)])
+async def test_larger_blocks_are_matched_as_deep_as_ours_are_equal(ours: int, note: str | None) -> None:
+    async with lab(limits={"block_size": 64}, block_size_tokens=ours) as node:
+        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.chat(LONG * 8)
+        tokens = await node.until_predicted(confirmed, LONG * 8)
+        usage = (await node.chat(LONG * 8))["usage"]["prompt_tokens_details"]
+        assert tokens == usage["cached_tokens"] or ours == 16
+        assert (await node.truth())["engines"][0].get("note") == note
 
 
 async def test_events_can_be_turned_off() -> None:
