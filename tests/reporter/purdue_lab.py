@@ -3,11 +3,12 @@ them that can lose a report."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import sys
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -47,7 +48,8 @@ class Wire:
         self.router = router
         self.to_lose = 0
         self.lost: list[bytes] = []
-        self.seen: list[tuple[float, str, int]] = []  # when, path, bytes
+        self.seen: list[tuple[str, int]] = []  # path, bytes
+        self.compared: Counter[str] = Counter()  # by worker: comparisons that the router answered
         self.url = ""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -82,7 +84,7 @@ class Wire:
 
     async def answer(self, head: h11.Request, body: bytes) -> tuple[int, bytes]:
         path = head.target.decode()
-        self.seen.append((time.monotonic(), path, len(body)))
+        self.seen.append((path, len(body)))
         if self.to_lose and path == "/internal/eviction":
             self.to_lose -= 1
             self.lost.append(body)
@@ -93,6 +95,8 @@ class Wire:
                 reply = await client.request(head.method.decode(), self.router + path, content=body, headers=headers)
         except httpx.HTTPError:
             return 502, b"{}"
+        if reply.status_code == httpx.codes.OK and b'"digest"' in body:
+            self.compared[json.loads(body)["worker_id"]] += 1
         return reply.status_code, reply.content
 
 
@@ -191,16 +195,14 @@ class Lab:
         path = f"/internal/workers?hash={key}" if key else "/internal/workers"
         return {each["backend"]: each for each in (await self.see(path))["workers"]}
 
-    async def until(self, holds: Callable[[Mapping[str, Mapping[str, Any]]], bool], key: str = "") -> float:
-        """Wait until what is known of the workers is as expected. Returns how many seconds it took."""
-        began = time.monotonic()
+    async def until(self, holds: Callable[[Mapping[str, Mapping[str, Any]]], bool], key: str = "") -> None:
+        """Wait until what is known of the workers is as expected."""
         while not holds(await self.workers(key)):  # noqa: ASYNC110  # another process is asked
             await trio.sleep(0.02)
-        return time.monotonic() - began
 
-    async def known(self, key: str, *holders: str) -> float:
+    async def known(self, key: str, *holders: str) -> None:
         """Wait until the router knows exactly these workers to hold a hash."""
-        return await self.until(
+        await self.until(
             lambda workers: sorted(name for name, each in workers.items() if each["holds"]) == sorted(holders), key
         )
 
