@@ -13,8 +13,9 @@ pays one test of an empty dict, or one look into it, and nothing is searched or 
 claims come back by themselves.
 
 Rules: faded claims are looked up too when their engine was chosen anyway, so what they would have been is still
-learned. At most SAMPLES_PER_S_MAX flights a second are looked up. An engine that told cached tokens once means 0 where
-it leaves them out (vLLM does).
+learned. Distances are those at departure, where claims are believed or not: what a queue pushes out before a request's
+turn comes counts against them. At most SAMPLES_PER_S_MAX flights a second are looked up. An engine that told cached
+tokens once means 0 where it leaves them out (vLLM does).
 Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 15 us more for a sampled flight.
 """
 
@@ -39,6 +40,9 @@ from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.routes.outcomes import evidence_of, refute
 from ranvier_py.core.stream import Answer
+
+Part = tuple[int, float]
+"""A depth of a prompt, and how many tokens its engine had computed since its claim down to there had evidence."""
 
 SAMPLES_PER_S_MAX = 32
 """Look-ups of claims, 20 us each: below a thousandth of a core."""
@@ -123,7 +127,7 @@ class Calibration:
         self._estimated = estimated
         self._contradicted = contradicted
         self._ledgers: dict[BackendId, Ledger] = {}
-        self._samples: dict[int, tuple[float, Sequence[tuple[int, int]]]] = {}  # by identity, which may come twice
+        self._samples: dict[int, tuple[float, Sequence[Part]]] = {}  # by identity, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
@@ -143,7 +147,8 @@ class Calibration:
             return
         self.counts.sampled += 1
         found = evidence_of(self._routes, flight.prompt.end.stops(), flight.backend, flight.epoch)
-        self._samples[id(flight)] = (flight.departed_at, found)
+        clock = self._ledger(flight).clock
+        self._samples[id(flight)] = (flight.departed_at, [(tokens, clock.distance(second)) for tokens, second in found])
         if len(self._samples) > FLIGHTS_MAX:
             del self._samples[next(iter(self._samples))]
 
@@ -234,22 +239,21 @@ class Calibration:
         ledger.right_tokens += min(predicted, cached)
         ledger.error.observe(cached - predicted)
 
-    def _learn(self, ledger: Ledger, sample: Sequence[tuple[int, int]], prompt_tokens: int, cached: int) -> None:
-        """Which parts of the prompt were there, by how much was computed since each was last used."""
-        parts = [(self._usable(ledger, tokens, prompt_tokens), second) for tokens, second in sample]
-        parts = [(tokens, second) for tokens, second in parts if tokens]
+    def _learn(self, ledger: Ledger, sample: Sequence[Part], prompt_tokens: int, cached: int) -> None:
+        """Which parts of the prompt were there, by how much had been computed since each was last used."""
+        parts = [(self._usable(ledger, tokens, prompt_tokens), distance) for tokens, distance in sample]
+        parts = [(tokens, distance) for tokens, distance in parts if tokens]
         if not parts:
             return
-        deepest, _ = parts[0]
-        clock, estimate = ledger.clock, ledger.estimate
-        for place, (tokens, second) in enumerate(parts):
+        deepest, oldest = parts[0]
+        estimate = ledger.estimate
+        for place, (tokens, distance) in enumerate(parts):
             above = parts[place + 1][0] if place + 1 < len(parts) else 0
             if tokens > above:
                 warm = min(max(cached - above, 0), tokens - above)
-                estimate.observe(clock.distance(second), warm / deepest, (tokens - above - warm) / deepest)
+                estimate.observe(distance, warm / deepest, (tokens - above - warm) / deepest)
         estimate.counted()
-        limit = min(estimate.limit, FRESH_TOKENS / FRESH_SHARE)
-        if clock.distance(parts[0][1]) < FRESH_SHARE * limit:
+        if oldest < FRESH_SHARE * min(estimate.limit, FRESH_TOKENS / FRESH_SHARE):
             ledger.evidence.used_again(cached, deepest)
 
     def _refute(self, ledger: Ledger, flight: Flight, end: Boundary, prompt_tokens: int, cached: int) -> None:
