@@ -33,7 +33,7 @@ test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
 
 test-engines: $(STAMP) ## tests against real engines, in environments of their own: 4 GB, some minutes (ENGINES=vllm: only that)
 	@$(ENGINES_PYTHON) tests/engines/environments.py $(ENGINES)
-	@TEST_ENGINES=1 sh tests/engines/own_network.sh $(BIN)/python -m pytest -q tests/engines $(ARGS)
+	@TEST_ENGINES=1 sh tests/engines/own_network.sh $(BIN)/python -m pytest -q -o faulthandler_timeout=900 tests/engines $(ARGS)
 
 check: $(STAMP) ## lint, format, types, layers
 	@$(BIN)/ruff check .

@@ -11,7 +11,8 @@
 - `radix_tree`: NVIDIA Dynamo's RadixTree (Rust), in its own environment where `make test-engines` made one: applying
   blocks and finding a prefix, as the distance that Python has to it. It gets hashes ready made, and decodes nothing.
 
-Times are processor time of this process; the garbage collector is set as in a node.
+Times are processor time of this process, and the better for a machine that does nothing else: `load_of_the_machine` says
+what it did. The garbage collector is set as in a node.
 """
 
 from __future__ import annotations
@@ -160,6 +161,7 @@ def main() -> None:
         "benchmark": "residency",
         "question": "events of engines that one core takes in, memory of a block, cost of a match of what came",
         "seed": options.seed,
+        "load_of_the_machine": round(os.getloadavg()[0], 1),
         "engines": options.engines,
         "capacity_blocks": CAPACITY_BLOCKS,
         "goals": {"block_us": GOAL_BLOCK_US},

@@ -278,6 +278,7 @@ class Share:
     right: int
     first_p50_ms: float
     first_p95_ms: float
+    wrong: list[str]  # what was predicted otherwise than it was, for whoever reads why a test failed
 
     @property
     def precision(self) -> float:
@@ -306,4 +307,9 @@ def share_of(several: Sequence[Served], block_tokens: int = BLOCK_TOKENS) -> Sha
         sum(min(pair) for pair in pairs),
         waits[len(waits) // 2],
         waits[int(len(waits) * 0.95)],
+        [
+            f"{each.backend} {each.reason}: predicted {usable}, cached {cached} of {each.prompt_tokens}"
+            for each, (usable, cached) in zip(several, pairs, strict=True)
+            if usable != cached
+        ],
     )

@@ -20,7 +20,7 @@ from tests.engines.real import Chats, Process, RanvierNode, Served, Share, Vllm,
 
 pytestmark = pytest.mark.engines("vllm")
 
-BLOCKS = 500  # 16,000 tokens of each engine
+BLOCKS = 260  # 8,320 tokens of each engine
 GOAL = 0.98
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 SETTLED_S = 3.0  # more than an event and a lesson of a peer take
@@ -102,8 +102,8 @@ def test_two_nodes_predict_what_two_engines_hold(site: Site, chats: Chats) -> No
     assert site.counters(QUERIES) - queries == share.prompt_tokens
     assert {each.backend for each in served} == {"a", "b"}
     assert share.cached > share.prompt_tokens // 2
-    assert share.precision >= GOAL
-    assert share.recall >= GOAL
+    assert share.precision >= GOAL, share.wrong
+    assert share.recall >= GOAL, share.wrong
     assert [source["level"] for source in site.streams()] == ["exact", "exact"], "one reader for each engine"
 
 
@@ -114,8 +114,8 @@ def test_evictions_are_noticed(site: Site, chats: Chats) -> None:
     share = site.tell("more than fits", [*site.run(more, 4), *site.run(chats, 2)])
     assert sum(source["stream"]["counts"]["blocks_removed"] for source in site.streams()) > removed + BLOCKS // 2
     assert share.cached > share.prompt_tokens // 3
-    assert share.precision >= GOAL
-    assert share.recall >= GOAL
+    assert share.precision >= GOAL, share.wrong
+    assert share.recall >= GOAL, share.wrong
 
 
 def test_a_killed_engine_is_believed_to_be_empty_and_learned_anew(site: Site, chats: Chats) -> None:
@@ -132,8 +132,8 @@ def test_a_killed_engine_is_believed_to_be_empty_and_learned_anew(site: Site, ch
     assert {source["backend"]: source["stream"]["blocks"] for source in site.streams()}["a"] == 0
     share = site.tell("after a restart", [*without, *site.run(chats, 1), *site.run(Chats(3, 8), 4)])
     assert engine.counter(HITS) > 0, "the engine that came back was never asked for what it holds"
-    assert share.precision >= GOAL
-    assert share.recall >= GOAL - 0.01
+    assert share.precision >= GOAL, share.wrong
+    assert share.recall >= GOAL - 0.01, share.wrong
 
 
 def is_healthy(backend: dict[str, Any]) -> bool:
