@@ -79,11 +79,13 @@ def test_what_is_stored_below_a_copy_has_its_fingerprint() -> None:
     held = residency()
     held.apply(stored([1, 2, 3], TEXT[:72], width=24, salt="s"))
     copy = copied(held)
-    copy.apply(stored([4, 5], TEXT[72:120], width=24, parent=3))
-    held.apply(stored([4, 5], TEXT[72:120], width=24, parent=3))
+    held.settle()
+    copy.settle()
     for each in (held, copy):
-        while not each.settle().complete:
-            pass
+        each.apply(stored([4, 5], TEXT[72:120], width=24, parent=3))
+    changes = held.settle().changes
+    assert copy.settle().changes == changes, "with the same shorter prefixes"
+    assert len(changes) == 3
     assert len(copy.tiers()) == 7
     assert copy.tiers() == held.tiers()
 
