@@ -11,8 +11,8 @@
 - `radix_tree`: NVIDIA Dynamo's RadixTree (Rust), in its own environment where `make test-engines` made one: applying
   blocks and finding a prefix, as the distance that Python has to it. It gets hashes ready made, and decodes nothing.
 
-Times are processor time of this process, and the better for a machine that does nothing else: `load_of_the_machine` says
-what it did. The garbage collector is set as in a node.
+Times are processor time of this process, and the better on a machine that does nothing else: `load_of_the_machine`
+says what it did. The garbage collector is set as in a node.
 """
 
 from __future__ import annotations
