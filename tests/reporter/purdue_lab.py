@@ -27,9 +27,9 @@ CLOSE_S = 5.0
 class Child:
     """A process of ours, until it is told to end."""
 
-    def __init__(self, process: trio.Process, line: str) -> None:
+    def __init__(self, process: trio.Process) -> None:
         self.process = process
-        self.line = line  # its first: where it listens
+        self.line = ""  # its first: where it listens
 
     async def end(self, number: int = signal.SIGTERM) -> None:
         if self.process.poll() is None:
@@ -106,7 +106,7 @@ class Lab:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
         self.engines: list[Child] = []
-        self.reporters: list[Child] = []
+        self.children: list[Child] = []  # all of them
         self.node: Child | None = None
         self.settings: list[str] = []
         self.wire = Wire("")
@@ -117,13 +117,16 @@ class Lab:
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", *command], stdout=-1, env={**os.environ, **environment}
         )
+        child = Child(process)
+        self.children.append(child)
         assert process.stdout is not None
         line = b""
         while not line.endswith(b"\n"):
             data = await process.stdout.receive_some()
             assert data, f"{command} ended"
             line += data
-        return Child(process, line.decode())
+        child.line = line.decode()
+        return child
 
     async def start_engine(self, name: str) -> None:
         flags = ("--listen", "127.0.0.1:0", "--name", name, "--prefill-tokens-per-s", "0", "--decode-ms", "15")
@@ -145,7 +148,7 @@ class Lab:
 
     async def start_reporter(self, name: str, engine: str, flags: Sequence[str]) -> None:
         own = ("--worker-id", name, "--router", self.wire.url, "--engine", engine, "--log-level", "warning")
-        self.reporters.append(await self.start("ranvier_py", "reporter", *own, *flags, RANVIER_REPORTER_KEY=KEY))
+        await self.start("ranvier_py", "reporter", *own, *flags, RANVIER_REPORTER_KEY=KEY)
 
     async def start_all(self, *flags: str, node: Sequence[str] = ()) -> None:
         """The node, and the reporters with these flags: at the same time, which is the slowest of them."""
@@ -222,6 +225,6 @@ async def purdue_lab(deadline_s: float) -> AsyncIterator[Lab]:
                 yield lab
             finally:
                 with trio.CancelScope(shield=True):
-                    for child in (*lab.reporters, *lab.engines, *([lab.node] if lab.node else [])):
+                    for child in reversed(lab.children):
                         await child.end()
             nursery.cancel_scope.cancel()
