@@ -50,9 +50,9 @@ class Telling:
     def learned(self, stops: Sequence[Stop], known: int, backend: BackendId, claim: Claim, now: float) -> None:
         """Before a claim is stored: which of these stops will be new to peers, and what stands above them."""
         fresh: list[Stop] = []
-        parent = 0
+        parent, index = 0, self._rows.index
         for stop in stops:
-            if self._is_news(stop, backend, claim):
+            if (stop[1] or stop[2]) not in index or self._is_news(stop, backend, claim):
                 fresh.append(stop)
                 parent = 0
             elif fresh and not parent:
@@ -89,6 +89,9 @@ class Telling:
         row = index.get(name)
         if row is None or (text and token and text not in index):
             return True
+        rows = self._rows
+        if rows.backend[row] == backend and rows.epoch[row] == claim.epoch and rows.evidence[row] == claim.evidence:
+            return claim.evidence <= self._claims.horizon
         old = self._claims.get(row, backend)
         if old is None or old.epoch != claim.epoch or old.evidence <= self._claims.horizon:
             return True

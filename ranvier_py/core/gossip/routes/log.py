@@ -57,12 +57,14 @@ class Kept(NamedTuple):
 class OriginLog:
     """The kept lessons of one origin: numbers base + 1 … base + len()."""
 
-    __slots__ = ("_list", "_start", "absent_since", "base")
+    __slots__ = ("_bytes", "_list", "_offsets", "_start", "absent_since", "base")
 
     def __init__(self, base: int, absent_since: float) -> None:
         self.base = base
         self.absent_since = absent_since  # inf = it is a live peer
         self._list: list[Kept] = []
+        self._offsets: list[int] = []  # of each, among all that ever were here, on the wire
+        self._bytes = 0
         self._start = 0
 
     def __len__(self) -> int:
@@ -70,6 +72,13 @@ class OriginLog:
 
     def append(self, kept: Kept) -> None:
         self._list.append(kept)
+        self._offsets.append(self._bytes)
+        self._bytes += len(kept.lesson) + ENTRY_BYTES
+
+    def bytes_after(self, number: int) -> int:
+        """What those from number + 1 on take on the wire; `number` is not below the base."""
+        at = self._start + number - self.base
+        return self._bytes - self._offsets[at] if at < len(self._offsets) else 0
 
     def first(self) -> Kept:
         return self._list[self._start]
@@ -82,6 +91,7 @@ class OriginLog:
     def clear(self) -> None:
         """Let go of all, for good."""
         self._list.clear()
+        self._offsets.clear()
         self._start = 0
 
     def trim(self) -> None:
@@ -90,6 +100,7 @@ class OriginLog:
         self.base += 1
         if self._start >= COMPACT_AT and 2 * self._start >= len(self._list):
             del self._list[: self._start]
+            del self._offsets[: self._start]
             self._start = 0
 
 
@@ -200,15 +211,10 @@ class Logs:
         held_ms = min(max(round((now - learned) * 1000), 0), HELD_MAX_MS)
         return Lessons(0 if origin == self.session else origin, after, tuple(entries), held_ms)
 
-    def bytes_after(self, origin: int, after: int, bytes_max: int) -> int:
-        """How much room the lessons after a number take on the wire; counted until it exceeds `bytes_max`."""
+    def bytes_after(self, origin: int, after: int) -> int:
+        """How much room the lessons after a number take on the wire."""
         log = self._logs[origin]
-        total = 0
-        for kept in log.after(max(after, log.base)):
-            total += len(kept.lesson) + ENTRY_BYTES
-            if total > bytes_max:
-                break
-        return total
+        return log.bytes_after(max(after, log.base))
 
     def evidence_after(self, origin: int, after: int) -> float:
         """Time of the first lesson after a number that is not below the base, and not the last."""

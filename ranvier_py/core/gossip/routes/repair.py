@@ -132,7 +132,7 @@ class Repair:
     def _is_too_much(self, lacking: Mapping[int, int]) -> bool:
         room = int(REPAIR_S * self._settings.peer_bytes_per_s)
         for origin, have in lacking.items():
-            room -= self._logs.bytes_after(origin, have, room)
+            room -= self._logs.bytes_after(origin, have)
             if room <= 0:
                 return True
         return False
