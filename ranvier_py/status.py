@@ -54,7 +54,9 @@ def truth_lines(truth: Mapping[str, Any]) -> list[str]:
 
 def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     """How well this node predicts what each engine has, and what is wrong where it does not."""
-    lines = ["", "Predictions against answers", *(table(calibration["backends"]) or ["  no answer has told yet"])]
+    rows = calibration["backends"]
+    known = [{name: row[name] for name in row if any(each[name] is not None for each in rows)} for row in rows]
+    lines = ["", "Predictions against answers", *(table(known) or ["  no answer has told yet"])]
     told = {name: calibration[name] for name in ("route_precision", "route_recall")}
     counts = {name: calibration[name] for name in ("asking", "scraper") if calibration[name]}
     return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]

@@ -81,6 +81,7 @@ async def test_streams_tell_how_good_predictions_are_and_the_engine_how_large_it
         assert 'bias="salt"' in page
 
 
+@pytest.mark.slow
 async def test_a_small_cache_is_named_once_and_its_size_is_learned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

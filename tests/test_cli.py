@@ -32,7 +32,7 @@ ENGINE_TRUTH = {"name": "a", "truth": "exact", "read_here": True, "applied": 12,
 CALIBRATION = {
     "route_precision": 0.98,
     "route_recall": None,
-    "backends": [{"name": "a", "precision": 0.98, "answers": 40, "biases": ["salt"]}],
+    "backends": [{"name": "a", "precision": 0.98, "recall": None, "answers": 40, "biases": ["salt"]}],
     "asking": {"asked": 3, "own": 1},
     "scraper": None,
 }

@@ -50,6 +50,7 @@ def test_the_learned_capacity_is_near_the_engines_own() -> None:
         assert view.refuted > 0
 
 
+@pytest.mark.slow
 def test_nodes_that_see_a_part_of_the_traffic_learn_as_well() -> None:
     nothing, calibrated, exact = (known(each, 0.25, nodes=2) for each in ("none", "calibrated", "exact"))
     assert nothing.error - calibrated.error >= 0.5 * (nothing.error - exact.error)
