@@ -76,6 +76,7 @@ class RouterPlacement:
         known = cast("ChatTokenizer", tokenizer)
         self.scheme = scheme_of(config, known, None)
         self.router = make_router(config, known, self.scheme, registry, Random(seed))
+        self.router.hasher.short = 0  # these engines keep every token of an answer, and messages may end with a block
         self._learner = Learner(tokenizer, self.router.hasher, self.router)
 
     def route(self, item: Prepared, now: float, kept_out: Collection[int] = ()) -> tuple[int, Flight]:
