@@ -21,7 +21,7 @@ ENGINES = 3
 async def lab(folder: Path, cache_tokens: int = 20_000) -> AsyncIterator[Lab]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
-            urls = [await start_engine(nursery, cache_tokens) for _ in range(ENGINES)]
+            urls = [await start_engine(nursery, cache_tokens=cache_tokens) for _ in range(ENGINES)]
             yield Lab(nursery, http, urls, folder)
             nursery.cancel_scope.cancel()
 
