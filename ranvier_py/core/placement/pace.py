@@ -14,7 +14,7 @@ Cost: about 2 us for an observation, 0.3 us for a prediction.
 
 from __future__ import annotations
 
-from math import exp, inf
+from math import inf
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
@@ -29,8 +29,6 @@ WINDOW = 200.0
 BORROWED = 16.0
 """Observations that a fit should have: what a backend has not shown of them yet is borrowed from the whole fleet."""
 
-WAITS = 20.0  # requests over which the wait is averaged
-MINUTE_S = 60.0
 SINGULAR = 1e-6  # share of a determinant below which two slopes can't be told apart
 GAP_MAX_S = 600.0  # longer gaps are no service: an engine that hung, a node that slept
 
@@ -114,7 +112,7 @@ NOMINAL = Line(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
 class Pace:
     """One backend's, or with no `fleet` that of all backends together."""
 
-    __slots__ = ("_alone", "_fleet", "_line", "_queued", "_refit_at", "_waited_at", "_waited_s", "error_s", "observed")
+    __slots__ = ("_alone", "_fleet", "_line", "_queued", "_refit_at", "error_s", "observed")
 
     def __init__(self, fleet: Pace | None = None) -> None:
         self._fleet = fleet
@@ -123,8 +121,6 @@ class Pace:
         self._line: Line | None = None
         self._refit_at = 0.0  # observations of the fleet that make our part of them old
         self.observed = 0
-        self._waited_s = 0.0
-        self._waited_at = 0.0
         self.error_s = 0.0  # what predictions of a gap are wrong by, on average
 
     @property
@@ -152,18 +148,6 @@ class Pace:
             moments.add(before, decoding, gap_s, -1.0)
             moments.add(tokens, decoding, gap_s)
             self._line = None
-
-    def waited(self, tokens: int, decoding: int, first_token_s: float, now: float) -> None:
-        """A request had its first token after so long: what it waited for others is what it took more than alone."""
-        line = self.line()
-        excess_s = first_token_s - line.alone - tokens * line.per_token - decoding * line.per_decoding
-        before_s = self.waited_s(now)
-        self._waited_s = before_s + (max(0.0, excess_s) - before_s) / WAITS
-        self._waited_at = now
-
-    def waited_s(self, now: float) -> float:
-        """What requests waited for others lately, on average. Nobody asks, nobody waits: it fades within a minute."""
-        return self._waited_s * exp(-max(0.0, now - self._waited_at) / MINUTE_S)
 
     def line(self) -> Line:
         """The fit. The fleet's part in it may be a tenth of the fleet's observations behind."""
@@ -261,7 +245,6 @@ class Paces:
         if not (service.queued and service.peer_tokens):
             for each in (self.fleet, pace):
                 each.observe(tokens, service.decoding, service.gap_s, queued=service.queued)
-        pace.waited(service.computed_tokens, service.decoding, service.first_token_s, service.at)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """See `placement.Watches`."""

@@ -8,13 +8,20 @@ Rule. For each candidate, in seconds:
             since placement evens queues out
 
 The least sum wins. Where it is not the deepest holder, it must win by more than what predictions are usually wrong by
-(`error_s`, learned), or chats would move about for nothing. Ties: the deepest holder, the fewest requests in flight,
-the first in rendezvous order of the prompt itself.
+(`error_s`, learned), or chats would move about for nothing. Ties: the fewest requests in flight, the first in
+rendezvous order of the prompt itself.
 
-What everybody holds gives nobody an advantage here, since all terms are differences of work. A prefix gets a second
-holder as soon as the first one's queue costs more than computing it again; and earlier, on purpose, when it is asked
-for so often that sharing the queue would save more within the next minute than one prefill costs (`spread`). A holder
-that is no longer asked lapses with its claim.
+What everybody holds gives nobody an advantage here, since all terms are differences of work. Where a holder saves no
+more than chance, and less than half of the prompt, that is so little too: what an application's chats share (`common`).
+
+A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
+unless another is better by more than `error_s`. So nodes agree on two before they have told each other.
+
+A prefix gets a second holder as soon as the first one's queue costs more than computing it again; and earlier, on
+purpose, where it is asked for so often that those who come while one queue is longer than the other would save more by
+sharing it than one prefill costs (`spread`). To count a difference for longer than it lasts makes copies that delay
+all, and evict what others hold: with qmsum and tight caches three times the p90. A holder that is no longer asked
+lapses with its claim.
 
 There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
@@ -32,6 +39,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
+from ranvier_py.core.placement.affinity import COMMON_SHARE
 from ranvier_py.core.placement.pace import Paces, ahead_of
 from ranvier_py.core.placement.rendezvous import Rendezvous
 
@@ -52,10 +60,7 @@ def positions(marks: Sequence[bool], wanted: bool) -> list[int]:
     return [position for position, mark in enumerate(marks) if mark is wanted]
 
 
-HEAT_S = 60.0
-"""The minute that a copy has to pay for itself in (the issue's rule: the saving of the next minute)."""
-
-HEAT_MIN = 2.0  # asked for at least twice in a minute: anything less is no demand
+HEAT_S = 60.0  # over which demand is counted: long enough for a rate, short enough to forget what nobody wants now
 HEATS_MAX = 4096  # prefixes whose demand is known; the one that was not asked for longest is forgotten
 
 
@@ -93,32 +98,49 @@ class Ttft:
         mean = mean_waiting(candidates)
         costs = [self.cost(candidate, match, held.get(candidate.id, 0), mean) for candidate in candidates]
         sums = [cost.sum_s for cost in costs]
-        best = self.first(match, candidates, sums, rng)
-        if not match.holders:
-            return Choice(candidates[best].id, "cold" if match.home != UNKNOWN else "no_prefix", 0)
+        best = self.first(match.own, candidates, sums, range(len(candidates)), rng)
+        if match.holders:
+            position, reason = self.warm(match, candidates, costs, best)
+        elif match.home != UNKNOWN:
+            position, reason = self.cold(match, candidates, sums, best, rng), "cold"
+        else:
+            position, reason = best, "no_prefix"
+        return Choice(candidates[position].id, reason, held.get(candidates[position].id, 0))
+
+    def warm(self, match: Match, candidates: Sequence[Candidate], costs: Sequence[Cost], best: int) -> tuple[int, str]:
+        """Position and reason for a prefix that somebody holds."""
         heat = self.heat.touch(match.deepest, match.at)
         deepest = match.holders[0].tokens
-        holds = [held.get(candidate.id) == deepest for candidate in candidates]
-        home = best if holds[best] else min(positions(holds, True), key=sums.__getitem__)
+        deep = {holder.backend for holder in match.holders if holder.tokens == deepest}
+        holds = [candidate.id in deep for candidate in candidates]
+        home = best if holds[best] else min(positions(holds, True), key=lambda at: costs[at].sum_s)
         if not holds[best]:
-            error_s, tokens = self.paces.fleet.error_s, held.get(candidates[best].id, 0)
-            stake_s = costs[best].prefill_s - costs[home].prefill_s
-            if stake_s <= error_s or sums[home] - sums[best] > error_s:
-                return Choice(candidates[best].id, "moved" if stake_s > error_s else "common", tokens)
-        if heat >= HEAT_MIN and not all(holds):
-            copy = min(positions(holds, False), key=sums.__getitem__)
-            saved_s = costs[home].queue_s - costs[copy].queue_s
-            home_s, copy_s = (self.paces[candidates[at].id].waited_s(match.at) for at in (home, copy))
-            saved_s = max(saved_s, home_s - copy_s)  # an instant's queues, or what was waited there lately
-            if self.pays(candidates[copy], saved_s, deepest, heat):
-                return Choice(candidates[copy].id, "spread", held.get(candidates[copy].id, 0))
-        return Choice(candidates[home].id, "warm", deepest)
+            error_s, stake_s = self.paces.fleet.error_s, costs[best].prefill_s - costs[home].prefill_s
+            if stake_s <= error_s and stake_s < COMMON_SHARE * costs[best].prefill_s:
+                return best, "common"
+            if costs[home].sum_s - costs[best].sum_s > error_s:
+                return best, "moved"
+        if not all(holds):
+            copy = min(positions(holds, False), key=lambda at: costs[at].sum_s)
+            if self.pays(candidates[copy], costs[home].queue_s - costs[copy].queue_s, deepest, heat):
+                return copy, "spread"
+        return home, "warm"
+
+    def cold(self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], best: int, rng: Random) -> int:
+        """Position for a prefix that nobody is known to hold: the better of its two homes, unless `best` is certainly
+        better. A prompt of one message shares its home with nobody."""
+        if match.own == match.home:
+            return best
+        homes = self.rendezvous.order(match.home, candidates)[:2]
+        home = self.first(match.home, candidates, sums, homes, rng)
+        return home if sums[home] - sums[best] <= self.paces.fleet.error_s else best
 
     def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
-        """Whether another holder of a prefix is worth its prefill: half of the next minute's requests would go there,
-        and each of them would wait that much less."""
+        """Whether another holder of a prefix is worth its prefill. One queue is longer than another for about as long
+        as it takes; those who ask for the prefix until then would save half of the difference each, on average."""
         copy_s = tokens * self.paces[candidate.id].line().per_token * (1 + candidate.waiting)
-        return heat / 2 * saved_s > copy_s
+        following = heat / HEAT_S * max(0.0, saved_s)
+        return following * saved_s / 2 > copy_s
 
     def cost(self, candidate: Candidate, match: Match, held_tokens: int, mean: float = 0.0) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
@@ -126,19 +148,26 @@ class Ttft:
         others = OTHERS_SHARE * candidate.decoding + (candidate.waiting + mean) / 2
         return Cost(queue_s, prefill_s, others * prefill_s)
 
-    def first(self, match: Match, candidates: Sequence[Candidate], sums: Sequence[float], rng: Random) -> int:
-        """Position of the least sum. Sums that hardly differ are told apart by requests in flight for the weight, then
-        by rendezvous of the prompt, which spreads prompts over the caches."""
-        tied_s = (1.0 + TIE_SHARE) * min(sums)
-        tied = [position for position, value in enumerate(sums) if value <= tied_s]
+    def first(
+        self,
+        key: Fingerprint,
+        candidates: Sequence[Candidate],
+        sums: Sequence[float],
+        among: Sequence[int],
+        rng: Random,
+    ) -> int:
+        """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
+        flight for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
+        tied_s = (1.0 + TIE_SHARE) * min(sums[position] for position in among)
+        tied = [position for position in among if sums[position] <= tied_s]
         if len(tied) == 1:
             return tied[0]
         loads = [candidates[position].load / candidates[position].weight for position in tied]
         lightest = min(loads)
         tied = [position for position, load in zip(tied, loads, strict=True) if load == lightest]
-        if match.own == UNKNOWN:
+        if key == UNKNOWN:
             return rng.choice(tied)
-        scores = self.rendezvous.scores(match.own, candidates)
+        scores = self.rendezvous.scores(key, candidates)
         return max(tied, key=scores.__getitem__)
 
     # --- learning -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement import Choice, Explains, Holder, Match, Service, Watches
+from ranvier_py.core.placement.rendezvous import Rendezvous
 from ranvier_py.core.placement.ttft import HEAT_S, HEATS_MAX, Heat, Ttft
 from tests.core.placement.engines import Engine
 
@@ -97,13 +98,26 @@ def test_costs_within_a_twentieth_are_equal_and_the_idler_backend_is_taken() -> 
     """Or the engine that is a hair faster would get everything, and its cache alone would be used."""
     candidates = engines(0, 300, 0, decoding=(3, 0, 1))
     assert choose(trained(), warm(), candidates).backend in (1, 2)
-    assert {
-        choose(trained(), warm()._replace(own=Fingerprint(own)), engines(0, 0, 0)).backend for own in range(1, 40)
-    } == {
-        0,
-        1,
-        2,
-    }
+    lone = [warm()._replace(home=Fingerprint(own), own=Fingerprint(own)) for own in range(1, 40)]
+    assert {choose(trained(), match, engines(0, 0, 0)).backend for match in lone} == {0, 1, 2}
+
+
+def test_a_cold_prefix_has_two_homes_whoever_asks_for_it() -> None:
+    """Nodes that have not told each other yet would each make a copy of their own."""
+    policy, rng = trained(), Random(5)
+    policy.paces.fleet.error_s = 0.1
+    chosen = set()
+    for own in range(10, 60):
+        idle = engines(0, 0, 0, 0, decoding=[rng.randrange(3) for _ in range(4)])  # as each node sees them
+        chosen.add(choose(policy, warm()._replace(own=Fingerprint(own)), idle).backend)
+    assert chosen == set(Rendezvous().order(Fingerprint(7), engines(0, 0, 0, 0))[:2])
+
+
+def test_a_cold_prefix_leaves_its_homes_for_a_backend_that_is_certainly_better() -> None:
+    homes = Rendezvous().order(Fingerprint(7), engines(0, 0, 0, 0))[:2]
+    busy = engines(*(5000 if position in homes else 0 for position in range(4)))
+    assert choose(trained(), warm(), busy).backend not in homes
+    assert choose(trained(error=2.0), warm(), busy).backend in homes
 
 
 def test_equal_costs_are_told_apart_by_load_and_then_the_same_way_every_time() -> None:
@@ -130,24 +144,37 @@ def test_a_queue_never_takes_less_than_no_time() -> None:
     assert policy.cost(candidates[0], late, 0).queue_s >= 0.0
 
 
-def asked(every_s: float) -> list[str]:
-    """Why a prefix of 9000 tokens, whose one holder has a short queue, was placed each time it was asked for."""
-    policy, candidates, reasons = trained(), engines(1000, 0, 0, 0), []
-    for number in range(60):
+def asked(every_s: float, waiting_tokens: int = 6000) -> list[str]:
+    """Why a prefix of 9000 tokens, whose one holder has a queue, was placed each time it was asked for."""
+    policy, candidates, reasons = trained(), engines(waiting_tokens, 0, 0, 0), []
+    for number in range(400):
         candidates[0].progress_at = number * every_s
         reasons.append(choose(policy, warm((0, 9000), at=number * every_s), candidates).reason)
     return reasons
 
 
 def test_a_prefix_in_demand_gets_a_second_holder_before_the_queue_is_as_long_as_its_prefill() -> None:
-    reasons = asked(every_s=0.1)
-    assert reasons[0] == "warm"
-    assert "spread" in reasons
-    assert reasons.index("spread") > 5
+    """6 requests/s during a queue of 0.6 s would save half of that each, and computing the prefix takes 0.9 s."""
+    reasons = asked(every_s=0.05)
+    assert set(reasons) == {"warm", "spread"}
+    assert reasons.index("spread") > 200  # it takes a while to see the demand
 
 
 def test_a_prefix_that_is_asked_for_once_a_minute_gets_none() -> None:
     assert set(asked(every_s=60.0)) == {"warm"}
+
+
+def test_a_queue_that_is_soon_over_makes_no_copy_of_a_prefix_in_demand() -> None:
+    """Counted for a whole minute, a difference of a tenth of a second would seem to pay for it."""
+    assert set(asked(every_s=0.05, waiting_tokens=1000)) == {"warm"}
+
+
+def test_what_a_holder_saves_is_no_chance_where_it_is_most_of_the_prompt() -> None:
+    """Errors can be as long as a whole prefill, and the holder would be left for nothing."""
+    policy, candidates = trained(error=2.0), engines(1000, 0, 0, 0)
+    assert policy.paces.fleet.error_s > 1.0
+    assert choose(policy, warm((0, 6000)), candidates).reason == "warm"
+    assert choose(policy, warm((0, 4000)), candidates).reason == "common"
 
 
 def test_a_single_candidate_is_taken_as_it_is() -> None:
