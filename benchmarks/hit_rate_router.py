@@ -22,7 +22,7 @@ from ranvier_py.core.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.router import CHAT_PATH, Flight
 from ranvier_py.edge.learner import Learner, Lesson, Tokenizer
 from ranvier_py.edge.tokenizer import ChatTokenizer
-from ranvier_py.node import make_router, scheme_of
+from ranvier_py.parts import make_router, scheme_of
 
 
 class TraceTokenizer(Tokenizer, Protocol):

@@ -10,60 +10,56 @@ import gc
 import logging
 import secrets
 import signal
-import ssl
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from random import Random
-from urllib.parse import urlsplit
 
 import trio
 
 from ranvier_py.admin import Admin
-from ranvier_py.calibrating import Calibrating, looked_at_by
-from ranvier_py.clustering import Clustering, FingerprintScheme, NodeHooks, load_keys, open_cluster, secret_of
+from ranvier_py.calibrating import looked_at_by
+from ranvier_py.clustering import Clustering, NodeHooks, load_keys, open_cluster, secret_of
 from ranvier_py.config import Config
 from ranvier_py.config_values import BackendSpec
 from ranvier_py.core.addresses import host_port
-from ranvier_py.core.backends import BackendLimits, ProbeResult, Registry, Transition
-from ranvier_py.core.errors import ConfigError, RanvierError
-from ranvier_py.core.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
+from ranvier_py.core.backends import ProbeResult, Registry, Transition
+from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.gossip_places import OFF
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.kv_index import IndexSettings
-from ranvier_py.core.kv.publishers import Publisher, of_operator
-from ranvier_py.core.kv.truth import EngineTruth
-from ranvier_py.core.placement.policies import PlacementOptions, make_policy
-from ranvier_py.core.placement.sticky_least_loaded import StickyLeastLoadedOptions
-from ranvier_py.core.prompt import PromptMemory
-from ranvier_py.core.recording import Header, scheme_mark
-from ranvier_py.core.request import PromptReader
-from ranvier_py.core.retries import RetryLimits
-from ranvier_py.core.router import Router
-from ranvier_py.core.routes import RouteTable
-from ranvier_py.core.shadow import Shadows, make_shadow
-from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
 from ranvier_py.edge.allocator import keep_freed_memory
-from ranvier_py.edge.key_inbox import KeyInbox
-from ranvier_py.edge.kv_sse import SourceOptions
 from ranvier_py.edge.learner import Learner
 from ranvier_py.edge.logs import request_line
 from ranvier_py.edge.metrics import render
-from ranvier_py.edge.probes import ProbeOptions, Prober
-from ranvier_py.edge.recorder import Recorder
-from ranvier_py.edge.server import DataServer, ServerLimits
+from ranvier_py.edge.probes import Prober
+from ranvier_py.edge.server import DataServer
 from ranvier_py.edge.tokenizer import ChatTokenizer
-from ranvier_py.edge.upstream import Address, Upstream, UpstreamLimits
-from ranvier_py.indexing import IndexedBackend, Indexing
-from ranvier_py.pipeline import Pipeline, PipelineLimits
+from ranvier_py.edge.upstream import Address, Upstream
+from ranvier_py.parts import (
+    backend_limits,
+    calibrating_of,
+    control_settings,
+    indexing_of,
+    key_inbox,
+    load_tokenizer,
+    make_router,
+    pipeline_limits,
+    probe_options,
+    publishers_of,
+    recorder_of,
+    scheme_of,
+    server_limits,
+    shadows_of,
+    tls_context,
+    upstream_limits,
+)
+from ranvier_py.pipeline import Pipeline
 from ranvier_py.pushing import Pushing
 from ranvier_py.truthing import Truthing
 
@@ -294,196 +290,6 @@ def listening_on(address: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror or error} ({address})") from error
-
-
-# --- from the configuration to the parts ----------------------------------------------------------------------------
-
-
-def load_tokenizer(config: Config) -> ChatTokenizer:
-    """Raises ConfigError."""
-    return ChatTokenizer.load(config.tokenizer, chat_template=str(config.chat_template or "") or None)
-
-
-def scheme_of(config: Config, tokenizer: ChatTokenizer, shared: bytes | None) -> FingerprintScheme:
-    """How this node makes fingerprints: by the operator's secret, else by that of the peers, else by one of its own."""
-    given = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else None
-    secret = given or shared or secrets.token_bytes(32)
-    key = blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
-    return FingerprintScheme(f"{tokenizer.identity}/{config.block_size_tokens}", key, tokenizer.keeps_turns)
-
-
-def make_router(
-    config: Config,
-    tokenizer: ChatTokenizer,
-    scheme: FingerprintScheme,
-    registry: Registry,
-    rng: Random,
-    prompt_hasher: TokenHasher | None = None,
-) -> Router:
-    hasher = TokenHasher(scheme.key, config.block_size_tokens, short=UNCOMPUTED_TOKENS)
-    reader = PromptReader(
-        TextHasher(scheme.key),
-        prompt_hasher or hasher,
-        PromptMemory(config.prompt_memory_entries),
-        identity=scheme.identity,
-        bytes_per_token=tokenizer.chars_per_token,
-        digest_seed=secrets.randbits(64),
-    )
-    return Router(
-        reader=reader,
-        hasher=hasher,
-        routes=make_routes(config),
-        speculation=Speculation(),
-        registry=registry,
-        policy=make_policy(config.policy, placement_options(config)),
-        rng=rng,
-        texts_match=scheme.texts_match,
-        recent_max=config.recent_decisions,
-    )
-
-
-def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
-    """Where the operator says that an engine publishes its KV events; nothing where it is to be asked."""
-    host = urlsplit(spec.url).hostname or ""
-    return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
-
-
-def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
-    """What hashes prompts, and notes how workers that push prefix hashes would name them."""
-    options = placement_options(config).build(StickyLeastLoadedOptions)
-    return KeyInbox(scheme.key, config.block_size_tokens, config.policy, options.prefix_tokens)
-
-
-def make_routes(config: Config) -> RouteTable:
-    return RouteTable(capacity=config.route_capacity, ttl_s=config.route_ttl_s)
-
-
-def placement_options(config: Config) -> PlacementOptions:
-    """What the operator told policies; what he named counts for more than the two keys of their own."""
-    named = PlacementOptions.parse(config.policy_option).named
-    return PlacementOptions.of({"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
-
-
-def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
-    """The policies that place without effect, where the operator wants any."""
-    if not config.shadow:
-        return None
-    options = placement_options(config)
-    made = [
-        make_shadow(router, make_policy(name, options), make_routes(config), Random(rng.getrandbits(64)))  # noqa: S311
-        for name in dict.fromkeys(config.shadow)
-    ]
-    return Shadows(made, router.registry)
-
-
-def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Random) -> Indexing:
-    """The index that event streams of Continuum's shape fill; empty without any."""
-    settings = IndexSettings(
-        entries_max=config.kv_index_entries_max,
-        ttl_s=config.kv_index_ttl_s,
-        offloading=config.kv_index_offloading,
-        eviction_is_offload=config.kv_index_eviction_is_offload,
-    )
-    found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
-    backends = [IndexedBackend(backend.id, backend.name, url) for backend, url in found if backend is not None]
-    options = SourceOptions(config.kv_index_reconnect_s, idle_s=config.kv_index_ttl_s)
-    api_key = config.backend_api_key.get_secret_value() if config.backend_api_key else ""
-    own_rng = Random(rng.getrandbits(64))  # noqa: S311
-    return Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
-
-
-def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random) -> Calibrating:
-    """What measures the predictions, and corrects those of engines that nobody hears."""
-    return Calibrating(
-        router,
-        asking,
-        Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
-        scrape_interval_s=config.engine_metrics_interval_s,
-        estimated=lambda backend: truthing.level(backend) is Level.ESTIMATED,
-        contradicted=truthing.contradicted,
-    )
-
-
-def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
-    """What writes flights down, where the operator wants that."""
-    if config.record_file is None:
-        return None
-    return Recorder(
-        config.record_file,
-        Header(time.time(), config.block_size_tokens, scheme_mark(scheme.identity, scheme.key)),
-        started_at=time.monotonic(),
-        clock=time.monotonic,
-        bytes_max=config.record_bytes_max,
-        files_max=config.record_files_max,
-    )
-
-
-def backend_limits(config: Config) -> BackendLimits:
-    return BackendLimits(
-        probe_failures_to_unhealthy=config.probe_failures,
-        probe_successes_to_healthy=config.probe_successes,
-        circuit_faults_to_open=config.circuit_failures,
-        circuit_open_s=config.circuit_open_s,
-        circuit_open_max_s=8 * config.circuit_open_s,
-    )
-
-
-def probe_options(config: Config) -> ProbeOptions:
-    return ProbeOptions(
-        interval_s=config.probe_interval_s,
-        interval_unsettled_s=min(1.0, config.probe_interval_s),
-        timeout_s=config.probe_timeout_s,
-    )
-
-
-def pipeline_limits(config: Config) -> PipelineLimits:
-    retries = RetryLimits(
-        worker_retries_max=config.worker_retries_max,
-        total_retries_max=config.total_retries_max,
-        statuses=frozenset(config.retry_statuses),
-    )
-    return PipelineLimits(
-        tokenize_deadline_s=config.tokenize_deadline_s,
-        first_byte_s=config.first_byte_timeout_s,
-        stall_s=config.stall_timeout_s,
-        retries=retries,
-    )
-
-
-def server_limits(config: Config) -> ServerLimits:
-    return ServerLimits(
-        connections_max=config.connections_max,
-        in_flight_max=config.in_flight_max,
-        in_flight_bytes_max=config.in_flight_bytes_max,
-        header_bytes_max=config.header_bytes_max,
-        body_bytes_max=config.body_bytes_max,
-        idle_s=config.idle_timeout_s,
-        header_s=config.header_timeout_s,
-        body_s=config.body_timeout_s,
-        send_s=config.send_timeout_s,
-    )
-
-
-def upstream_limits(config: Config) -> UpstreamLimits:
-    return UpstreamLimits(connect_s=config.connect_timeout_s)
-
-
-def control_settings(config: Config) -> control.ControlSettings:
-    host, port = host_port(config.control)
-    key = config.control_key.get_secret_value() if config.control_key else None
-    return control.ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
-
-
-def tls_context(config: Config) -> ssl.SSLContext | None:
-    """Raises ConfigError for files that can't be read or are none."""
-    if config.tls_certificate_file is None or config.tls_key_file is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_certificate_file, config.tls_key_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError([f"tls_certificate_file, tls_key_file: can't be used: {error}"]) from error
-    return context
 
 
 def log_transitions(transitions: Sequence[Transition]) -> None:

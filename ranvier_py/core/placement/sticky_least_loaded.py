@@ -1,8 +1,9 @@
 """`sticky_least_loaded`: stay with whoever has the beginning of the prompt, else go to the least loaded (Purdue).
 
 Rule: a backend hits when it holds the first `prefix_tokens` (64) tokens of the prompt, or all of it where the prompt
-is shorter; a request may name another length as `prefix_len`, which counts as the next anchor above it. Of those that hit the least loaded serves, even if others are idler; where nobody hits, the least loaded of
-all. Ties among hits: the deepest; among all: drawn.
+is shorter; a request may name another length as `prefix_len`, which counts as the next anchor above it. Of those that
+hit the least loaded serves, even if others are idler; where nobody hits, the least loaded of all. Ties among hits: the
+deepest; among all: drawn.
 
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025. Its speculative update is the
 router's own (core/speculation.py): a miss is claimed when it departs, so that a burst of one new prefix goes to one
