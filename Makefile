@@ -29,7 +29,7 @@ up: $(STAMP) ## nodes, fake engines and traffic on this machine, live, until Ctr
 	@$(BIN)/python -m cluster up $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-engines: $(STAMP) ## tests against real engines, in environments of their own: 4 GB, some minutes (ENGINES=vllm: only that)
 	@$(ENGINES_PYTHON) tests/engines/environments.py $(ENGINES)
