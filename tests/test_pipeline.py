@@ -24,7 +24,7 @@ from ranvier_py.node import Addresses, run
 
 DEADLINE_S = 10
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-HANG, CLOSE, RESET = "hang", "close", "reset"
+HANG, CLOSE, RESET, SEEN = "hang", "close", "reset", "seen"
 Step = bytes | str
 
 
@@ -57,6 +57,7 @@ class Scripted:
         self.script = script
         self.bodies: list[bytes] = []
         self.asked = trio.Event()
+        self.seen = trio.Event()  # by the client: what the script said so far
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -84,6 +85,8 @@ class Scripted:
         for step in self.script:
             if isinstance(step, bytes):
                 await stream.send_all(step)
+            elif step == SEEN:
+                await self.seen.wait()
             elif step == HANG:
                 await stream.receive_some()  # until the node hangs up
                 return False
@@ -94,9 +97,8 @@ class Scripted:
         return True
 
 
-async def rest_of(client: trio.SocketStream) -> bytes:
-    """What comes until the answer's last chunk, or the connection's end."""
-    received = b""
+async def rest_of(client: trio.SocketStream, received: bytes = b"") -> bytes:
+    """What comes until the answer's last chunk, or the connection's end, after what was received."""
     try:
         while not received.endswith(b"\r\n0\r\n\r\n") and (more := await client.receive_some()):
             received += more
@@ -115,11 +117,14 @@ class Lab:
     async def chat(self, **fields: Any) -> httpx.Response:
         return await self.http.post(f"{self.url}/v1/chat/completions", content=chat(**fields))
 
-    async def stream(self) -> bytes:
-        """A stream's raw bytes, however it ends."""
+    async def stream(self, backends: Sequence[Scripted] = ()) -> bytes:
+        """A stream's raw bytes, however it ends. The backends are told when some have come."""
         async with await trio.open_tcp_stream(*self.address) as client:
             await client.send_all(posted(chat(stream=True)))
-            return await rest_of(client)
+            first = await client.receive_some()
+            for backend in backends:
+                backend.seen.set()
+            return await rest_of(client, first)
 
     async def at_rest(self) -> dict[str, Any]:
         """The routes' statistics once nothing is in flight any more; times out if something stays."""
@@ -169,7 +174,7 @@ def asked(backends: Sequence[Scripted]) -> int:
         pytest.param([STREAM_HEAD, ROLE, RESET], "broken", False, id="reset before a token"),
         pytest.param([STREAM_HEAD, ROLE, TOKEN, CLOSE], "broken", True, id="closed after a token"),
         pytest.param([STREAM_HEAD, ROLE, TOKEN, RESET], "broken", True, id="reset after a token"),
-        pytest.param([STREAM_HEAD, ROLE, b"zz\r\n"], "broken", False, id="garbled chunks"),
+        pytest.param([STREAM_HEAD, ROLE, SEEN, b"zz\r\n"], "broken", False, id="garbled chunks"),
         pytest.param([STREAM_HEAD, ROLE, HANG], "timeout", False, id="stalled before a token"),
         pytest.param([STREAM_HEAD, ROLE, TOKEN, HANG], "timeout", True, id="stalled after a token"),
         pytest.param([STREAM_HEAD, ROLE, END], "success", True, id="an empty answer"),
@@ -185,7 +190,7 @@ async def test_every_stream_is_asked_for_once_and_learned_only_when_proved(
 ) -> None:
     backends = [Scripted(*script), Scripted(*script)]
     async with lab(*backends, stall_timeout_s=0.1) as node:
-        received = await node.stream() if script[0] == STREAM_HEAD else (await node.chat(stream=True)).content
+        received = await node.stream(backends) if script[0] == STREAM_HEAD else (await node.chat(stream=True)).content
         assert received
         routes = await node.at_rest()
     refused = script == [answer(400)]  # perhaps it was the question for counts: once more as it came

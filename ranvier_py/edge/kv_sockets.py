@@ -62,8 +62,8 @@ class NoZmq(RanvierError):
 
     code = "no_zmq"
 
-    def __init__(self) -> None:
-        super().__init__("KV events need pyzmq: install ranvier-py[zmq]")
+    def __init__(self, words: str = "KV events need pyzmq: install ranvier-py[zmq]") -> None:
+        super().__init__(words)
 
 
 class KvSockets:
