@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ranvier_py.core.fingerprint import TokenHasher
 from ranvier_py.core.gossip.messages import Holdings, HoldingsRefused, HoldingsWanted
@@ -307,7 +307,8 @@ class Transfers:
     def _send_chunk(self, given: _Given, now: float) -> None:
         seq, digest, writer = given.source
         rows = writer.chunks[given.sent]
-        size = OVERHEAD_BYTES + FIELDS_BYTES + sum(map(len, rows[2:]))  # type: ignore[arg-type]
+        columns = cast("Sequence[bytes]", rows[2:])
+        size = OVERHEAD_BYTES + FIELDS_BYTES + sum(map(len, columns))
         if size > self._window.room(now):
             self._no_room_until = now + 0.05
             return
