@@ -126,7 +126,7 @@ class Affinity:
         holder = candidates[position]
         if holder.load > self.floor and self.load_aware:  # at the floor nothing can be too busy
             loads = relative_loads(candidates)
-            if loads[position] > self.bearable(loads) + self.floor / holder.weight:
+            if not self.bears(holder, loads[position], self.bearable(loads)):
                 return self.divert(match, candidates, loads)
         return Choice(holder.id, "affinity", deepest.tokens)
 
@@ -157,22 +157,28 @@ class Affinity:
         return Choice(candidates[position].id, "common", held_tokens(match, candidates[position]))
 
     def choose_cold(self, match: Match, candidates: Sequence[Candidate]) -> Choice:
-        best = self.rendezvous.best(match.home, candidates)
+        scores = self.rendezvous.scores(match.home, candidates)
+        best = int(scores.argmax())
         home = candidates[best]
         if home.load == 0 or not self.load_aware:  # nobody is less loaded
             return Choice(home.id, "cold", 0)
         loads = relative_loads(candidates)
         if match.own == match.home:
-            return Choice(candidates[self.first(match, candidates, least_loaded(loads))].id, "cold", 0)
-        order = self.rendezvous.order(match.home, candidates)
-        if loads[order[1]] < loads[order[0]]:
-            order[:2] = order[1::-1]
+            return Choice(candidates[max(least_loaded(loads), key=scores.__getitem__)].id, "cold", 0)
+        scores[best] = 0
+        second = int(scores.argmax())
+        preferred = second if loads[second] < loads[best] else best
         bearable = self.bearable(loads)
-        for place, position in enumerate(order):
-            candidate = candidates[position]
-            if loads[position] <= bearable + self.floor / candidate.weight:
-                return Choice(candidate.id, "cold_diverted" if place else "cold", 0)
+        if self.bears(candidates[preferred], loads[preferred], bearable):
+            return Choice(candidates[preferred].id, "cold", 0)
+        for position in self.rendezvous.order(match.home, candidates):
+            if self.bears(candidates[position], loads[position], bearable):
+                return Choice(candidates[position].id, "cold_diverted", 0)
         raise AssertionError("nobody at or below the median")
+
+    def bears(self, candidate: Candidate, load: float, bearable: float) -> bool:
+        """Whether it is not too busy. `load` is for its weight."""
+        return load <= bearable + self.floor / candidate.weight
 
     def bearable(self, loads: Sequence[float]) -> float:
         """The highest load per weight, floor apart, at which nobody is too busy yet: never below the least of them."""

@@ -1,0 +1,127 @@
+"""What stale claims cost: wasted prefill by evictions and restarts per second, with engines that tell and without.
+
+`python -m benchmarks.stale [--quick]`
+
+Eight modelled engines, `affinity`, chats of many threads (`chat_threads` of the policies benchmark). Evictions: caches
+from all of the working set down to an eighth of it. Restarts: an engine, each in turn, at even distances, with caches
+that hold everything; nodes see a restart by a probe within 5 s where nobody tells. Knowledge: requests alone
+(`estimated`), counts in answers (`calibrated`), events (`events`, the push of the Purdue report).
+Told of each: tokens evicted per second and engine, restarts per second of all, tokens believed to be cached and not
+found per prompt token (`wasted`), hit rate, p90 of the time to first token.
+Published: Ranvier measured no gain of push (1,902 wasted tokens with and without); Purdue published no figure.
+Results: results/stale.json. A full run takes three minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from benchmarks.common import RESULTS, commit, machine
+from benchmarks.policies_workloads import ENGINES, WORKLOADS
+from benchmarks.truth import cache_tokens_of, wasted_of
+from ranvier_py.replay.jobs import Ready, Task, execute_all, make_ready
+from ranvier_py.replay.knowledge import KNOWLEDGE
+from ranvier_py.replay.results import RunResult
+from ranvier_py.replay.run import Plan, Restart
+
+TRAFFIC = "chat_threads"
+LOAD = 0.5  # of the capacity with ample caches
+SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Of the working set, in all caches together."""
+
+RESTARTS = (0, 4, 16, 64)
+"""In the whole run."""
+
+ROOMY = 4.0
+QUICK_REQUESTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    knowledge: str
+    cache_share: float
+    restarts_per_s: float
+    evicted_tokens_per_s: float  # of one engine
+    wasted: float
+    hit_rate: float
+    ttft_p90_s: float
+    failed: int
+
+
+def plan_of(ready: Ready, share: float, restarts: int, seed: int) -> Plan:
+    workload = WORKLOADS[TRAFFIC]
+    speed = workload.capacity["ample"] * LOAD
+    span_s = ready.summary.span_s / speed
+    engine = replace(workload.engine, cache_tokens=cache_tokens_of(ready, share), block_size=ready.summary.block_tokens)
+    times = tuple(Restart(span_s * (at + 1) / (restarts + 1), at % ENGINES) for at in range(restarts))
+    return Plan("affinity", 1, (engine,) * ENGINES, speed=speed, seed=seed, regret=False, restarts=times)
+
+
+def row_of(plan: Plan, result: RunResult, answers: float) -> Row:
+    """What was stored and does not fit was evicted; a restart empties a cache and is none."""
+    capacity = plan.engines[0].cache_tokens
+    stored = [computed + answers / ENGINES for computed in result.computed_by_engine]
+    evicted = sum(max(0.0, each - capacity) for each in stored) / ENGINES
+    return Row(
+        knowledge=plan.knowledge,
+        cache_share=0.0,  # set by who knows it
+        restarts_per_s=round(len(plan.restarts) / result.virtual_s, 4),
+        evicted_tokens_per_s=0.0 if plan.restarts else round(evicted / result.virtual_s, 1),
+        wasted=round(wasted_of(result), 5),
+        hit_rate=round(result.hit_rate, 5),
+        ttft_p90_s=round(result.ttft_s["p90"], 5),
+        failed=result.failed,
+    )
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stale", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a few requests; nothing is written")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    trace = WORKLOADS[TRAFFIC].load()
+    if arguments.quick:
+        trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
+    ready = make_ready(replace(trace, name=TRAFFIC))
+    cases = [*((share, 0) for share in SHARES), *((ROOMY, restarts) for restarts in RESTARTS)]
+    plans = [
+        replace(plan_of(ready, share, restarts, arguments.seed), knowledge=knowledge)
+        for share, restarts in cases
+        for knowledge in KNOWLEDGE
+    ]
+    done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
+    rows = []
+    for (share, _), plan, each in zip([case for case in cases for _ in KNOWLEDGE], plans, done, strict=True):
+        row = replace(row_of(plan, each.result, ready.summary.answer_tokens), cache_share=share)
+        rows.append(row)
+        print(
+            f"cache {share:5.3f}  restarts {row.restarts_per_s:6.3f}/s  evicted {row.evicted_tokens_per_s:8.1f} t/s  "
+            f"{row.knowledge:10}  wasted {row.wasted:.4f}  hits {row.hit_rate:.3f}  p90 {row.ttft_p90_s:.3f} s",
+            flush=True,
+        )
+    if not arguments.quick:
+        result = {
+            "commit": commit(),
+            "machine": machine(),
+            "seed": arguments.seed,
+            "traffic": asdict(ready.summary),
+            "published": {"ranvier_wasted_tokens": {"push": 1902, "none": 1902}, "purdue": None},
+            "rows": [asdict(row) for row in rows],
+        }
+        (RESULTS / "stale.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
