@@ -57,7 +57,7 @@ LIBRARIES = {
     "transformers": ("tokenizer", "templates"),
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
-    "httpx": ("probes", "cli", "routers", "scraper", "kv_discovery", "kv_sse"),
+    "httpx": ("pages", "probes", "cli", "routers", "scraper", "kv_discovery", "kv_sse"),
     "zmq": ("kv_sockets",),
     "cryptography": ("seal",),
     "msgpack": ("fields", "events"),

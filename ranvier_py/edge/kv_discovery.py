@@ -29,6 +29,7 @@ import trio
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.publishers import NOTHING, Found, Publisher, at_home, read_event_sources, read_server_info
+from ranvier_py.edge.pages import page_of
 
 log = logging.getLogger(__name__)
 
@@ -94,19 +95,8 @@ class Engine:
     async def _get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a page; an empty body for one that is too long. Raises httpx.RequestError."""
         request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers)
-        response = await self.transport.handle_async_request(request)
-        body = bytearray()
-        try:
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > PAGE_BYTES_MAX:
-                    await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
-        except httpx.ReadError:
-            if len(body) <= PAGE_BYTES_MAX:
-                raise
-        finally:
-            await response.aclose()
-        return response.status_code, bytes(body) if len(body) <= PAGE_BYTES_MAX else b""
+        page = await page_of(self.transport, request, PAGE_BYTES_MAX)
+        return page.status, b"" if page.cut else page.body
 
     async def _addresses(self, timeout_s: float) -> Sequence[str]:
         """What the backend's host stands for now; nothing where that can't be found out."""

@@ -30,6 +30,7 @@ import trio
 from ranvier_py.core.backends import ProbeResult
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
+from ranvier_py.edge.pages import Page, page_of
 
 HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
 MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
@@ -77,15 +78,6 @@ class ProbeOptions:
             raise ConfigError(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """An answer to one GET. `body` is cut at its bound; `cut` says so."""
-
-    status: int
-    body: bytes
-    cut: bool
-
-
 class Engine:
     """One engine as httpx sees it: a transport and what has been learned about its pages."""
 
@@ -106,20 +98,7 @@ class Engine:
         if request is None:
             request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers)
             self.requests[path] = request
-        response = await self.transport.handle_async_request(request)
-        body, cut = bytearray(), False
-        try:
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > bytes_max and not cut:
-                    cut = True
-                    await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
-        except httpx.ReadError:
-            if not cut:
-                raise
-        finally:
-            await response.aclose()
-        return Page(response.status_code, bytes(body[:bytes_max]), cut)
+        return await page_of(self.transport, request, bytes_max)
 
     async def check(self) -> Page:
         """The page that says whether it lives."""

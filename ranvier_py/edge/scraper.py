@@ -26,6 +26,7 @@ import trio
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.engine_metrics import EngineMetrics, read_metrics
+from ranvier_py.edge.pages import page_of
 
 PAGE_BYTES_MAX = 2 * 1024 * 1024
 """As much as a probe reads. vLLM's page is below 200 kB for one model; each adapter and rank adds some."""
@@ -116,22 +117,10 @@ class Loop:
     async def _get(self, transport: httpx.AsyncHTTPTransport, path: str) -> bytes:
         """A page; nothing for one that is not there or too long. Raises httpx.HTTPError."""
         request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers)
-        response = await transport.handle_async_request(request)
-        body = bytearray()
-        try:
-            if response.status_code >= 500:
-                raise httpx.HTTPError(f"status {response.status_code}")
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > PAGE_BYTES_MAX:
-                    await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
-        except httpx.ReadError:
-            if len(body) <= PAGE_BYTES_MAX:
-                raise
-        finally:
-            await response.aclose()
-        fits = response.status_code == 200 and len(body) <= PAGE_BYTES_MAX
-        return bytes(body) if fits else b""
+        page = await page_of(transport, request, PAGE_BYTES_MAX)
+        if page.status >= 500:
+            raise httpx.HTTPError(f"status {page.status}")
+        return page.body if page.status == 200 and not page.cut else b""
 
     def wait_s(self, options: ScrapeOptions) -> float:
         """How long to leave it alone."""
