@@ -277,7 +277,7 @@ class Handlers:
         return json_response({"backends": self._port.backends()})
 
     async def add_backend(self) -> Response:
-        body = await json_body()
+        body = await json_body("url", "weight", "name")
         url, name = text_of(body, "url"), text_of(body, "name", "")
         weight = body.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -286,12 +286,12 @@ class Handlers:
             return json_response(self._port.add_backend(url, float(weight), name))
 
     async def remove_backend(self) -> Response:
-        url = request.args.get("url") or text_of(await json_body(), "url")
+        url = request.args.get("url") or text_of(await json_body("url"), "url")
         with input_errors():
             return json_response(self._port.remove_backend(url))
 
     async def drain_backend(self) -> Response:
-        body = await json_body()
+        body = await json_body("url", "draining")
         url, draining = text_of(body, "url"), body.get("draining", True)
         if not isinstance(draining, bool):
             raise BadRequest("draining must be true or false")

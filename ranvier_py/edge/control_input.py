@@ -11,6 +11,7 @@ from quart import request
 
 from ranvier_py.core.errors import BadRequest, ConfigError, NotFound
 
+NAME_SHOWN = 64  # characters of a name that somebody made up: enough to see the slip
 LISTED = 50  # routes or decisions in an answer unless `limit` says otherwise: a screen
 
 
@@ -31,14 +32,21 @@ async def raw_body() -> bytes:
     return data
 
 
-async def json_body() -> Mapping[str, Any]:
-    """The request's JSON object. Raises BadRequest."""
+async def json_body(*members: str) -> Mapping[str, Any]:
+    """The request's JSON object, with no other members than these. Raises BadRequest."""
+    expected = "a JSON object with " + ", ".join(members)
+    data = await raw_body()
+    if not data.strip():
+        raise BadRequest(f"the body is empty, expected {expected}")
     try:
-        body = orjson.loads(await raw_body())
+        body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}; expected {expected}") from error
     if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
+        raise BadRequest(f"the body must be {expected}")
+    for name in body:
+        if name not in members:
+            raise BadRequest(f"{name[:NAME_SHOWN]}: there is no such member, expected {expected}")
     return body
 
 

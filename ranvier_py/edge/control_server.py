@@ -22,6 +22,8 @@ from typing import Any, cast
 
 import hypercorn
 import trio
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -96,7 +98,7 @@ class Connections:
         try:
             async with self._limit:
                 with scope:
-                    await TCPServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
+                    await PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
         except Exception:  # hypercorn's: what goes wrong in a handler of ours was answered inside
             log.exception("control connection failed")
         finally:
@@ -117,6 +119,41 @@ class Connections:
         """Close the sockets themselves: ends even a shielded send."""
         for stream in list(self._open):
             stream.abort()
+
+
+class PlainServer(TCPServer):
+    """hypercorn's connection with HTTP/1.1 on it and nothing else, whatever the client would rather speak."""
+
+    async def run(self) -> None:
+        try:
+            here, there = self.stream.socket.getsockname()[:2], self.stream.socket.getpeername()[:2]
+            async with TaskGroup() as group:
+                self._task_group = group
+                state = ConnectionState(self.state)
+                plain = PlainProtocol(
+                    self.app, self.config, self.context, group, state, False, there, here, self.protocol_send
+                )
+                self.protocol = cast("Any", plain)
+                await self.idle_task.restart(group, self._idle_timeout)
+                await self._read_data()
+        except OSError:  # the client is gone
+            pass
+        finally:
+            await self._close()
+
+
+class PlainProtocol(H11Protocol):
+    """hypercorn's HTTP/1.1, in which a wish for another protocol is not followed, as HTTP allows."""
+
+    async def _check_protocol(self, event: Any) -> None:
+        """Changes to HTTP/2 in hypercorn."""
+
+    async def _create_stream(self, request: Any) -> None:
+        kept = [(name, value) for name, value in request.headers.raw_items() if name.lower() != b"upgrade"]
+        plain = type(request)(
+            method=request.method, target=request.target, headers=kept, http_version=request.http_version
+        )
+        await super()._create_stream(plain)
 
 
 class DeadlineStream:

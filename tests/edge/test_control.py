@@ -193,7 +193,7 @@ async def test_workers_are_managed_as_with_sglangs_router(served: Served) -> Non
 
 
 BAD_REQUESTS = [
-    ("POST", "/admin/backends", b"", 400, "not JSON"),
+    ("POST", "/admin/backends", b"", 400, "the body is empty, expected a JSON object with url, weight, name"),
     ("POST", "/admin/backends", b"{", 400, "not JSON"),
     ("POST", "/admin/backends", b"\xff\xfe", 400, "not JSON"),
     ("POST", "/admin/backends", b"[]", 400, "JSON object"),
@@ -205,10 +205,13 @@ BAD_REQUESTS = [
     ("POST", "/admin/backends", b'{"url": "http://a", "weight": 0}', 400, "weight"),
     ("POST", "/admin/backends", b'{"url": "http://a", "weight": 1e999}', 400, "infinity"),
     ("POST", "/admin/backends", b'{"url": "http://a", "name": null}', 400, "name"),
+    ("POST", "/admin/backends", b'{"url": "http://a", "wieght": 2}', 400, "wieght: there is no such member"),
+    ("DELETE", "/admin/backends", b"", 400, "expected a JSON object with url"),
     ("DELETE", "/admin/backends?url=http://x", b"", 404, "no backend http://x"),
     ("DELETE", "/admin/backends", b"{}", 400, "url is missing"),
     ("POST", "/admin/backends/drain", b'{"url": "http://x"}', 404, "no backend http://x"),
     ("POST", "/admin/backends/drain", b'{"url": "http://x", "draining": 1}', 400, "draining"),
+    ("POST", "/admin/backends/drain", b'{"url": "http://x", "drain": true}', 400, "drain: there is no such member"),
     ("POST", "/add_worker", b"", 400, "?url="),
     ("POST", "/add_worker?url=nonsense", b"", 400, "must be a URL"),
     ("POST", "/remove_worker?url=http://x", b"", 404, "no backend"),
@@ -425,6 +428,35 @@ async def test_a_client_that_never_finishes_its_header_is_cut_off(nursery: trio.
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: ")
             with suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
+    served.shutdown.set()
+
+
+UPGRADE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade, http2-settings\r\nUpgrade: "
+UPGRADES = {
+    "HTTP/2 at once": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 4"),
+    "h2c": (UPGRADE + b"h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n", b"HTTP/1.1 200"),
+    "a WebSocket": (
+        UPGRADE + b"websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        b"HTTP/1.1 200",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UPGRADES)
+async def test_nobody_is_followed_to_another_protocol(
+    nursery: trio.Nursery, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Connections of HTTP/2 would stay for ever, and 256 of them would shut out whoever asks for health."""
+    served = await start(nursery)
+    data, status = UPGRADES[case]
+    with trio.fail_after(DEADLINE_S):
+        async with await raw_client(served) as stream:
+            await stream.send_all(data)
+            answer = await read_all(stream)
+    assert answer.startswith(status)
+    assert b"HTTP/1.1 101" not in answer
+    assert "Traceback" not in caplog.text
+    assert caplog.records == []
     served.shutdown.set()
 
 
