@@ -1,5 +1,7 @@
 """Nodes of two versions in one cluster: a rolling upgrade, its way back, and another major that can't be spoken to.
 
+Version 1 is the one before this one: it knows no message by which tables are compared by one sum first.
+
 A later minor version may append fields to any message, say more of itself in its record, and send messages of kinds
 that this one has not (`wire`). The later one here is this one with all of that added to everything it sends.
 """
@@ -11,24 +13,24 @@ import pytest
 import trio
 
 from cluster.sim_mind import RealMind
-from ranvier_py.core.gossip.messages import Update
+from ranvier_py.core.gossip.gossip import VERSION
+from ranvier_py.core.gossip.messages import Message, PartSums, TotalSum, Update
 from ranvier_py.core.gossip.packets.fields import FIELDS_MAX
 from ranvier_py.core.gossip.packets.frame import BadFrame, Reason
 from ranvier_py.core.gossip.packets.seal import BODY_BYTES_MAX, Opened
 from ranvier_py.core.gossip.packets.wire import Kind
-from ranvier_py.core.gossip.values import Plane, Send
+from ranvier_py.core.gossip.values import Peer, Plane, Send
 from tests.edge.mock_nodes import MockCluster, MockNode, agree, simulate, until
 
 LATER_KIND = 77
+LATER = VERSION + 1
 assert LATER_KIND not in list(Kind)
 
 
 def later_minor(mind: RealMind) -> None:
-    """Version 1.2, as it were."""
-    gossip, members = mind.gossip, mind.gossip.members
-    members._identity.record = members.me._replace(version_max=2)
-    members._broadcasts.push(Update(members.me), 0.0)
-    gossip.sessions.me = members.me
+    """The next version."""
+    gossip = mind.gossip
+    speak(mind, LATER)
     seal, take = gossip.sealer.seal, gossip.take
 
     def longer(plane: Plane, receiver: int, kind: int, body: bytes) -> bytes:
@@ -47,6 +49,30 @@ def later_minor(mind: RealMind) -> None:
 
     gossip.sealer.seal = longer  # type: ignore[method-assign]
     gossip.take = and_more  # type: ignore[method-assign]
+
+
+def speak(mind: RealMind, version: int) -> None:
+    """Say so in the node's own record."""
+    members = mind.gossip.members
+    members._identity.record = members.me._replace(version_max=version)
+    members._broadcasts.push(Update(members.me), 0.0)
+    mind.gossip.sessions.me = members.me
+
+
+def first_minor(mind: RealMind) -> None:
+    """Version 1: it neither sends TotalSum or PartSums nor understands them."""
+    speak(mind, 1)
+    routes = mind.gossip.routes
+    receive = routes.receive
+
+    def skip(peer: Peer, message: Message, now: float) -> None:
+        if isinstance(message, TotalSum | PartSums):
+            mind.gossip.sessions._drop("kind")
+        else:
+            receive(peer, message, now)
+
+    routes.receive = skip  # type: ignore[method-assign]
+    routes._pull._comparison._version_of = lambda _: 1
 
 
 def later_major(mind: RealMind) -> None:
@@ -102,7 +128,7 @@ def test_a_rolling_upgrade_and_its_way_back_cost_nothing(seed: str) -> None:
         for node in nodes:
             check(node, kinds_skipped=True)
             told = {member.record.version_max for member in node.mind.gossip.members.alive()}
-            assert told == {2}, "what a later version says of itself is passed on"
+            assert told == {LATER}, "what a later version says of itself is passed on"
         for node in nodes[:2]:
             node.release = lambda mind: None
             restart(cluster, node)
@@ -128,6 +154,28 @@ def test_a_crash_among_two_versions_is_known_in_time() -> None:
         assert [sorted(node.deaths()) for node in nodes[1:5]] == [["n0", "n5"]] * 4
 
     simulate("crash", scenario)
+
+
+def test_tables_are_compared_by_what_both_versions_know() -> None:
+    """1.12: the least of both, per pair. A message that one of two does not know would end no comparison."""
+
+    async def scenario(cluster: MockCluster) -> None:
+        nodes = await cluster.met(5)
+        for node in nodes[:3]:
+            node.release = first_minor
+            restart(cluster, node)
+        await all_share(cluster, nodes)
+        await trio.sleep(10)
+        for node in nodes:
+            statistics = node.mind.gossip.routes.statistics()
+            assert statistics.audits > 3
+            assert statistics.given_up == 0
+            assert node.mind.gossip.statistics().sessions["kind"] == 0
+        old, new = nodes[0].mind.gossip.statistics(), nodes[4].mind.gossip.statistics()
+        assert old.sent["rows"].bytes > 6 * 32_768
+        assert new.sent["rows"].bytes < old.sent["rows"].bytes
+
+    simulate("first", scenario)
 
 
 def test_another_major_is_refused_counted_and_told_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

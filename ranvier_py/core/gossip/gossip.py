@@ -39,8 +39,9 @@ from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.streams.stream_gossip import STREAM_MESSAGES, StreamGossip
 from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
 
-VERSION = 1
-"""Of the protocol, as records tell it."""
+VERSION_MIN, VERSION = 1, 2
+"""Of the protocol, as records tell it: what can be spoken, between two nodes the greatest that both know. Of what 2
+brought see `messages`: whole tables are compared by one sum first."""
 
 STATE_HEAD = Struct("<4sQ")  # magic, epoch
 STATE_MAGIC = b"RGS1"
@@ -57,7 +58,8 @@ TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
     **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
     **dict.fromkeys((Kind.LESSONS, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
-    **dict.fromkeys((Kind.SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
+    **dict.fromkeys((Kind.SUMS, Kind.TOTAL_SUM, Kind.PART_SUMS), "rows"),
+    **dict.fromkeys((Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
     **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
 }
@@ -151,7 +153,14 @@ class Gossip:
             datagrams=settings.datagrams,
         )
         self.routes = RouteGossip(
-            settings.session, memory, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
+            settings.session,
+            memory,
+            settings.routes,
+            outbox,
+            rng,
+            now,
+            round_trip_s=self._round_trip_s,
+            version_of=self._version_of,
         )
         self.oversized = 0
         self.sent = {topic: Traffic() for topic in TOPICS}
@@ -312,6 +321,10 @@ class Gossip:
         member = self.members.member(session)
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
 
+    def _version_of(self, session: int) -> int:
+        member = self.members.member(session)
+        return min(VERSION, member.record.version_max) if member is not None else VERSION_MIN
+
     def _is_live(self, session: int) -> bool:
         member = self.members.member(session) if session else None
         return member is not None and member.live and member.proved
@@ -362,7 +375,7 @@ def record_of(settings: GossipSettings, epoch: int) -> Record:
         state=State.ALIVE,
         host=settings.host,
         port=settings.port,
-        version_min=VERSION,
+        version_min=VERSION_MIN,
         version_max=VERSION,
         schema=settings.routes.schema,
         public=settings.public,

@@ -3,7 +3,8 @@
     contact     Hello, Echo, Challenge                        two sessions prove to each other that they are live
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
     routes      Lessons, Digest, Vector, Reset                eager batches, and repair by version vectors
-                Sums, RowsWanted, Rows, Busy                  repair of whole tables by buckets, and the first sync
+                TotalSum, PartSums, Sums, RowsWanted, Rows,   repair of whole tables by buckets, and the first sync
+                Busy
     backends    Loads, Facts, Commands                        in-flight counts, boots, verdicts, signed commands
     streams     Standings, HoldingsWanted, Holdings,          who reads which engine's events, and copies of what an
                 HoldingsRefused                               engine holds
@@ -119,6 +120,10 @@ class Members(NamedTuple):
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
+SHORT_SUMS_VERSION = 2
+"""Of the protocol: whoever speaks it knows TotalSum and PartSums. Others compare by Sums."""
+
+
 class Entry(NamedTuple):
     """One lesson in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of day."""
 
@@ -165,6 +170,27 @@ class Sums(NamedTuple):
     sums: bytes
     reply: bool
     request: int  # u32
+
+
+class TotalSum(NamedTuple):
+    """All bucket sums of the sender's table in one: equal ones end a comparison after 8 bytes.
+
+    With `reply` a question; `request` as in Sums. Who has another total answers with the sums of its groups, too.
+    """
+
+    total: int  # u64
+    groups: bytes  # empty, or 8 bytes for each group of buckets, little-endian
+    reply: bool
+    request: int  # u32
+
+
+class PartSums(NamedTuple):
+    """Bucket sums of the groups that were found to differ. `reply` asks for the other's of the same groups."""
+
+    groups: bytes  # u8 each, ascending
+    sums: bytes  # of each group those of its buckets, 8 bytes each, little-endian
+    reply: bool
+    request: int  # u32: of the TotalSum before
 
 
 class RowsWanted(NamedTuple):
@@ -295,7 +321,7 @@ class HoldingsRefused(NamedTuple):
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
-    | Lessons | Digest | Vector | Reset | Sums | RowsWanted | Rows | Busy
+    | Lessons | Digest | Vector | Reset | Sums | TotalSum | PartSums | RowsWanted | Rows | Busy
     | Loads | Facts | Commands
     | Standings | HoldingsWanted | Holdings | HoldingsRefused
 )  # fmt: skip

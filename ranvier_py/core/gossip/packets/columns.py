@@ -8,11 +8,12 @@ made and 0.2 us for one read; tables are handed on as columns, without a step fo
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from struct import Struct, error, pack, unpack
 
 import numpy as np
 
-from ranvier_py.core.gossip.messages import Command, Entry, Fact, Rows, Stand
+from ranvier_py.core.gossip.messages import Command, Entry, Fact, PartSums, Rows, Stand
 from ranvier_py.core.gossip.packets.fields import U16_MAX, amount, bad, column, encoded, text
 from ranvier_py.core.gossip.routes.lessons import LESSON_BYTES_MAX
 
@@ -30,6 +31,10 @@ VECTOR_ENTRIES_MAX = 8192
 
 BUCKETS = 4096
 SUM_BYTES = 8
+GROUPS = 64
+"""Of buckets, for comparing them in two levels: 512 bytes for all groups, and as many for the buckets of one."""
+
+GROUP_BYTES = SUM_BYTES * BUCKETS // GROUPS
 COMMANDS_MAX = 64
 
 ROW_BYTES = 34
@@ -203,6 +208,28 @@ def unpack_sums(field: object) -> bytes:
     if len(sums) != SUM_BYTES * BUCKETS:
         bad("number of buckets")
     return sums
+
+
+def unpack_group_sums(field: object) -> bytes:
+    """The sums of all groups, or nothing."""
+    sums = column(field, SUM_BYTES, GROUPS)
+    if sums and len(sums) != SUM_BYTES * GROUPS:
+        bad("number of groups")
+    return sums
+
+
+def unpack_groups(field: object) -> bytes:
+    """Numbers of groups, ascending. Raises BadFrame for one that does not exist."""
+    groups = column(field, 1, GROUPS)
+    if any(low >= high for low, high in pairwise(groups)) or (groups and groups[-1] >= GROUPS):
+        bad("no such group")
+    return groups
+
+
+def check_part(part: PartSums) -> None:
+    """Whether each group has all of its sums. Raises BadFrame."""
+    if len(part.sums) != GROUP_BYTES * len(part.groups):
+        bad("sums of other groups")
 
 
 def unpack_buckets(field: object) -> bytes:

@@ -36,6 +36,7 @@ from ranvier_py.core.gossip.messages import (
     Members,
     Message,
     Nack,
+    PartSums,
     Ping,
     PingRequest,
     Push,
@@ -44,9 +45,11 @@ from ranvier_py.core.gossip.messages import (
     RowsWanted,
     Standings,
     Sums,
+    TotalSum,
     Vector,
 )
 from ranvier_py.core.gossip.packets.columns import (
+    check_part,
     check_rows,
     pack_backends,
     pack_commands,
@@ -62,6 +65,8 @@ from ranvier_py.core.gossip.packets.columns import (
     unpack_commands,
     unpack_entries,
     unpack_facts,
+    unpack_group_sums,
+    unpack_groups,
     unpack_holdings_head,
     unpack_loads,
     unpack_standings,
@@ -113,6 +118,8 @@ class Kind(IntEnum):
     ROWS_WANTED = 37
     ROWS = 38
     BUSY = 39
+    TOTAL_SUM = 40
+    PART_SUMS = 41
     LOADS = 48
     FACTS = 49
     COMMANDS = 50
@@ -152,6 +159,7 @@ FACTS = Field(pack_facts, unpack_facts)
 COMMANDS = Field(pack_commands, unpack_commands)
 STANDINGS = Field(pack_standings, unpack_standings)
 HOLDINGS_HEAD = Field(None, unpack_holdings_head)
+GROUPS, GROUP_SUMS = Field(None, unpack_groups), Field(None, unpack_group_sums)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.HELLO, Hello, (RECORD, IDENTITY)),
@@ -171,6 +179,8 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.ROWS_WANTED, RowsWanted, (U32, U32, BUCKETS)),
     (Kind.ROWS, Rows, (U32, U32, FLAG, BACKENDS, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN)),
     (Kind.BUSY, Busy, (U32,)),
+    (Kind.TOTAL_SUM, TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
+    (Kind.PART_SUMS, PartSums, (GROUPS, COLUMN, FLAG, U32)),
     (Kind.LOADS, Loads, (U32, LOADS, WAITS)),
     (Kind.FACTS, Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, Commands, (COMMANDS,)),
@@ -225,4 +235,6 @@ def decode(kind: int, body: bytes) -> Message:
     message = make(*[unpack(field) for unpack, field in zip(unpackers, fields, strict=False)])
     if type(message) is Rows:
         check_rows(message)
+    elif type(message) is PartSums:
+        check_part(message)
     return message

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ranvier_py.core.gossip.messages import Lessons, Message, Rows, RowsWanted, Sums, Vector
+from ranvier_py.core.gossip.messages import Lessons, Message, PartSums, Rows, RowsWanted, Sums, TotalSum, Vector
 from ranvier_py.core.gossip.packets.columns import ENTRY_BYTES
 from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
 
@@ -68,6 +68,10 @@ def wire_bytes(message: Message) -> int:
         return size + VECTOR_ENTRY_BYTES * len(message.entries)
     if isinstance(message, Sums):
         return size + len(message.sums)
+    if isinstance(message, TotalSum):
+        return size + len(message.groups)
+    if isinstance(message, PartSums):
+        return size + len(message.groups) + len(message.sums)
     if isinstance(message, RowsWanted):
         return size + len(message.buckets)
     if isinstance(message, Rows):

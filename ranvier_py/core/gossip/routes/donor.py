@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.messages import Busy, RowsWanted, Sums
+from ranvier_py.core.gossip.messages import Busy, PartSums, RowsWanted, Sums, TotalSum
 from ranvier_py.core.gossip.routes.budget import Window, wire_bytes
+from ranvier_py.core.gossip.routes.comparison import AnySums
 from ranvier_py.core.gossip.routes.own_sums import OwnSums
 from ranvier_py.core.gossip.routes.route_memory import WINDOW_CHUNKS, RouteMemory, RowsWalk
 from ranvier_py.core.gossip.routes.route_post import RoutePost
+from ranvier_py.core.gossip.routes.sum_levels import group_sums, part_of, total_of, with_part
 from ranvier_py.core.gossip.values import Peer
 
 TRANSFERS_MAX = 2
@@ -39,9 +41,9 @@ NO_ROOM_S = 0.05
 
 
 class SumsWanted(NamedTuple):
-    """One peer's question for our sums."""
+    """One peer's question for our sums. `since`: when the first question of its comparison came."""
 
-    message: Sums
+    message: AnySums
     since: float
 
 
@@ -84,6 +86,7 @@ class Donor:
         self._differs = differs  # told of each peer that compared: our sums and its
         self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
         self._sums_wanted: dict[int, SumsWanted] = {}  # by session
+        self._answered: dict[int, SumsWanted] = {}  # the last TotalSum of each peer, by session
         self._no_room_until = 0.0
 
     @property
@@ -103,6 +106,7 @@ class Donor:
         for session in [session for session in self._transfers if session not in peers]:
             self._end(session)
         self._sums_wanted = {session: wanted for session, wanted in self._sums_wanted.items() if session in peers}
+        self._answered = {session: wanted for session, wanted in self._answered.items() if session in peers}
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
@@ -126,10 +130,12 @@ class Donor:
 
     # --- what peers ask ---------------------------------------------------------------------------------------------
 
-    def sums(self, peer: Peer, message: Sums, now: float) -> None:
-        """A peer compares; it wants ours if it says so."""
+    def sums(self, peer: Peer, message: AnySums, now: float) -> None:
+        """A peer compares; it wants ours if it says so. Its second question is answered by the sums of the first."""
         if message.reply and (peer.session in self._sums_wanted or len(self._sums_wanted) < SUMS_WAITING_MAX):
-            self._sums_wanted[peer.session] = SumsWanted(message, now)
+            first = self._answered.pop(peer.session, None)
+            known = isinstance(message, PartSums) and first is not None and first.message.request == message.request
+            self._sums_wanted[peer.session] = SumsWanted(message, first.since if first is not None and known else now)
 
     def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
         """A request, a later cursor of it, or the same cursor again. `serving`: whether we have joined ourselves."""
@@ -169,12 +175,17 @@ class Donor:
         for session, wanted in list(self._sums_wanted.items()):
             if wanted.since > self._sums.begun_at:
                 continue
-            peer, theirs = self._post.peers[session], wanted.message
-            if not self._post.send_bulk(peer, Sums(value, reply=False, request=theirs.request), now):
+            peer, asked = self._post.peers[session], wanted.message
+            if not self._post.send_bulk(peer, answer_to(asked, value), now):
                 self._no_room_until = now + NO_ROOM_S
                 return
             del self._sums_wanted[session]
-            self._differs(peer, value, theirs.sums, now)
+            if isinstance(asked, TotalSum):
+                self._answered[session] = wanted
+            elif isinstance(asked, PartSums):
+                self._differs(peer, value, with_part(value, asked.groups, asked.sums), now)
+            else:
+                self._differs(peer, value, asked.sums, now)
 
     def _has_room(self, transfer: Transfer, now: float) -> bool:
         if self._post.bulk.room(now) < CHUNK_BYTES:
@@ -194,3 +205,14 @@ class Donor:
 
     def _end(self, session: int) -> None:
         self.broken += not self._transfers.pop(session).finished
+
+
+def answer_to(asked: AnySums, ours: bytes) -> AnySums:
+    """Of our sums, what a peer asked for."""
+    if isinstance(asked, TotalSum):
+        total = total_of(ours)
+        groups = group_sums(ours) if total != asked.total else b""
+        return TotalSum(total, groups, reply=False, request=asked.request)
+    if isinstance(asked, PartSums):
+        return PartSums(asked.groups, part_of(ours, asked.groups), reply=False, request=asked.request)
+    return Sums(ours, reply=False, request=asked.request)

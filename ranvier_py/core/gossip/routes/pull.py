@@ -1,7 +1,8 @@
 """Getting a table from a peer: all of it when a node joins, the buckets that differ when lessons were trimmed.
 
     join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
-    repair  Sums -> the peer that said Reset; its Sums come, RowsWanted (buckets that differ) -> it; its Rows come
+    repair  sums are compared with the peer that said Reset (`comparison`), RowsWanted (buckets that differ) -> it; its
+            Rows come
     audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables.
             Who is asked compares as well, and asks back (`differs`): after it both are equal
 
@@ -28,10 +29,10 @@ from random import Random
 
 import numpy as np
 
-from ranvier_py.core.gossip.messages import Busy, Rows, RowsWanted, Sums, Vector
+from ranvier_py.core.gossip.messages import Busy, Rows, RowsWanted, Vector
 from ranvier_py.core.gossip.routes.budget import wire_bytes
+from ranvier_py.core.gossip.routes.comparison import AnySums, Comparison
 from ranvier_py.core.gossip.routes.log import Logs
-from ranvier_py.core.gossip.routes.own_sums import OwnSums
 from ranvier_py.core.gossip.routes.route_memory import WINDOW_CHUNKS, RouteMemory
 from ranvier_py.core.gossip.routes.route_post import RoutePost
 from ranvier_py.core.gossip.values import Peer
@@ -48,9 +49,8 @@ ROUND_S = (0.1, 0.3)
 PROGRESS_S = 1.0
 """A chunk that does not come within this is asked for again: ten times what a busy peer needs for the next one."""
 
-SUMS_S = 5.0  # for the sums of a million rows on both sides, and their turn in the budget
+SUMS_S = 5.0  # for the sums of a million rows on both sides, twice, and their turn in the budget
 RESUMES_MAX = 3
-NO_ROOM_S = 0.05  # until the sums are tried again after there was no room for them
 
 NEW_LESSONS_MAX = 4096
 """A peer that has no more lessons than this, and has not joined itself, is as new as we are: lessons will do."""
@@ -74,7 +74,7 @@ MANY_BUCKETS = 2048
 
 class Phase(Enum):
     IDLE = auto()
-    COMPARE = auto()  # our sums are computed and sent, the peer's awaited
+    COMPARE = auto()  # our sums are computed and compared with the peer's
     ROWS = auto()
 
 
@@ -86,7 +86,7 @@ class Pull:
         logs: Logs,
         post: RoutePost,
         memory: RouteMemory,
-        sums: OwnSums,
+        comparison: Comparison,
         missed: Callable[[int, float], None],
         rng: Random,
         now: float,
@@ -103,7 +103,7 @@ class Pull:
         self._logs = logs
         self._post = post
         self._memory = memory
-        self._sums = sums
+        self._comparison = comparison
         self._missed = missed
         self._rng = rng
         self._phase = Phase.IDLE
@@ -116,10 +116,7 @@ class Pull:
         self._resumes = 0
         self._bytes = 0
         self._deadline = inf
-        self._own: bytes | None = None  # our sums as they were sent
         self._vector_heard = False
-        self._step_at = 0.0
-        self._begun_at = now
         self._not_before = now
         self._tried: dict[int, bool] = {}  # in this round of joining: whether that peer is new, too
         self._round_at = now
@@ -135,10 +132,8 @@ class Pull:
 
     @property
     def wake_at(self) -> float:
-        if self._phase is Phase.COMPARE and self._own is None:
-            return self._step_at
         if self._phase is not Phase.IDLE:
-            return self._deadline
+            return min(self._deadline, self._comparison.wake_at)
         if self.synced:
             return self._audit_at if self._post.order else inf
         return self._round_at if self._post.order else self._alone_until
@@ -169,13 +164,8 @@ class Pull:
                 self._audit(now)
         elif now >= self._deadline:
             self._late(now)
-        elif self._phase is Phase.COMPARE and self._own is None and now >= self._step_at:
-            sums = self._sums.step(self._begun_at, now)
-            if sums is not None and self._peer is not None:
-                if self._post.send_bulk(self._peer, Sums(sums, reply=True, request=self._request), now):
-                    self._own = sums
-                else:
-                    self._step_at = now + NO_ROOM_S
+        else:
+            self._comparison.tick(now)
 
     def audit_every(self, interval_s: float, soon_s: float, now: float) -> None:
         """From now on, and after a disturbance every `soon_s` for a while. Nodes that start together audit apart."""
@@ -217,7 +207,7 @@ class Pull:
 
     def reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
         """A peer has lessons that we lack and that are not to be had: compare tables with it."""
-        if self._is_from(peer, Phase.COMPARE) and self._own is None:
+        if self._is_from(peer, Phase.COMPARE) and self._comparison.own is None:
             self._targets[origin] = max(base, self._targets.get(origin, 0))
         elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
             self.deferred += 1
@@ -238,17 +228,20 @@ class Pull:
     def _compare(self, peer: Peer, now: float) -> None:
         self._begin(Phase.COMPARE, peer, SUMS_S, now)
         self._request = (self._request + 1) & 0xFFFFFFFF
+        self._comparison.begin(peer, self._request, now)
 
-    def sums(self, peer: Peer, message: Sums, now: float) -> None:
+    def sums(self, peer: Peer, message: AnySums, now: float) -> None:
         """The peer's sums, which we waited for. Those of a comparison before may be older than its reset."""
-        if message.reply or not self._is_from(peer, Phase.COMPARE) or self._own is None:
+        if not self._is_from(peer, Phase.COMPARE):
             return
-        if message.request == self._request:
-            buckets = self._differing(self._own, message.sums)
-            if buckets is None:
-                self._done(now)
-            else:
-                self._ask(peer, buckets, now)
+        ours, theirs = self._comparison.own, self._comparison.hear(message, now)
+        if ours is None or theirs is None:
+            return
+        buckets = self._differing(ours, theirs)
+        if buckets is None:
+            self._done(now)
+        else:
+            self._ask(peer, buckets, now)
 
     def differs(self, peer: Peer, ours: bytes, theirs: bytes, now: float) -> None:
         """A peer that compares with us was told our sums: what it has and we lack is to be had, too.
@@ -314,7 +307,8 @@ class Pull:
     def _begin(self, phase: Phase, peer: Peer, limit_s: float, now: float) -> None:
         self._phase, self._peer, self._deadline, self._auditing = phase, peer, now + limit_s, False
         self._targets, self._next, self._resumes, self._bytes = {}, 0, 0, 0
-        self._own, self._vector_heard, self._step_at, self._begun_at = None, False, 0.0, now
+        self._vector_heard = False
+        self._comparison.end()
         self._allowed.clear()
 
     def _is_from(self, peer: Peer, phase: Phase) -> bool:
@@ -338,6 +332,7 @@ class Pull:
         else:
             self._tried[peer.session] = self._vector_heard and sum(self._targets.values()) <= NEW_LESSONS_MAX
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
+        self._comparison.end()
 
     def _done(self, now: float) -> None:
         """All rows are here: what the peer had then is here, too."""
@@ -356,4 +351,5 @@ class Pull:
             self.synced = True
             self.disturbed(now)
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
+        self._comparison.end()
         self._missed(peer.session, now)

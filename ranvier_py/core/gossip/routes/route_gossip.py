@@ -21,17 +21,21 @@ from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.messages import (
+    SHORT_SUMS_VERSION,
     Busy,
     Digest,
     Lessons,
     Message,
+    PartSums,
     Reset,
     Rows,
     RowsWanted,
     Sums,
+    TotalSum,
     Vector,
 )
 from ranvier_py.core.gossip.routes.budget import Window
+from ranvier_py.core.gossip.routes.comparison import Comparison
 from ranvier_py.core.gossip.routes.donor import Donor
 from ranvier_py.core.gossip.routes.eager import Eager
 from ranvier_py.core.gossip.routes.lessons import LESSON_BYTES_MAX
@@ -45,7 +49,7 @@ from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
-ROUTE_MESSAGES = (Lessons, Digest, Vector, Reset, Sums, RowsWanted, Rows, Busy)
+ROUTE_MESSAGES = (Lessons, Digest, Vector, Reset, Sums, TotalSum, PartSums, RowsWanted, Rows, Busy)
 """What `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
@@ -109,12 +113,13 @@ class RouteGossipStatistics:
 class RouteGossip:
     """The routes' part of gossip. Times are seconds of one monotonic clock.
 
-    `round_trip_s` tells the last known round trip to a session, for the lag; 0 = not known.
+    `round_trip_s` tells the last known round trip to a session, for the lag; 0 = not known. `version_of` tells which
+    version of the protocol can be spoken to a session.
     `lag` is how long lessons took from being learned anywhere to being heard here: the times that all their senders
     held them, and half a round trip for the last hop.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
         self,
         session: int,
         memory: RouteMemory,
@@ -124,6 +129,7 @@ class RouteGossip:
         now: float,
         *,
         round_trip_s: Callable[[int], float] | None = None,
+        version_of: Callable[[int], int] = lambda _: SHORT_SUMS_VERSION,
     ) -> None:
         self.lag = Histogram(LATENCY_BUCKETS_S)
         self._memory = memory
@@ -136,7 +142,8 @@ class RouteGossip:
         self._eager = Eager(self._logs, self._post, settings.tick_s)
         self._repair = Repair(self._logs, self._post, self._eager, settings, rng, now)
         sums = OwnSums(memory)
-        self._pull = Pull(self._logs, self._post, memory, sums, self._repair.missed, rng, now)
+        comparison = Comparison(self._post, sums, version_of)
+        self._pull = Pull(self._logs, self._post, memory, comparison, self._repair.missed, rng, now)
         self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
         self._donor = Donor(self._post, memory, sums, self._pull.differs)
         self._members: Sequence[int] = ()
@@ -240,7 +247,7 @@ class RouteGossip:
             self._repair.vector(peer, message, now)
         elif isinstance(message, Reset):
             self._reset(peer, message, now)
-        elif isinstance(message, Sums):
+        elif isinstance(message, Sums | TotalSum | PartSums):
             self._donor.sums(peer, message, now)
             self._pull.sums(peer, message, now)
         elif isinstance(message, RowsWanted):

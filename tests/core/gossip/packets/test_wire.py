@@ -28,6 +28,7 @@ from ranvier_py.core.gossip.messages import (
     Loads,
     Members,
     Message,
+    PartSums,
     Ping,
     PingRequest,
     Push,
@@ -37,6 +38,7 @@ from ranvier_py.core.gossip.messages import (
     Standings,
     State,
     Sums,
+    TotalSum,
     Update,
     Vector,
 )
@@ -45,6 +47,8 @@ from ranvier_py.core.gossip.packets.columns import (
     BUCKETS,
     COMMANDS_MAX,
     ENTRIES_MAX,
+    GROUP_BYTES,
+    GROUPS,
     STANDINGS_MAX,
     VECTOR_ENTRIES_MAX,
 )
@@ -233,7 +237,7 @@ def test_every_field_is_checked_for_its_type() -> None:
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("Lessons", "origin"), ("Lessons", "after"), ("Digest", "vector_hash"),
-        ("Digest", "schema"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
+        ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
         ("HoldingsWanted", "backend"),
     }  # fmt: skip
 
@@ -402,6 +406,11 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "long vector": changed(Vector((), False), 0, bytes(16 * (VECTOR_ENTRIES_MAX + 1))),
     "too few sums": changed(Sums(bytes(8 * BUCKETS), True, 7), 0, bytes(8 * BUCKETS - 8)),
     "too many sums": changed(Sums(bytes(8 * BUCKETS), True, 7), 0, bytes(8 * BUCKETS + 8)),
+    "sums of half the groups": changed(TotalSum(1, b"", True, 7), 1, bytes(8 * GROUPS // 2)),
+    "group that does not exist": changed(PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 0, bytes((GROUPS,))),
+    "one group twice": changed(PartSums(b"\x01\x02", bytes(2 * GROUP_BYTES), True, 7), 0, b"\x01\x01"),
+    "sums of fewer groups": changed(PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 1, bytes(GROUP_BYTES - 8)),
+    "sums of more groups": changed(PartSums(b"\x01", bytes(GROUP_BYTES), True, 7), 1, bytes(GROUP_BYTES + 8)),
     "bucket that does not exist": changed(RowsWanted(1, 2, b""), 2, BUCKETS.to_bytes(2, "little")),
     "half a bucket": changed(RowsWanted(1, 2, b""), 2, b"\x00"),
     "more buckets than there are": changed(RowsWanted(1, 2, b""), 2, bytes(2 * BUCKETS + 2)),
@@ -448,6 +457,7 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
     stream = BODY_BYTES_MAX[Plane.BULK]
     largest: tuple[Message, ...] = (
         Sums(bytes(8 * BUCKETS), True, 7),
+        PartSums(bytes(range(GROUPS)), bytes(8 * BUCKETS), True, 7),
         RowsWanted(1, 2, bytes(2 * BUCKETS)),
         Vector(((2**64 - 1, 2**64 - 1),) * VECTOR_ENTRIES_MAX, True),
         Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * BACKENDS_MAX),

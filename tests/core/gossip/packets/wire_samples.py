@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.messages import (
@@ -24,6 +26,7 @@ from ranvier_py.core.gossip.messages import (
     Members,
     Message,
     Nack,
+    PartSums,
     Ping,
     PingRequest,
     Push,
@@ -35,10 +38,11 @@ from ranvier_py.core.gossip.messages import (
     Standings,
     State,
     Sums,
+    TotalSum,
     Update,
     Vector,
 )
-from ranvier_py.core.gossip.packets.columns import BUCKETS, SUM_BYTES
+from ranvier_py.core.gossip.packets.columns import BUCKETS, GROUP_BYTES, GROUPS, SUM_BYTES
 
 U64_MAX = 2**64 - 1
 SESSION = 0x1122334455667788
@@ -78,6 +82,8 @@ EXAMPLES: tuple[Message, ...] = (
     RowsWanted(9, 2, b"\x00\x00\xff\x0f"),
     rows_of(3),
     Busy(9),
+    TotalSum(U64_MAX, bytes(range(256)) * 2, False, 8),
+    PartSums(b"\x00\x07\x3f", bytes(range(256)) * 6, True, 8),
     Loads(4, ((11, 0), (12, 65535)), ((0, 0), (65535, 2**32 - 1))),
     Facts(SESSION, 5, (Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1))),
     Commands((Command(3, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
@@ -125,6 +131,10 @@ def rows(draw: st.DrawFn) -> Rows:
     return Rows(draw(u32), draw(u32), draw(st.booleans()), tuple(backends), parent, tokens, token, text, held, ages)
 
 
+def part_sums(groups: AbstractSet[int], reply: bool, request: int) -> PartSums:
+    return PartSums(bytes(sorted(groups)), b"part sum" * (GROUP_BYTES // 8 * len(groups)), reply, request)
+
+
 def many(elements: st.SearchStrategy[object], most: int = 5) -> st.SearchStrategy[tuple[object, ...]]:
     return st.lists(elements, max_size=most).map(tuple)
 
@@ -162,6 +172,8 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     RowsWanted: st.builds(RowsWanted, u32, u32, buckets),
     Rows: rows(),
     Busy: st.builds(Busy, u32),
+    TotalSum: st.builds(TotalSum, u64, st.sampled_from((b"", bytes(8 * GROUPS))), st.booleans(), u32),
+    PartSums: st.builds(part_sums, st.frozensets(st.integers(0, GROUPS - 1), max_size=9), st.booleans(), u32),
     Loads: st.builds(Loads, u32, many(st.tuples(u64, u16)), many(st.tuples(u16, u32))),
     Facts: st.builds(Facts, identities, u32, many(facts)),
     Commands: st.builds(Commands, many(commands, 3)),

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import numpy as np
 
 from ranvier_py.core.fingerprint import mix
-from ranvier_py.core.gossip.messages import Message
+from ranvier_py.core.gossip.gossip import VERSION
+from ranvier_py.core.gossip.messages import Message, Rows
 from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
+from ranvier_py.core.gossip.packets.wire import Kind
 from ranvier_py.core.gossip.packets.wire import decode as unwire
 from ranvier_py.core.gossip.packets.wire import encode as wire
 from ranvier_py.core.gossip.routes.lessons import Lesson, decode, encode
@@ -29,6 +32,7 @@ from ranvier_py.core.routes.orphans import Orphans
 from ranvier_py.core.routes.scan import U64, Names
 
 FRAME_LENGTH_BYTES = 4
+KINDS_OF_2 = (Kind.TOTAL_SUM, Kind.PART_SUMS)
 BACKENDS = 4
 
 
@@ -126,6 +130,7 @@ class Net:
         self.sent: list[tuple[float, int, int, Message, int]] = []  # at, source, target, message, bytes
         self.capacity = 100_000
         self._events: list[Event] = []
+        self.versions: dict[int, int] = {}  # of the protocol, of nodes that do not speak the latest; set before `add`
         self._turn = 0
         self._last: dict[tuple[int, int], float] = defaultdict(float)
         for session in range(1, count + 1):
@@ -139,11 +144,17 @@ class Net:
         table = RouteTable(capacity=self.capacity, ttl_s=chosen.ttl_s)
         memory = Memory(table, Backends(order, dict.fromkeys(range(BACKENDS), 1)))
         outbox: list[Letter] = []
-        gossip = RouteGossip(session, memory, chosen, outbox, Random(session), self.now)
+        gossip = RouteGossip(
+            session, memory, chosen, outbox, Random(session), self.now, version_of=partial(self.version, session)
+        )
         node = self.nodes[session] = Node(session, table, memory, gossip, outbox)
         if meet:
             self.meet()
         return node
+
+    def version(self, *sessions: int) -> int:
+        """What all of these speak."""
+        return min(self.versions.get(session, VERSION) for session in sessions)
 
     def meet(self) -> None:
         """Everybody who is up sees everybody who is up and not cut off, at once."""
@@ -224,6 +235,7 @@ class Net:
 
     def _deliver(self, event: Event) -> None:
         node = self.nodes.get(event.target)
+        assert self.version(event.target) > 1 or event.kind not in KINDS_OF_2, "it would not understand"
         if node is not None and node.up and not self.link.cut(event.source, event.target):
             node.gossip.receive(peer_of(event.source), unwire(event.kind, event.body), self.now)
 
@@ -231,3 +243,15 @@ class Net:
 def turn(rng: Random, *, stops: int = 2) -> list[Stop]:
     """A path of its own, with both fingerprints."""
     return [(32 * depth, rng.getrandbits(64) | 1, rng.getrandbits(64) | 1) for depth in range(stops, 0, -1)]
+
+
+def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> list[Message]:
+    return [
+        message
+        for _, origin, to, message, _ in net.sent
+        if isinstance(message, kind) and source in (0, origin) and target in (0, to)
+    ]
+
+
+def claims(messages: Iterable[Message]) -> int:
+    return sum(len(message.age_s) // 2 for message in messages if isinstance(message, Rows))

@@ -14,12 +14,15 @@ from ranvier_py.core.gossip.messages import (
     Entry,
     Lessons,
     Message,
+    PartSums,
     Reset,
     Rows,
     RowsWanted,
     Sums,
+    TotalSum,
     Vector,
 )
+from ranvier_py.core.gossip.packets.columns import GROUP_BYTES, GROUPS
 from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.packets.wire import encode
 from ranvier_py.core.gossip.routes.budget import SLOTS_PER_S, Window, wire_bytes
@@ -72,6 +75,10 @@ MESSAGES: list[Message] = [
     Vector(tuple((TOP - number, TOP) for number in range(ORIGINS_MAX)), True),
     Reset(TOP, TOP),
     Sums(bytes(SUMS_BYTES), True, 7),
+    TotalSum(TOP, b"", True, 2**32 - 1),
+    TotalSum(TOP, bytes(8 * GROUPS), False, 2**32 - 1),
+    PartSums(b"\0", bytes(GROUP_BYTES), True, 2**32 - 1),
+    PartSums(bytes(range(GROUPS)), bytes(SUMS_BYTES), True, 2**32 - 1),
     RowsWanted(2**32 - 1, 2**32 - 1, b""),
     RowsWanted(2**32 - 1, 2**32 - 1, bytes(8192)),
     rows(0, 0),
@@ -160,7 +167,8 @@ def test_settings_that_can_t_work_are_refused(wrong: dict[str, int]) -> None:
     """With less than this the bucket sums, or a chunk, would be over budget for ever (cortex#4327)."""
     with pytest.raises(ValueError, match=r"budget|positive"):
         RouteGossipSettings(**wrong)
-    assert 2 * wire_bytes(Sums(bytes(SUMS_BYTES), True, 7)) <= MIN_BYTES_PER_S + 200
+    whole = PartSums(bytes(range(GROUPS)), bytes(SUMS_BYTES), True, 7)
+    assert 2 * wire_bytes(whole) <= MIN_BYTES_PER_S + 400
 
 
 def test_rings_change_only_where_somebody_came_or_went() -> None:

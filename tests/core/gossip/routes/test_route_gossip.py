@@ -13,10 +13,12 @@ from ranvier_py.core.gossip.messages import (
     Entry,
     Lessons,
     Message,
+    PartSums,
     Reset,
     Rows,
     RowsWanted,
     Sums,
+    TotalSum,
     Vector,
 )
 from ranvier_py.core.gossip.routes.budget import wire_bytes
@@ -305,6 +307,8 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
         Vector(((9, 9),), True),
         Reset(9, 9),
         Sums(bytes(SUMS_BYTES), True, 7),
+        TotalSum(1, b"", True, 7),
+        PartSums(b"", b"", True, 7),
         RowsWanted(1, 0, b""),
         Rows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
         Busy(1),
