@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ KILL_MARGIN_S = 10.0
 """Workers have this long after the drain deadline to close down before they are killed."""
 
 ADMIN_TIMEOUT_S = 10.0
+INTERVAL_MIN_S, INTERVAL_MAX_S = 0.1, 86_400.0
+"""Between two pages of a status that is watched: a node shall not be busy with it, and no clock can wait for ever."""
+
 DEFAULT_CONTROL = "http://127.0.0.1:9180"
 BIND_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 
@@ -231,7 +235,7 @@ def describe(error: BaseException) -> tuple[str, int]:
         return "stopped", EXIT_OK
     if isinstance(error, ConfigError):
         return str(error), EXIT_CONFIG
-    if isinstance(error, OSError) and error.errno in BIND_ERRORS:
+    if isinstance(error, OSError) and (error.errno in BIND_ERRORS or (error.errno or 0) < 0):  # below 0: no such name
         return f"can't listen: {error}", EXIT_ADDRESS
     return str(error), EXIT_FAILED
 
@@ -287,7 +291,7 @@ def status_command(options: argparse.Namespace) -> int:
             print(f"\x1b[H\x1b[2J{page}" if options.watch and sys.stdout.isatty() else page, flush=True)
             if not options.watch:
                 return EXIT_OK
-            time.sleep(max(0.1, options.interval_s))
+            time.sleep(min(max(INTERVAL_MIN_S, options.interval_s), INTERVAL_MAX_S))
 
 
 def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
@@ -310,13 +314,25 @@ def node_status(client: httpx.Client, other: httpx.Client | None) -> NodeStatus:
 
 
 def control_client(options: argparse.Namespace, address: str | None = None) -> httpx.Client:
-    key = os.environ.get(variable_of("control_key"), "")
+    """For the node at `address`, or at --control. Raises CommandError or ConfigError; no message shows the key."""
+    variable = variable_of("control_key")
+    key = os.environ.get(variable, "").strip()
     if options.control_key_file is not None:
         key = read_secret_file(options.control_key_file)
-    address = address or options.control
-    url = address if "://" in address else f"http://{address}"
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    if not key.isprintable():
+        raise ConfigError([f"{variable} must be one line of text, the key"])
+    url = control_url(options.control if address is None else address)
+    headers = {b"authorization": f"Bearer {key}".encode()} if key else {}
     return httpx.Client(base_url=url, headers=headers, timeout=ADMIN_TIMEOUT_S, trust_env=False)
+
+
+def control_url(address: str) -> httpx.URL:
+    """ "HOST:PORT" or a URL. Raises CommandError."""
+    with suppress(httpx.InvalidURL, ValueError):
+        url = httpx.URL(address if "://" in address else f"http://{address}")
+        if url.scheme in ("http", "https") and url.host:
+            return url
+    raise CommandError(f"{address!r} is no control port, expected one like {DEFAULT_CONTROL}", EXIT_CONFIG)
 
 
 def asked(client: httpx.Client, method: str, path: str, *, content: bytes = b"", also: int = 200) -> httpx.Response:

@@ -150,7 +150,7 @@ def read_secret_file(path: Path) -> str:
         raise ConfigError([f"{path} can't be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path} is not text"]) from error
-    if not text or len(content) > SECRET_FILE_BYTES_MAX or "\n" in text:
+    if len(content) > SECRET_FILE_BYTES_MAX or not text or not text.isprintable():
         raise ConfigError([f"{path} must hold one line of text, the secret"])
     return text
 

@@ -81,6 +81,16 @@ def empty_is_none(value: object) -> object:
     return None if value == "" else value
 
 
+def secret_line(value: object) -> object:
+    """Without the blanks and the line end that files and variables like to end with: no header could carry them."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if not text.isprintable():
+        raise ValueError("must be one line of text")
+    return text or None
+
+
 def split_text(value: object) -> object:
     """Lists in the environment are separated by blanks."""
     return value.split() if isinstance(value, str) else value
@@ -162,7 +172,7 @@ class BackendSpec(BaseModel):
 
 Address = Annotated[str, AfterValidator(address)]
 OptionalPath = Annotated[Path | None, BeforeValidator(empty_is_none)]
-Secret = Annotated[SecretStr | None, BeforeValidator(empty_is_none)]
+Secret = Annotated[SecretStr | None, BeforeValidator(secret_line)]
 Backends = Annotated[
     list[Annotated[BackendSpec, BeforeValidator(backend_fields)]], NoDecode, BeforeValidator(split_text)
 ]

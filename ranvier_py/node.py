@@ -276,6 +276,8 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             with listening_on(config.listen):
                 bound = await serving.start(partial(node.server.serve, host, port, reuse_port=config.workers > 1))
             addresses = Addresses(bound, url)
+            if not config.backend:
+                log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
             log.info("node.ready on %s", addresses)
             print(f"ranvier listening on {addresses}", flush=True)
             task_status.started(addresses)

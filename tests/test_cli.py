@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -184,6 +185,31 @@ def test_a_node_that_is_not_there_has_an_exit_code_of_its_own(
     assert "can't be reached" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "address", ["http://[::", "127.0.0.1:80:80", "", "nonsense://", "ftp://host", "http://", "http://a:b"]
+)
+@pytest.mark.parametrize("flag", ["--control", "--against"])
+def test_an_address_that_is_none_is_told_in_one_line(
+    flag: str, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["status", flag, address]) == cli.EXIT_CONFIG
+    told = capsys.readouterr().err
+    assert told == f"ranvier: {address!r} is no control port, expected one like http://127.0.0.1:9180\n"
+
+
+def test_a_key_may_be_any_line_of_text_and_is_never_shown(
+    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", "schl\u00fcssel\n")
+    assert cli.main(["status", "--control", control.url]) == cli.EXIT_OK
+    assert {key.encode("latin-1").decode() for _, key, _ in control.asked} == {"Bearer schl\u00fcssel"}
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", "two\nlines")
+    assert cli.main(["status", "--control", control.url]) == cli.EXIT_CONFIG
+    told = capsys.readouterr().err
+    assert "RANVIER_CONTROL_KEY must be one line of text" in told
+    assert "lines" not in told
+
+
 def test_status_is_one_page_about_the_node(
     control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,8 +242,13 @@ def test_status_is_one_page_about_the_node(
     ]
 
 
+@pytest.mark.parametrize(("given", "waited_s"), [("0.5", 0.5), ("-3", 0.1), ("nan", 0.1), ("inf", 86_400.0)])
 def test_status_can_be_watched_until_it_is_interrupted(
-    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    given: str,
+    waited_s: float,
+    control: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []
 
@@ -227,8 +258,8 @@ def test_status_can_be_watched_until_it_is_interrupted(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.time, "sleep", pause)
-    assert cli.main(["status", "--watch", "--interval-s", "0.5", "--control", control.url]) == cli.EXIT_OK
-    assert pauses == [0.5] * 3
+    assert cli.main(["status", "--watch", "--interval-s", given, "--control", control.url]) == cli.EXIT_OK
+    assert pauses == [waited_s] * 3
     assert capsys.readouterr().out.count("Backends") == 3
 
 
@@ -294,6 +325,7 @@ def test_serve_runs_a_node_with_the_configuration(monkeypatch: pytest.MonkeyPatc
     [
         (ExceptionGroup("", [OSError(98, "Address already in use")]), cli.EXIT_ADDRESS),
         (OSError(98, "Address already in use"), cli.EXIT_ADDRESS),
+        (OSError(socket.EAI_NONAME, "Name or service not known"), cli.EXIT_ADDRESS),
         (ExceptionGroup("", [ExceptionGroup("", [ConfigError(["tokenizer: not found"])])]), cli.EXIT_CONFIG),
         (KeyboardInterrupt(), cli.EXIT_OK),
         (BaseExceptionGroup("", [KeyboardInterrupt()]), cli.EXIT_OK),

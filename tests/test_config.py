@@ -215,12 +215,26 @@ def test_a_secret_and_its_file_together_are_refused(tmp_path: Path, monkeypatch:
     ]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"\xff\xfe\xfd", b"x" * 5000])
+@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"a\0b", b"\xff\xfe\xfd", b"x" * 5000])
 def test_a_secret_file_holds_one_line_of_text(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_bytes(content)
     (found,) = problems({"control_key_file": str(path)})
     assert found.startswith(f"control_key_file: {path} ")
+
+
+def test_a_secret_of_a_variable_or_the_file_is_one_line_of_text_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that was filled from a file ends with its line end, which no header could carry."""
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", f" {SECRET}\n")
+    assert load()[0].secret_values() == [SECRET]
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", f"{SECRET}\n{SECRET}")
+    assert problems({}) == ["control_key: must be one line of text (from RANVIER_CONTROL_KEY)"]
+    monkeypatch.delenv("RANVIER_CONTROL_KEY")
+    assert problems({}, written(tmp_path, 'backend_api_key = "a\\u0000b"')) == [
+        f"backend_api_key: must be one line of text (from {tmp_path / 'ranvier.toml'})"
+    ]
 
 
 def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:

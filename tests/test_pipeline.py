@@ -363,6 +363,15 @@ async def test_an_address_in_use_is_named(key: str) -> None:
     assert any(address in str(error) for error in leaves(caught.value))
 
 
+async def test_a_node_that_knows_no_engine_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A flag that was forgotten looks like a node that works, until the first request."""
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run, Config(listen="127.0.0.1:0", control="127.0.0.1:0"))
+            nursery.cancel_scope.cancel()
+    assert "node.no_backends" in caplog.text
+
+
 async def test_a_second_signal_cuts_the_drain_short() -> None:
     backend = Scripted(STREAM_HEAD, TOKEN, HANG)
     with trio.fail_after(DEADLINE_S):
