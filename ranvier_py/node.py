@@ -230,7 +230,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
-    log.info("node.tokenizer %s", tokenizer.probe_report)
+    log.log(logging.INFO if tokenizer.incremental else logging.WARNING, "node.tokenizer %s", tokenizer.probe_report)
     gc.collect()
     gc.freeze()  # what was loaded stays: libraries, vocabulary
     gc.set_threshold(*GARBAGE_THRESHOLDS)

@@ -365,11 +365,25 @@ async def test_an_address_in_use_is_named(key: str) -> None:
 
 async def test_a_node_that_knows_no_engine_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """A flag that was forgotten looks like a node that works, until the first request."""
+    await started_and_stopped()
+    assert "node.no_backends" in caplog.text
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}"])
+async def test_a_template_that_must_be_read_in_full_is_a_warning_and_another_is_none(
+    template: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(template or "")
+    await started_and_stopped(chat_template=file if template else None)
+    assert ("node.tokenizer incremental=False" in caplog.text) == (template is not None)
+
+
+async def started_and_stopped(**keys: Any) -> None:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            await nursery.start(run, Config(listen="127.0.0.1:0", control="127.0.0.1:0"))
+            await nursery.start(run, Config(listen="127.0.0.1:0", control="127.0.0.1:0", **keys))
             nursery.cancel_scope.cancel()
-    assert "node.no_backends" in caplog.text
 
 
 async def test_a_second_signal_cuts_the_drain_short() -> None:

@@ -268,17 +268,28 @@ def load_tokenizer(source: str, *, local: bool) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
     from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
 
+    if Path(source).is_file():
+        raise ConfigError([f"tokenizer: {source!r} is a file, expected the directory that it lies in, or a hub id"])
     reachable = local or hub_answers(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, local_files_only=local or not reachable, trust_remote_code=False
         )
     except Exception as error:
-        why = str(error) if reachable else "the hub can't be reached, and its cache on this machine does not have it"
+        why = "the hub can't be reached, and its cache on this machine does not have it"
+        why = why_not(source, error) if reachable else why
         raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError([f"tokenizer: {source!r} has no tokenizer.json (a fast tokenizer is needed)"])
     return tokenizer
+
+
+def why_not(source: str, error: Exception) -> str:
+    """In one line why the files of a tokenizer make none; transformers' own words are about its classes."""
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
+        return "there is no tokenizer.json in it (a fast tokenizer is needed)"
+    return f"its files make no tokenizer: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def hub_answers(source: str) -> bool:

@@ -392,8 +392,16 @@ def test_plain_prompts_get_the_special_tokens_that_the_tokenizer_adds() -> None:
 
 
 def test_what_cannot_be_loaded_is_a_problem_of_the_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tokenizer"):
+    with pytest.raises(ConfigError, match=r"can't be loaded: there is no tokenizer\.json in it"):
         ChatTokenizer.load(str(tmp_path))
+    file = tmp_path / "tokenizer.json"
+    for text in ("", "{", "{}"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="its files make no tokenizer: [A-Za-z]+Error: ") as caught:
+            ChatTokenizer.load(str(tmp_path))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="is a file, expected the directory"):
+        ChatTokenizer.load(str(file))
     with pytest.raises(ConfigError, match="chat_template"):
         ChatTokenizer.load("", chat_template="{% for %}")
     with pytest.raises(ConfigError, match="chat_template"):
