@@ -397,7 +397,7 @@ def test_what_cannot_be_loaded_is_a_problem_of_the_configuration(tmp_path: Path)
     file = tmp_path / "tokenizer.json"
     for text in ("", "{", "{}"):
         file.write_text(text)
-        with pytest.raises(ConfigError, match="its files make no tokenizer: [A-Za-z]+Error: ") as caught:
+        with pytest.raises(ConfigError, match=r"its files make no tokenizer: [A-Za-z]+Error: ") as caught:
             ChatTokenizer.load(str(tmp_path))
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="is a file, expected the directory"):
