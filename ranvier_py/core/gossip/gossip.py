@@ -61,7 +61,8 @@ TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.SUMS, Kind.TOTAL_SUM, Kind.PART_SUMS), "rows"),
     **dict.fromkeys((Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
-    **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
+    **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS_SINCE), "streams"),
+    **dict.fromkeys((Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
 }
 """What a message is about, for the counters of traffic."""
 

@@ -6,8 +6,8 @@
                 TotalSum, PartSums, Sums, RowsWanted, Rows,   repair of whole tables by buckets, and the first sync
                 Busy
     backends    Loads, Facts, Commands                        in-flight counts, boots, verdicts, signed commands
-    streams     Standings, HoldingsWanted, Holdings,          who reads which engine's events, and copies of what an
-                HoldingsRefused                               engine holds
+    streams     Standings, HoldingsWanted, HoldingsSince,     who reads which engine's events, and copies of what an
+                Holdings, HoldingsRefused                     engine holds
 
 Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
 receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them.
@@ -295,6 +295,16 @@ class HoldingsWanted(NamedTuple):
     cursor: int  # u32: chunks before this one have come
 
 
+class HoldingsSince(NamedTuple):
+    """I stand by for who reads this engine, with a copy: send what changed, or all. Answered with Holdings, too."""
+
+    request: int  # u32, chosen by the asker
+    backend: int  # key, u64
+    rank: int  # u16
+    after: int  # u64: the copy stands after this message, plus 1; 0: there is none yet
+    digest: int  # u64: of that message
+
+
 class Holdings(NamedTuple):
     """One chunk of such a copy, in columns (kv.snapshot.BlockRows)."""
 
@@ -323,5 +333,5 @@ Message = (
     | Ping | Ack | PingRequest | Nack | Push | Members
     | Lessons | Digest | Vector | Reset | Sums | TotalSum | PartSums | RowsWanted | Rows | Busy
     | Loads | Facts | Commands
-    | Standings | HoldingsWanted | Holdings | HoldingsRefused
+    | Standings | HoldingsWanted | HoldingsSince | Holdings | HoldingsRefused
 )  # fmt: skip

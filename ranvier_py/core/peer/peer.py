@@ -34,7 +34,8 @@ from ranvier_py.core.peer.streams import SharedStreams
 from ranvier_py.core.router import Router
 
 FLUSH_INTERVAL_S = 0.02
-"""What is learned becomes a lesson within this, and leaves with the next tick of routes: 100 ms are for both."""
+"""What is learned becomes a lesson within this, or when it has waited for company, and leaves with the next tick of
+routes."""
 
 IDLE_INTERVAL_S = 0.25
 """With no request in flight the registry is looked at so often; table and registry tell when something comes."""
@@ -126,7 +127,7 @@ class RouterPeer:
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
         if self.synced:  # before, our count of boots may be behind the peers', who would not believe a lesson
             self._announce(now, HOLD_S)
-            self._flush_at = min(self._flush_at, max(self.routes.wake_at, now + self._flush_interval_s))
+            self._flush_at = min(self._flush_at, self.routes.wake_at)
 
     def _announce(self, now: float, hold_s: float) -> None:
         for lesson, at in self.routes.lessons(now, hold_s):

@@ -95,6 +95,7 @@ class SharedRoutes:
 
     def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
+        told = self.counters.told
         yield from self.removals.lessons()
         news, held = self.routes.news, self._held
         while news:
@@ -116,11 +117,11 @@ class SharedRoutes:
                 self.counters.spared += 1
             else:
                 yield from self._told(each)
-        if self._company.wake_at <= now or not hold_s:
-            for each in self._company.leave():
-                yield from self._told(self._untold(each))
         while self._confirmed and (not hold_s or self._confirmed[0].at + CONFIRMED_HOLD_S <= now):
             yield from self._told(self._named(self._untold(self._confirmed.popleft())))
+        if self._company.wake_at <= now or not hold_s or self.counters.told > told:
+            for each in self._company.leave():
+                yield from self._told(self._untold(each))
 
     def _is_confirmed(self, news: News) -> bool:
         """Whether the engine told us of it, and nobody here served it."""

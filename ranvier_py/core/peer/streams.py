@@ -7,7 +7,7 @@ hears nobody reads everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.ownership import STANDING_OF, Ownership, OwnershipSettings, Standing
 from ranvier_py.core.kv.sharing import CopyCame, Giver, gives_none
-from ranvier_py.core.kv.snapshot import Original
+from ranvier_py.core.kv.snapshot import Original, Place
+from ranvier_py.core.kv.standby import StandbyCopy
 from ranvier_py.core.peer.backends import SharedBackends
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCounters:
-    """`owned` is a gauge: streams that this node reads. Copies are asked, taken and given since the start."""
+    """`owned` and `standby_blocks` are gauges: streams that this node reads, blocks of those that it stands by for.
+    Copies are asked, taken and given since the start."""
 
     owned: int
     handovers: int
@@ -37,6 +39,14 @@ class StreamCounters:
     copies_stray_chunks: int
     copies_bad_chunks: int
     copies_sent_bytes: int
+    copies_followed: int
+    standby_blocks: int
+    standby_asked: int
+    standby_came: int
+    standby_failed: int
+    standby_broken: int
+    standby_refused: int
+    standby_taken: int
 
 
 LEVEL_OF = {standing: level for level, standing in STANDING_OF.items()}
@@ -61,16 +71,19 @@ class SharedStreams:
         self._session = session
         self._keys: dict[BackendId, int] = {}
         self._ids: dict[int, BackendId] = {}
-        self._wanted: dict[BackendId, None] = {}
+        self._wanted: Mapping[BackendId, Sequence[int]] = {}
         self._live: Sequence[int] = ()
         self._came: list[CopyCame] = []
         gossip.transfers.source = self._original
 
     # --- what the reader of streams says and asks: see Sharing ------------------------------------------------------
 
-    def streams(self, backends: Iterable[BackendId], now: float) -> None:
-        self._wanted = dict.fromkeys(backends)
+    def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:
+        ranks_changed = backends != self._wanted
+        self._wanted = dict(backends)
         self._rename(now)
+        if ranks_changed:
+            self._stand_by(now)
 
     def owns(self, backend: BackendId) -> bool:
         key = self._keys.get(backend)
@@ -102,6 +115,10 @@ class SharedStreams:
                 came.append(CopyCame(backend, rank, ask, copy))
         return came
 
+    def standby_copy(self, backend: BackendId, rank: int, now: float) -> StandbyCopy | None:
+        key = self._keys.get(backend)
+        return self._gossip.following.take(Subject(key, rank), now) if key is not None else None
+
     def level(self, backend: BackendId) -> Level | None:
         owners = self.ownership.owners(self._keys.get(backend, 0))
         best = max((said for _, said in owners.reading), default=None) if owners is not None else None
@@ -130,6 +147,7 @@ class SharedStreams:
                 self.moved()
             for key, standing in ownership.mine().items():
                 standings.say(key, standing)
+            self._stand_by(now)
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
@@ -153,8 +171,13 @@ class SharedStreams:
         transfers, ownership = self._gossip.transfers.counts, self.ownership
         owned = sum(standing.reads for standing in ownership.mine().values())
         counts = asdict(transfers)
+        standby = {f"standby_{name}": count for name, count in asdict(self._gossip.following.counts).items()}
         return StreamCounters(
-            owned=owned, handovers=ownership.handovers, **{f"copies_{k}": v for k, v in counts.items()}
+            owned=owned,
+            handovers=ownership.handovers,
+            standby_blocks=self._gossip.following.rows,
+            **{f"copies_{k}": v for k, v in counts.items()},
+            **standby,
         )
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -178,10 +201,22 @@ class SharedStreams:
             self.moved()
         self._hear([*self._gossip.standings.all().values()], now)
 
+    def _stand_by(self, now: float) -> None:
+        """Follow those streams for which this node comes next. What it just began to read stays until it is taken."""
+        wanted: dict[Subject, Sequence[int]] = {}
+        for backend, key in self._keys.items():
+            reads = self.ownership.reads(key)
+            if not (reads or self.ownership.stands_by(key)):
+                continue
+            donors = () if reads else self.ownership.donors(key)
+            for rank in self._wanted.get(backend, ()):
+                wanted[Subject(key, rank)] = donors
+        self._gossip.following.want(wanted, now)
+
     def _stand(self, key: int, standing: Standing, now: float) -> None:
         self.ownership.reached(key, standing, now)
         self._gossip.standings.say(key, standing)
 
-    def _original(self, subject: Subject) -> Original | None:
+    def _original(self, subject: Subject, since: Place | None) -> Original | None:
         backend = self._ids.get(subject.backend)
-        return self.give(backend, subject.rank) if backend is not None else None
+        return self.give(backend, subject.rank, since) if backend is not None else None

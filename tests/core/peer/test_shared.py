@@ -249,6 +249,22 @@ def test_a_further_turn_waits_for_company_and_goes_with_it() -> None:
     assert len(list(first.routes.lessons(12.0))) == 1, "another engine has it now: that counts"
 
 
+def test_what_was_held_back_for_its_tokens_takes_company_along() -> None:
+    """Else the packet of the one keeps the other waiting for the next one."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    first.meet(second)
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    assert not list(first.routes.lessons(11.0))
+    first.serve([(64, 304, 404)], 12.99)
+    assert len(list(first.routes.lessons(12.99))) == 1
+    first.serve([(96, 306, 406), (64, 304, 404)], 12.999)
+    assert not list(first.routes.lessons(12.9995))
+    assert len(list(first.routes.lessons(11.0 + HOLD_S))) == 2
+    assert first.routes.wake_at == inf
+
+
 def test_what_waits_together_of_one_chat_is_one_lesson() -> None:
     """The tokens of a prompt are there before those of its answer."""
     first, second = Node(1, ENGINE), Node(2, ENGINE)
@@ -256,8 +272,8 @@ def test_what_waits_together_of_one_chat_is_one_lesson() -> None:
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
-    first.serve([(128, 107, 207), *NEXT_TURN], 11.05)
-    assert not list(first.routes.lessons(11.06))
+    first.serve([(128, 107, 207), *NEXT_TURN], 11.02)
+    assert not list(first.routes.lessons(11.03))
     first.tell(second, 11.0 + COMPANY_S)
     assert first.routes.counters.told == 2
     assert [view.tokens for view in second.table.subtree(0)] == [16, 32, 64, 96, 128]
@@ -270,10 +286,10 @@ def test_what_a_peer_tells_meanwhile_is_not_told_again() -> None:
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
-    second.serve([(128, 107, 207), *NEXT_TURN], 11.05)
-    assert not list(second.routes.lessons(11.06))
+    second.serve([(128, 107, 207), *NEXT_TURN], 11.02)
+    assert not list(second.routes.lessons(11.03))
     first.tell(second, 11.0 + COMPANY_S)
-    (told,) = second.routes.lessons(11.05 + COMPANY_S)
+    (told,) = second.routes.lessons(11.02 + COMPANY_S)
     assert decode(told[0]).stops == ((128, 107, 207),)
     assert decode(told[0]).parent == 106
     assert second.routes.counters.stops_spared == 1

@@ -50,7 +50,7 @@ class Node:
 
     def look(self, now: float) -> None:
         """What whoever reads streams does."""
-        self.streams.streams([self.id(url) for url in ENGINES], now)
+        self.streams.streams({self.id(url): (0,) for url in ENGINES}, now)
         for url in ENGINES:
             if self.deaf and self.streams.owns(self.id(url)):
                 self.streams.unable(self.id(url), True, now)
@@ -139,7 +139,7 @@ def test_a_copy_goes_from_who_knows_exactly_to_who_asks() -> None:
     net.run(10.0)
     reader = next(node for node in net.nodes.values() if url in node.reads())
     other = next(node for node in net.nodes.values() if node is not reader)
-    reader.streams.give = lambda backend, rank: (
+    reader.streams.give = lambda backend, rank, _since: (
         original_of(held, hasher(), 9, 99) if (backend, rank) == (reader.id(url), 0) else None
     )
     other.streams.ask(other.id(url), 0, 3, net.now)
@@ -156,7 +156,7 @@ def test_an_engine_that_is_removed_is_read_by_nobody() -> None:
     net = Net(1, 2)
     net.run(10.0)
     for node in net.nodes.values():
-        node.streams.streams([], net.now)
+        node.streams.streams({}, net.now)
         assert node.reads() == []
         assert node.streams.level(node.id(ENGINES[0])) is None
     net.nodes[1].streams.ask(net.nodes[1].id(ENGINES[0]), 0, 3, net.now)
@@ -175,7 +175,7 @@ def test_alone_everything_is_read_here_and_nobody_has_a_copy() -> None:
     alone: Sharing = Unshared()
     shared: Sharing = Net(1).nodes[1].streams
     assert shared is not alone
-    alone.streams([BackendId(3)], 0.0)
+    alone.streams({BackendId(3): (0,)}, 0.0)
     assert alone.owns(BackendId(3))
     alone.said(BackendId(3), Level.EXACT, 1.0)
     assert alone.level(BackendId(3)) is Level.EXACT
@@ -184,4 +184,4 @@ def test_alone_everything_is_read_here_and_nobody_has_a_copy() -> None:
     assert alone.copies() == []
     alone.unable(BackendId(3), True, 2.0)
     assert alone.level(BackendId(3)) is None
-    assert alone.give(BackendId(3), 0) is None
+    assert alone.give(BackendId(3), 0, None) is None

@@ -30,6 +30,7 @@ from ranvier_py.core.gossip.messages import (
     Hello,
     Holdings,
     HoldingsRefused,
+    HoldingsSince,
     HoldingsWanted,
     Lessons,
     Loads,
@@ -127,6 +128,7 @@ class Kind(IntEnum):
     HOLDINGS_WANTED = 64
     HOLDINGS = 65
     HOLDINGS_REFUSED = 66
+    HOLDINGS_SINCE = 67
 
 
 class Field(NamedTuple):
@@ -188,6 +190,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.HOLDINGS_WANTED, HoldingsWanted, (U32, U64, U16, U32)),
     (Kind.HOLDINGS, Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
     (Kind.HOLDINGS_REFUSED, HoldingsRefused, (U32, FLAG)),
+    (Kind.HOLDINGS_SINCE, HoldingsSince, (U32, U64, U16, U64, U64)),
 )
 """Each message's fields in their order: the protocol. New fields are appended, never taken away."""
 

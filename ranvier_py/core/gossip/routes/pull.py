@@ -352,4 +352,5 @@ class Pull:
             self.disturbed(now)
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
         self._comparison.end()
-        self._missed(peer.session, now)
+        if self._targets:  # lessons go on after the numbers that were adopted
+            self._missed(peer.session, now)

@@ -5,11 +5,14 @@
     A -> B  HoldingsWanted (cursor)
     A       hands the copy to the gap machine, which takes it when it has all that followed
 
+    A -> B  HoldingsSince       A stands by for B (following.py): B sends what changed after the copy that A has, or all
+
 Rules: a transfer is one request of one peer; chunks of another, or out of turn, are dropped; silence is answered by the
 same cursor once more, and ends it at last. Who is busy is asked again; where a copy breaks, or is refused, the next who
 may have one is asked.
 Nobody waits for it: events are applied as ever meanwhile.
-Bounds: GIVEN_MAX copies given and TAKEN_MAX taken at a time, others are refused and counted; bytes by `bytes_per_s`.
+Bounds: GIVEN_MAX copies given (FOLLOWED_MAX to who stands by) and TAKEN_MAX taken at a time, others are refused and
+counted; bytes by `bytes_per_s`.
 Cost: 2 ms a tick, at most.
 """
 
@@ -23,13 +26,17 @@ from struct import Struct
 from typing import NamedTuple, cast
 
 from ranvier_py.core.fingerprint import TokenHasher
-from ranvier_py.core.gossip.messages import Holdings, HoldingsRefused, HoldingsWanted
+from ranvier_py.core.gossip.messages import Holdings, HoldingsRefused, HoldingsSince, HoldingsWanted
 from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.routes.budget import Window
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
-from ranvier_py.core.kv.snapshot import BadSnapshot, BlockRows, Copy, Original, Reader
+from ranvier_py.core.kv.snapshot import BadSnapshot, BlockRows, Copy, Original, Place, Reader
+from ranvier_py.core.kv.standby import Incoming, StandbyCopy
 
 GIVEN_MAX, TAKEN_MAX = 2, 8
+FOLLOWED_MAX = 32
+"""Mostly what changed within a second: one chunk."""
+
 WINDOW_CHUNKS = 16
 WRITTEN_EACH = 4
 """Chunks written a tick, 2 ms: what the engine says waits until all are."""
@@ -66,6 +73,13 @@ class Taken(NamedTuple):
     copy: Copy | None
 
 
+class Followed(NamedTuple):
+    """What became of a question of who stands by. `copy` None: nobody gave anything."""
+
+    subject: Subject
+    copy: StandbyCopy | None
+
+
 @dataclass(slots=True)
 class _Given:
     peer: Peer
@@ -73,6 +87,7 @@ class _Given:
     request: int
     source: Original
     until: float
+    follows: bool = False
     cursor: int = 0
     sent: int = 0
 
@@ -94,7 +109,8 @@ class _Taking:
     peers: list[Peer]  # who may be asked next
     peer: Peer
     deadline: float
-    reader: Reader
+    make_reader: Callable[[], Reader | Incoming]
+    reader: Reader | Incoming
     give_up_at: float
     waits: bool = False  # to ask again who was busy
     cursor: int = 0
@@ -112,6 +128,7 @@ class HoldingsCounts:
     refused: int = 0
     broken: int = 0  # that we gave: cleared or too busy meanwhile, or the peer fell silent
     blocks_left_out: int = 0
+    followed: int = 0  # times that changes, or all, were given to who stands by
     stray_chunks: int = 0
     bad_chunks: int = 0
     sent_bytes: int = 0
@@ -119,15 +136,17 @@ class HoldingsCounts:
 
 @dataclass(slots=True)
 class Transfers:
-    """Both sides, for one node. `taken` is drained by the owner; `source` begins a copy, or says that there is none."""
+    """Both sides, for one node. `taken` and `followed` are drained by their owners; `source` begins a copy, of what
+    changed after a place where one is given, or says that there is none."""
 
     hasher: TokenHasher
     outbox: list[Letter]
     rng: Random
-    source: Callable[[Subject], Original | None] = lambda _: None
+    source: Callable[[Subject, Place | None], Original | None] = lambda _subject, _since: None
     entries_max: int = 2_000_000
     bytes_per_s: int = BYTES_PER_S
     taken: list[Taken] = field(default_factory=list)
+    followed: list[Followed] = field(default_factory=list)
     counts: HoldingsCounts = field(default_factory=HoldingsCounts)
     _peers: dict[int, Peer] = field(default_factory=dict)
     _given: dict[tuple[int, int], _Given] = field(default_factory=dict)  # by session and request; the next one first
@@ -161,9 +180,13 @@ class Transfers:
         if now >= self._no_room_until:
             self._give(now)
 
-    def receive(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsRefused, now: float) -> None:
+    def receive(
+        self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsSince | HoldingsRefused, now: float
+    ) -> None:
         if isinstance(message, HoldingsWanted):
-            self._wanted(peer, message, now)
+            self._wanted(peer, message, message.cursor, None, now)
+        elif isinstance(message, HoldingsSince):
+            self._wanted(peer, message, 0, Place(message.after - 1, message.digest), now)
         elif isinstance(message, Holdings):
             self._chunk(peer, message, now)
         else:
@@ -176,19 +199,34 @@ class Transfers:
     def ask(self, subject: Subject, ask: int, members: Sequence[int], now: float) -> None:
         """Get a copy from one of these, the first that gives one. Ends with a `Taken`; another question ends this."""
         self.counts.asked += 1
+        self._begin(subject, ask, members, lambda: Reader(self.hasher, entries_max=self.entries_max), now)
+
+    def follow(self, subject: Subject, copy: StandbyCopy, members: Sequence[int], now: float) -> None:
+        """Get what changed after a copy, or another one. Ends with a `Followed`; it is not to be used before."""
+        self._begin(subject, 0, members, lambda: Incoming(copy), now)
+
+    def forget(self, subject: Subject) -> None:
+        """Its answer is not wanted any more."""
+        self._taking.pop(subject, None)
+
+    def _begin(
+        self,
+        subject: Subject,
+        ask: int,
+        members: Sequence[int],
+        make_reader: Callable[[], Reader | Incoming],
+        now: float,
+    ) -> None:
         self._taking.pop(subject, None)
         peers = [self._peers[member] for member in members if member in self._peers]
+        reader, request = make_reader(), self.rng.getrandbits(32)
         if not peers or len(self._taking) >= TAKEN_MAX:
-            self._finish(Taken(subject, ask, None))
+            self._finish(subject, ask, reader, None)
             return
-        request = self.rng.getrandbits(32)
         deadline, give_up_at = now + PROGRESS_S, now + PATIENCE_S
-        taking = _Taking(subject, ask, request, peers[1:], peers[0], deadline, self._reader(), give_up_at)
+        taking = _Taking(subject, ask, request, peers[1:], peers[0], deadline, make_reader, reader, give_up_at)
         self._taking[subject] = taking
         self._want(taking)
-
-    def _reader(self) -> Reader:
-        return Reader(self.hasher, entries_max=self.entries_max)
 
     def _of(self, peer: Peer, request: int) -> _Taking | None:
         for taking in self._taking.values():
@@ -198,7 +236,11 @@ class Transfers:
 
     def _want(self, taking: _Taking) -> None:
         backend, rank = taking.subject
-        self._send(taking.peer, HoldingsWanted(taking.request, backend, rank, taking.cursor))
+        if taking.cursor == 0 and isinstance(taking.reader, Incoming):
+            seq, digest = taking.reader.after
+            self._send(taking.peer, HoldingsSince(taking.request, backend, rank, seq + 1, digest))
+        else:
+            self._send(taking.peer, HoldingsWanted(taking.request, backend, rank, taking.cursor))
 
     def _chunk(self, peer: Peer, message: Holdings, now: float) -> None:
         taking = self._of(peer, message.request)
@@ -217,7 +259,7 @@ class Transfers:
         if message.last:
             del self._taking[taking.subject]
             self._want(taking)  # so that it is let go of
-            self._finish(Taken(taking.subject, taking.ask, Copy(seq, digest, taking.reader.finish())))
+            self._finish(taking.subject, taking.ask, taking.reader, Place(seq, digest))
         elif taking.cursor % (WINDOW_CHUNKS // 2) == 0:
             self._want(taking)
 
@@ -230,7 +272,7 @@ class Transfers:
 
     def _begin_anew(self, taking: _Taking) -> None:
         taking.request = (taking.request + 1) & U32
-        taking.reader, taking.cursor, taking.resumes = self._reader(), 0, 0
+        taking.reader, taking.cursor, taking.resumes = taking.make_reader(), 0, 0
 
     def _resume(self, taking: _Taking, now: float) -> None:
         taking.resumes += not taking.waits
@@ -251,31 +293,39 @@ class Transfers:
                 self._want(taking)
                 return
         del self._taking[taking.subject]
-        self._finish(Taken(taking.subject, taking.ask, None))
+        self._finish(taking.subject, taking.ask, taking.reader, None)
 
-    def _finish(self, taken: Taken) -> None:
-        self.counts.taken += taken.copy is not None
-        self.counts.failed += taken.copy is None
-        self.taken.append(taken)
+    def _finish(self, subject: Subject, ask: int, reader: Reader | Incoming, place: Place | None) -> None:
+        """It ends; with all that there is, up to a place, or with nothing."""
+        if isinstance(reader, Incoming):
+            self.followed.append(Followed(subject, reader.finish(place) if place is not None else None))
+            return
+        self.counts.taken += place is not None
+        self.counts.failed += place is None
+        self.taken.append(Taken(subject, ask, Copy(*place, reader.finish()) if place is not None else None))
 
     # --- giving -----------------------------------------------------------------------------------------------------
 
-    def _wanted(self, peer: Peer, message: HoldingsWanted, now: float) -> None:
+    def _wanted(
+        self, peer: Peer, message: HoldingsWanted | HoldingsSince, cursor: int, since: Place | None, now: float
+    ) -> None:
         place, subject = (peer.session, message.request), Subject(message.backend, message.rank)
         given = self._given.get(place)
         if given is not None:
-            self._go_on(given, message.cursor, now)
+            self._go_on(given, cursor, now)
             return
-        if message.cursor or peer.session not in self._peers:
+        if cursor or peer.session not in self._peers:
             return  # the last word about a copy that is over
-        others = [each.subject for each in self._given.values()]
-        busy = len(others) >= GIVEN_MAX or subject in others
-        source = None if busy else self.source(subject)
+        others, follows = self._given.values(), since is not None
+        alike = sum([each.follows is follows for each in others])
+        writing = [each.subject for each in others if not (follows and each.source.writer.done)]
+        busy = alike >= (FOLLOWED_MAX if follows else GIVEN_MAX) or subject in writing
+        source = None if busy else self.source(subject, since)
         if source is None:
             self.counts.refused += 1
             self._send(peer, HoldingsRefused(message.request, busy))
             return
-        self._given[place] = _Given(peer, subject, message.request, source, now + SILENCE_S)
+        self._given[place] = _Given(peer, subject, message.request, source, now + SILENCE_S, follows=follows)
 
     def _go_on(self, given: _Given, cursor: int, now: float) -> None:
         if not given.cursor <= cursor <= given.sent:
@@ -285,7 +335,8 @@ class Transfers:
             given.sent = cursor  # what followed was lost
         given.cursor = cursor
         if given.source.writer.done and cursor == len(given.source.writer.chunks):
-            self.counts.given += 1
+            self.counts.given += not given.follows
+            self.counts.followed += given.follows
             self.counts.blocks_left_out += given.source.writer.left_out
             del self._given[given.peer.session, given.request]
 
@@ -323,5 +374,5 @@ class Transfers:
         self.counts.broken += 1
         self._given.pop(place).source.writer.stop()
 
-    def _send(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsRefused) -> None:
+    def _send(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsSince | HoldingsRefused) -> None:
         self.outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))

@@ -1,4 +1,4 @@
-"""The streams' part of gossip: standings and copies of holdings, as one machine beside routes and backends."""
+"""The streams' part of gossip: standings, copies of holdings and standing by, beside routes and backends."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from random import Random
 
 from ranvier_py.core.fingerprint import TokenHasher
-from ranvier_py.core.gossip.messages import Holdings, HoldingsRefused, HoldingsWanted, Message, Standings
+from ranvier_py.core.gossip.messages import (
+    Holdings,
+    HoldingsRefused,
+    HoldingsSince,
+    HoldingsWanted,
+    Message,
+    Standings,
+)
+from ranvier_py.core.gossip.streams.following import Following
 from ranvier_py.core.gossip.streams.holdings import Transfers
 from ranvier_py.core.gossip.streams.standings import StandingBook
 from ranvier_py.core.gossip.values import Letter, Peer
 
-STREAM_MESSAGES = (Standings, Holdings, HoldingsWanted, HoldingsRefused)
+STREAM_MESSAGES = (Standings, Holdings, HoldingsWanted, HoldingsSince, HoldingsRefused)
 """What `StreamGossip.receive` takes."""
 
 
@@ -21,12 +29,13 @@ class StreamGossip:
     def __init__(self, session: int, hasher: TokenHasher, outbox: list[Letter], rng: Random, now: float) -> None:
         self.standings = StandingBook(session, outbox, rng, now)
         self.transfers = Transfers(hasher, outbox, rng)
+        self.following = Following(self.transfers, rng)
         self.live: Sequence[int] = ()  # all members that could read a stream, but us
         self._acquainted: Sequence[Peer] = ()
 
     @property
     def wake_at(self) -> float:
-        return min(self.standings.wake_at, self.transfers.wake_at)
+        return min(self.standings.wake_at, self.transfers.wake_at, self.following.wake_at)
 
     def peers(self, near: Sequence[Peer], acquainted: Sequence[Peer], live: Sequence[int]) -> None:
         """Whom to tell, whom a copy may be had from, and who lives."""
@@ -41,10 +50,11 @@ class StreamGossip:
     def tick(self, now: float) -> None:
         self.standings.tick(now)
         self.transfers.tick(now)
+        self.following.tick(now)
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         """One of STREAM_MESSAGES, from a live member."""
         if isinstance(message, Standings):
             self.standings.receive(message)
-        elif isinstance(message, Holdings | HoldingsWanted | HoldingsRefused):
+        elif isinstance(message, Holdings | HoldingsWanted | HoldingsSince | HoldingsRefused):
             self.transfers.receive(peer, message, now)

@@ -239,6 +239,7 @@ def test_every_field_is_checked_for_its_type() -> None:
         ("PingRequest", "session"), ("Lessons", "origin"), ("Lessons", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
         ("HoldingsWanted", "backend"),
+        ("HoldingsSince", "backend"), ("HoldingsSince", "after"), ("HoldingsSince", "digest"),
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from ranvier_py.core.gossip.messages import (
     Hello,
     Holdings,
     HoldingsRefused,
+    HoldingsSince,
     HoldingsWanted,
     Lessons,
     Loads,
@@ -91,6 +92,7 @@ EXAMPLES: tuple[Message, ...] = (
     HoldingsWanted(6, 11, 1, 32),
     Holdings(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
     HoldingsRefused(6, True),
+    HoldingsSince(6, 11, 1, U64_MAX, 1),
 )
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
@@ -181,6 +183,7 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     HoldingsWanted: st.builds(HoldingsWanted, u32, u64, u16, u32),
     Holdings: st.builds(Holdings, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
     HoldingsRefused: st.builds(HoldingsRefused, u32, st.booleans()),
+    HoldingsSince: st.builds(HoldingsSince, u32, u64, u16, u64, u64),
 }
 
 messages: st.SearchStrategy[Message] = st.one_of(*STRATEGIES.values())

@@ -16,9 +16,10 @@ from ranvier_py.core.gossip.messages import (
     RowsWanted,
     Sums,
     TotalSum,
+    Vector,
 )
 from ranvier_py.core.gossip.routes.lessons import Lesson, encode
-from ranvier_py.core.gossip.routes.pull import ALONE_S
+from ranvier_py.core.gossip.routes.pull import ALONE_S, AUDIT_BUCKETS_MAX
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routes import Trust
 from tests.core.gossip.routes.route_net import Net, claims, key_of, peer_of, sent, turn
@@ -47,6 +48,16 @@ def parted(turns: int, versions: dict[int, int] | None = None) -> Net:
     net.link.cut = lambda source, target: False
     net.meet()
     return net
+
+
+def test_an_audit_asks_for_no_vector() -> None:
+    """Nothing was adopted that lessons could follow; some 200 bytes among ten nodes, as often as they compare."""
+    net = differing(1e6, 80)
+    net.link.drop = lambda source, target, message: isinstance(message, Digest)
+    net.nodes[2].gossip._pull._audit(net.now)
+    net.run_until(net.equal, limit_s=2.0)
+    net.run(1.0)
+    assert sent(net, Vector) == []
 
 
 def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
@@ -306,9 +317,9 @@ def test_an_audit_finds_what_no_number_tells() -> None:
 
 def test_an_audit_asks_for_a_part_of_what_differs() -> None:
     net = differing(5.0, 4000)
-    net.run_until(lambda: sent(net, Rows, 1, 2) != [], limit_s=10.0)
-    net.run(0.5)
-    assert claims(sent(net, Rows, 1, 2)) < 8000 / 6
+    net.run_until(lambda: sent(net, RowsWanted, 2) != [], limit_s=10.0)
+    (wanted,) = (message for message in sent(net, RowsWanted, 2) if isinstance(message, RowsWanted))
+    assert len(wanted.buckets) == 2 * AUDIT_BUCKETS_MAX
     net.run_until(net.equal, limit_s=120.0, step_s=1.0)
 
 

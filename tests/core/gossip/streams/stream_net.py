@@ -9,7 +9,7 @@ from ranvier_py.core.gossip.streams.holdings import Subject
 from ranvier_py.core.gossip.streams.stream_gossip import StreamGossip
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.snapshot import Original, original_of
+from ranvier_py.core.kv.snapshot import Original, Place, original_of
 from tests.core.kv.model import hasher
 
 
@@ -28,7 +28,7 @@ class StreamNode:
     def holds(self, subject: Subject, residency: Residency, seq: int = 7, digest: int = 77) -> None:
         self.held[subject] = (residency, seq, digest)
 
-    def _original(self, subject: Subject) -> Original | None:
+    def _original(self, subject: Subject, since: Place | None) -> Original | None:
         found = self.held.get(subject)
         return original_of(found[0], hasher(), found[1], found[2]) if found is not None else None
 
