@@ -20,6 +20,7 @@ from ranvier_py.config_values import (
     Backends,
     Count,
     CountOrNone,
+    KeyPrefix,
     Label,
     LiteralPlace,
     OptionalLabel,
@@ -39,7 +40,7 @@ from ranvier_py.core.kv.kv_index import ENTRIES_MAX, ENTRIES_MIN, TTL_MAX_S, TTL
 from ranvier_py.core.placement.policies import POLICIES
 
 ENV_PREFIX = "RANVIER_"
-SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key")
+SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key", "kv_redis_url")
 """Each of these has a twin `<key>_file` that names a file holding it."""
 
 
@@ -172,6 +173,21 @@ class Config(BaseSettings):
     kv_index_reconnect_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = key(
         1.0, "Index", "First wait before a lost event stream is connected again; it doubles up to 60 s."
     )
+    kv_index_backend: Literal["memory", "redis"] = key(
+        "memory",
+        "Index",
+        "redis: nodes with the same kv_redis_url share what their event streams say. Each keeps its own index as well, "
+        "and goes on with that while Redis is away. Needs ranvier-py[redis].",
+    )
+    kv_redis_url: Secret = key(
+        None,
+        "Index",
+        "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss:// for TLS, or unix:///SOCKET. No Redis Cluster.",
+    )
+    kv_redis_url_file: OptionalPath = key(None, "Index", "File that holds this URL.")
+    kv_redis_prefix: KeyPrefix = key("ranvier:kvidx:", "Index", "Begins every key in Redis; all nodes need the same.")
+    kv_redis_timeout_s: Seconds = key(1.0, "Index", "A round trip to Redis that takes longer means that it is away.")
+    kv_redis_connect_timeout_s: Seconds = key(3.0, "Index", "Longest wait for a connection to Redis.")
 
     cluster_secret: Secret = key(
         None,

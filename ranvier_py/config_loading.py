@@ -172,6 +172,8 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("in_flight_bytes_max", "body_bytes_max"), "is below body_bytes_max: the largest bodies would never pass"
     if config.total_retries_max < config.worker_retries_max:
         yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
+    if config.kv_index_backend == "redis" and config.kv_redis_url is None:
+        yield ("kv_index_backend", "kv_redis_url"), "set kv_redis_url or kv_redis_url_file"
     for name in ("cluster_secret", "gossip_admin_key"):
         secret: SecretStr | None = getattr(config, name)
         if secret is not None and len(secret.get_secret_value().encode()) < 16:

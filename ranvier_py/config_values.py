@@ -134,6 +134,12 @@ def kv_endpoint_or_off(text: str) -> str:
     return text if text == OFF else kv_endpoint(text)
 
 
+def key_prefix(text: str) -> str:
+    if any(character in "*?[]\\^" for character in text):
+        raise ValueError("must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis")
+    return text
+
+
 class BackendSpec(BaseModel):
     """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
 
@@ -182,6 +188,7 @@ LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValida
 Places = Annotated[list[Annotated[str, AfterValidator(place_text)]], NoDecode, BeforeValidator(split_items)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
+KeyPrefix = Annotated[Label, AfterValidator(key_prefix)]
 PolicyName = Annotated[str, AfterValidator(policy_name)]
 PolicyNames = Annotated[list[PolicyName], NoDecode, BeforeValidator(split_items)]
 PolicyOptions = Annotated[list[str], NoDecode, BeforeValidator(split_items), AfterValidator(policy_options)]

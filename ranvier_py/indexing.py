@@ -5,14 +5,15 @@ first (CX18). Prefixes that are called by one of our token fingerprints, 16 hex 
 so to every policy; a stream without numbers is never known better than DEGRADED. Continuum's own keys, 64 digits, stay
 in the index, which `kv_score` asks for the key of a prompt's opening.
 
-Rules: the index is this node's own: each node may listen to the same sources. Source: Continuum Router, «KV cache
-optimization», tier 4; the JSON of the control port is its own, with what it promises and leaves out added (CX16).
+Rules: the index is this node's own: each node may listen to the same sources. With Redis nodes share what they hear
+(`share`), each beside its own index. Source: Continuum Router, «KV cache optimization», tier 4; the JSON of the control
+port is its own, with what it promises and leaves out added (CX16).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -26,10 +27,12 @@ from ranvier_py.core.kv.kv_index import Entry, IndexEvent, IndexSettings, KvInde
 from ranvier_py.core.kv.prefixes import Change
 from ranvier_py.core.kv.prepared import PreparedIndex
 from ranvier_py.core.kv.residency_values import Changes
+from ranvier_py.core.kv.shared_index import SharedIndex
 from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.kv.values import Tier
 from ranvier_py.core.placement.kv_score import KvScore, KvScoreOptions
 from ranvier_py.core.sample import Sample
+from ranvier_py.edge.kv_redis import RedisLink, RedisOptions
 from ranvier_py.edge.kv_sse import EventSource, SourceOptions
 
 FINGERPRINT_DIGITS = 16
@@ -38,11 +41,12 @@ TICK_S = 1.0  # expired entries are invisible at once; a tick only frees their m
 
 @dataclass(frozen=True, slots=True)
 class IndexedBackend:
-    """A backend with an event source."""
+    """A backend with an event source. `url` is what all nodes call it."""
 
     id: BackendId
     name: str
     endpoint: str
+    url: str = ""
 
 
 class Listened:
@@ -51,6 +55,7 @@ class Listened:
     def __init__(self, backend: IndexedBackend, index: KvIndex, truth: EngineTruth | None) -> None:
         self.backend = backend
         self.source = Source(backend.id, "index")
+        self.shared: SharedIndex | None = None
         self._index = index
         self._truth = truth
 
@@ -60,6 +65,8 @@ class Listened:
     def began(self) -> None:
         now = time.monotonic()
         self._index.forget((self.backend.id,))
+        if self.shared is not None:
+            self.shared.began(self.backend.id, now)
         if self._truth is not None:
             self._truth.open(self.source, self, now)
             self._truth.levelled(self.source, Level.DEGRADED, "events without numbers", now)
@@ -68,9 +75,13 @@ class Listened:
         now = time.monotonic()
         changes = []
         for event in events:
-            if not self._index.apply(self.backend.id, event, now) or len(event.prefix) != FINGERPRINT_DIGITS:
-                continue
+            before = self._index.peek(event.prefix, self.backend.id)
+            changed = self._index.apply(self.backend.id, event, now)
             entry = self._index.peek(event.prefix, self.backend.id)
+            if self.shared is not None:
+                self.shared.heard(self.backend.id, event, before, entry, now)
+            if not changed or len(event.prefix) != FINGERPRINT_DIGITS:
+                continue
             tokens = entry.tokens if entry is not None else event.tokens or 0
             changes.append(Change(Fingerprint(int(event.prefix, 16)), tokens, tier_of(entry), Fingerprint(0)))
         if changes and self._truth is not None:
@@ -95,8 +106,10 @@ class Indexing:
         self._scoring = KvScoreOptions()
         self._backends = backends
         self._sources: list[EventSource] = []
-        for backend in backends:
-            listened = Listened(backend, self.index, truth)
+        self._listened = [Listened(backend, self.index, truth) for backend in backends]
+        self._link: RedisLink | None = None
+        self._rng = rng
+        for backend, listened in zip(backends, self._listened, strict=True):
             self._sources.append(
                 EventSource(
                     backend.endpoint, options, heard=listened.heard, began=listened.began, rng=rng, api_key=api_key
@@ -105,7 +118,27 @@ class Indexing:
 
     @property
     def enabled(self) -> bool:
-        return bool(self._backends)
+        return bool(self._backends) or self._link is not None
+
+    def share(self, url: str, options: RedisOptions, find: Callable[[str], BackendId | None]) -> None:
+        """Share the index through Redis; `find` knows backends by their URL. Raises ConfigError."""
+        sources = {backend.id: source for backend, source in self._pairs()}
+        shared = SharedIndex(
+            self.index,
+            {backend.id: backend.url for backend in self._backends},
+            find=find,
+            stands=lambda backend: sources[backend].state.connected,
+            rng=self._rng,
+        )
+        self._link = RedisLink(shared, url, options)
+        self.prepared.shared = shared
+        for listened in self._listened:
+            listened.shared = shared
+
+    async def prepare(self, prefix: str) -> None:
+        """Before `kv_score` is asked: wait a moment for what others say of this prefix, at most PREPARE_S."""
+        if self._link is not None:
+            await self._link.prepare(prefix)
 
     def join(self, policy: object) -> None:
         """Let this policy ask the index, if it can."""
@@ -118,6 +151,8 @@ class Indexing:
         async with trio.open_nursery() as nursery:
             for source in self._sources:
                 nursery.start_soon(source.run)
+            if self._link is not None:
+                nursery.start_soon(self._link.run)
             while self.enabled:
                 self.index.expire(time.monotonic())
                 await trio.sleep(TICK_S)
@@ -132,7 +167,7 @@ class Indexing:
         return {
             "enabled": True,
             "config": {
-                "backend": "memory",
+                "backend": "memory" if self._link is None else "redis",
                 "max_entries": index.settings.entries_max,
                 "entry_ttl_seconds": index.settings.ttl_s,
                 "event_sources_count": len(self._sources),
@@ -167,6 +202,7 @@ class Indexing:
             },
             "query_latency_count": prepared.query_s.count,
             "overlap_score_count": prepared.overlap.count,
+            **({"shared": self._link.view()} if self._link is not None else {}),
         }
 
     def backends(self) -> Mapping[str, Any]:
@@ -196,6 +232,8 @@ class Indexing:
     def clear(self) -> Mapping[str, Any]:
         """POST /admin/kv-index/clear (CR28)."""
         before = self.index.clear()
+        if self.prepared.shared is not None:
+            self.prepared.shared.clear(time.monotonic())
         return {"success": True, "entries_before_clear": before, "cleared_entries": before}
 
     def samples(self) -> Iterator[Sample]:
@@ -224,6 +262,8 @@ class Indexing:
         for decision, number in (("kv_aware", prepared.kv_aware), ("fallback", prepared.fallback)):
             label = {"decision": decision}
             yield Sample("kv_index_routing_decisions", "counter", "Placements of kv_score.", number, label)
+        if self._link is not None:
+            yield from self._link.samples()
 
     def _pairs(self) -> Iterator[tuple[IndexedBackend, EventSource]]:
         return zip(self._backends, self._sources, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import ssl
 import time
+from functools import partial
 from hashlib import blake2b
 from random import Random
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from ranvier_py.core.addresses import host_port
 from ranvier_py.core.backends import BackendLimits, Registry
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.kv_index import IndexSettings
 from ranvier_py.core.kv.publishers import Publisher, of_operator
@@ -38,6 +40,7 @@ from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
 from ranvier_py.edge.key_inbox import KeyInbox
+from ranvier_py.edge.kv_redis import RedisOptions
 from ranvier_py.edge.kv_sse import SourceOptions
 from ranvier_py.edge.probes import ProbeOptions
 from ranvier_py.edge.recorder import Recorder
@@ -135,11 +138,21 @@ def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Ran
         eviction_is_offload=config.kv_index_eviction_is_offload,
     )
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
-    backends = [IndexedBackend(backend.id, backend.name, url) for backend, url in found if backend is not None]
+    backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
     options = SourceOptions(config.kv_index_reconnect_s, idle_s=config.kv_index_ttl_s)
     api_key = config.backend_api_key.get_secret_value() if config.backend_api_key else ""
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
-    return Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
+    indexing = Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
+    if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
+        limits = RedisOptions(config.kv_redis_prefix, config.kv_redis_timeout_s, config.kv_redis_connect_timeout_s)
+        indexing.share(config.kv_redis_url.get_secret_value(), limits, partial(backend_at, registry))
+    return indexing
+
+
+def backend_at(registry: Registry, url: str) -> BackendId | None:
+    """The backend that peers call so."""
+    found = registry.find(url)
+    return found.id if found is not None else None
 
 
 def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random) -> Calibrating:

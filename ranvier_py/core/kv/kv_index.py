@@ -176,6 +176,20 @@ class KvIndex:
             self._drop(prefix, backend)
         return len(keys)
 
+    def forget_before(self, heard_at: float) -> int:
+        """Drop what was last heard of at this time or before: somebody cleared the index then."""
+        before = len(self._entries)
+        while self._entries:
+            (prefix, backend), entry = next(iter(self._entries.items()))
+            if entry.until - self.settings.ttl_s > heard_at:
+                break
+            self._drop(prefix, backend)
+        return before - len(self._entries)
+
+    def pairs(self) -> list[tuple[str, BackendId]]:
+        """All of prefix and backend, the one with the oldest event first. 10 ns a pair."""
+        return list(self._entries)
+
     def clear(self) -> int:
         """Drop everything. Returns how many entries there were (CX15)."""
         before = len(self._entries)
