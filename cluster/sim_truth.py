@@ -15,8 +15,9 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import AskPeer, AskReplay, GapSettings, Level
 from ranvier_py.core.kv.names import Names
 from ranvier_py.core.kv.sharing import Sharing
-from ranvier_py.core.kv.snapshot import Original
+from ranvier_py.core.kv.snapshot import Original, Place
 from ranvier_py.core.kv.streams import EventStream, StreamEffect
+from ranvier_py.core.kv.takeover import Takeovers
 from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.router import Router
 
@@ -53,6 +54,8 @@ class SimTruth:
         self.sharing = sharing
         sharing.give = self._original
         self.streams: dict[int, EventStream] = {}
+        self.degraded = 0  # looks at which a stream was DEGRADED
+        self._takeovers = Takeovers(sharing, router.hasher)
         self._router = router
         self._registry: Registry = router.registry
         self._ids = ids
@@ -78,7 +81,7 @@ class SimTruth:
                     yield self._ids.index(BackendId(backend)), rows.token[row]
 
     def look(self, now: float) -> None:
-        self.sharing.streams(self._ids, now)
+        self.sharing.streams(dict.fromkeys(self._ids, (0,)), now)
         for engine, backend in enumerate(self._ids):
             self._follow(engine, backend, now)
         for came in self.sharing.copies():
@@ -93,12 +96,17 @@ class SimTruth:
     def _follow(self, engine: int, backend: BackendId, now: float) -> None:
         stream = self.streams.get(engine)
         if stream is None and self.sharing.owns(backend):
+            while not self._takeovers.ready(backend, 0, now):
+                pass
             names = Names(self._router.hasher, namespace_of, ("m",))
             source = Source(backend, "zmq/0")
             self.streams[engine] = stream = EventStream(
                 source, self.truth, self._router.hasher, names, settings=GapSettings()
             )
             stream.open(now)
+            copy = self._takeovers.take(backend, 0)
+            if copy is not None:
+                stream.resume(copy, now)
             self._asks.append(Subscribed(engine))
         elif stream is not None and not self.sharing.owns(backend):
             self.streams.pop(engine).close(now)
@@ -109,6 +117,7 @@ class SimTruth:
             if wake_at is not None and wake_at <= now:
                 self._carry(engine, stream.tick(now), now)
             self.sharing.said(backend, stream.level, now)
+            self.degraded += stream.level is Level.DEGRADED
 
     # --- what wires bring -------------------------------------------------------------------------------------------
 
@@ -153,6 +162,6 @@ class SimTruth:
         self._registry.restart_told(known, 0.0, now, why)
         return known.epoch
 
-    def _original(self, backend: BackendId, rank: int) -> Original | None:  # noqa: ARG002  # one rank each
+    def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:  # noqa: ARG002
         stream = self.streams.get(self._ids.index(backend))
-        return stream.original() if stream is not None else None
+        return stream.original(since) if stream is not None else None

@@ -215,7 +215,7 @@ class Clustering:
         counters = (routes, peer.routes.counters, peer.facts.counters, net.statistics())
         yield from gossip_samples(peer.gossip.statistics(), *counters)
         yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
-        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned",))
+        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
         lag = "From being learned anywhere to being heard here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", net.lateness_s)

@@ -31,8 +31,9 @@ from ranvier_py.core.kv.gap_values import AskPeer, GapSettings, Level, LevelChan
 from ranvier_py.core.kv.names import Names, base_names
 from ranvier_py.core.kv.publishers import Publisher
 from ranvier_py.core.kv.sharing import Sharing, Unshared
-from ranvier_py.core.kv.snapshot import Original
+from ranvier_py.core.kv.snapshot import Original, Place
 from ranvier_py.core.kv.streams import EventStream
+from ranvier_py.core.kv.takeover import Takeovers
 from ranvier_py.core.kv.truth import LEVELS, EngineTruth, Source, TruthView
 from ranvier_py.core.kv.values import EngineLoad
 from ranvier_py.core.peer.streams import SharedStreams
@@ -87,6 +88,7 @@ class Truthing:
         self._discovery = KvDiscovery(self.found, options or DiscoveryOptions(), rng)
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self._readings: dict[BackendId, dict[int, Reading]] = {}
+        self._takeovers = Takeovers(self.sharing, self._hasher)
         self._lost: dict[BackendId, float] = {}  # not to be tried before then: somebody else may reach it
         self._sockets: KvSockets | None = None
         self._trouble = ""
@@ -96,6 +98,7 @@ class Truthing:
     def share(self, sharing: SharedStreams) -> None:
         """There are peers, who may have copies. To be called before `run`."""
         self.sharing, self.shared = sharing, True
+        self._takeovers.sharing = sharing
         sharing.give, sharing.moved = self._original, self.poke
 
     # What is told
@@ -109,6 +112,7 @@ class Truthing:
         self._discovery.forget(backend)
         self._found.pop(backend, None)
         self._lost.pop(backend, None)
+        self._takeovers.forget(backend)
         self._end(backend)
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
@@ -147,7 +151,7 @@ class Truthing:
     def look(self, now: float) -> None:
         """Begin and end what is to be heard by this node; hand on what peers have brought."""
         publishing = {id_: self._names(id_) for id_, publishers in self._found.items() if publishers}
-        self.sharing.streams(publishing, now)
+        self.sharing.streams({id_: [each.rank for each in self._found[id_]] for id_ in publishing}, now)
         for id_ in [one for one in self._readings if one not in publishing]:
             self._end(id_)
         for id_, names in publishing.items():
@@ -207,9 +211,15 @@ class Truthing:
         for rank, reading in list(readings.items()):
             if reading.publisher not in publishers or reading.stream.names.base != names:
                 self._stop(readings.pop(rank), now)
+        if not publishers:
+            self._takeovers.forget(id_)
         for publisher in publishers:
-            if publisher.rank not in readings and self._sockets is not None:
+            if publisher.rank in readings or self._sockets is None:
+                continue
+            if self._takeovers.ready(id_, publisher.rank, now):
                 readings[publisher.rank] = self._begin(id_, names, publisher, now)
+            else:
+                self.poke()
         if readings:
             self._readings[id_] = readings
             if self.shared and any(reading.is_lost(now) for reading in readings.values()):
@@ -238,8 +248,12 @@ class Truthing:
         subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, told, clock=self._clock)
         reading = Reading(publisher, stream, subscriber, trio.CancelScope(), now)
         stream.open(now)
+        copy = self._takeovers.take(id_, publisher.rank)
+        if copy is not None:
+            stream.resume(copy, now)
         self._nursery.start_soon(reading.run)
-        log.info("kv.reading %s at %s", self._label(source), publisher.events.endpoint)
+        how = "" if copy is None else f", after message {copy.seq}"
+        log.info("kv.reading %s at %s%s", self._label(source), publisher.events.endpoint, how)
         return reading
 
     def _stop(self, reading: Reading, now: float) -> None:
@@ -267,10 +281,10 @@ class Truthing:
             if load is not None:
                 self.load_heard(backend, load)
 
-    def _original(self, backend: BackendId, rank: int) -> Original | None:
-        """For a peer: the state of a stream that is known exactly, and where it stands."""
+    def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:
+        """For a peer: the state of a stream that is known exactly, and where it stands; or what changed there."""
         reading = self._readings.get(backend, {}).get(rank)
-        return reading.stream.original() if reading is not None else None
+        return reading.stream.original(since) if reading is not None else None
 
     def _label(self, source: Source) -> str:
         return f"{self._name(source.backend)} {source.name}"

@@ -18,10 +18,12 @@ ENGINES = 3
 
 
 @asynccontextmanager
-async def lab(folder: Path, cache_tokens: int = 20_000) -> AsyncIterator[Lab]:
+async def lab(folder: Path, cache_tokens: int = 20_000, buffer_messages: int = 10_000) -> AsyncIterator[Lab]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
-            urls = [await start_engine(nursery, cache_tokens=cache_tokens) for _ in range(ENGINES)]
+            urls = [
+                await start_engine(nursery, "map", buffer_messages, cache_tokens=cache_tokens) for _ in range(ENGINES)
+            ]
             yield Lab(nursery, http, urls, folder)
             nursery.cancel_scope.cancel()
 
@@ -56,6 +58,35 @@ async def test_each_engine_is_read_by_one_node_and_by_another_when_that_one_goes
         owners = await read_by_one_each(nodes)
         nodes.pop(owners[0]).scope.cancel()
         await read_by_one_each(nodes)
+
+
+async def test_who_stood_by_reads_on_exactly_what_the_engine_can_not_tell_again(tmp_path: Path) -> None:
+    async with lab(tmp_path, buffer_messages=4) as place:
+        nodes = await place.cluster(3)
+        owners = await read_by_one_each(nodes)
+        for number in range(8):
+            for url in place.engines:
+                await ask(place, url, f"{number}. " + LONG * 2)
+        await until_followed(nodes)
+        nodes.pop(owners[0]).scope.cancel()
+        await read_by_one_each(nodes)
+        counts = [reading["stream"]["counts"] for node in nodes for reading in await sources(node)]
+        assert sum(each["messages_resumed"] for each in counts) == owners.count(owners[0])
+        assert sum(each["messages_jumped"] for each in counts) == 0
+
+
+async def sources(node: Node) -> list[dict[str, Any]]:
+    return list((await node.ask("/admin/truth"))["sources"])
+
+
+async def until_followed(nodes: Sequence[Node]) -> None:
+    """Waits until those who stand by have all that readers know."""
+    while True:
+        read = sum([one["stream"]["blocks"] for node in nodes for one in await sources(node)])
+        kept = sum([(await node.ask("/admin/cluster"))["standby_blocks"] for node in nodes])
+        if kept == read > 0:
+            return
+        await trio.sleep(0.05)
 
 
 async def test_what_an_engine_drops_is_forgotten_by_nodes_that_do_not_read_it(tmp_path: Path) -> None:

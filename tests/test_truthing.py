@@ -76,10 +76,13 @@ class Lab:
             await trio.sleep(0.02)
 
 
-async def start_engine(nursery: trio.Nursery, encoding: str = "map", **limited: Any) -> str:
+async def start_engine(
+    nursery: trio.Nursery, encoding: str = "map", buffer_messages: int = 10_000, **limited: Any
+) -> str:
     """Its URL."""
     limits = EngineLimits(prefill_tokens_per_s=math.inf, decode_s=0.001, **{"cache_tokens": 20_000, **limited})
-    events = KvEvents(KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), encoding)
+    endpoints = KvEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", buffer_messages=buffer_messages)
+    events = KvEvents(endpoints, encoding)
     config = EngineConfig("engine", (MODEL, ADAPTER), limits, tokens_max=10_000, kv=events)
     engine = Engine(config, load_tokenizer(str(EMBEDDED)))
     host, port = await nursery.start(serve_engine, engine, "127.0.0.1", 0)

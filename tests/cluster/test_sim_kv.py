@@ -16,6 +16,7 @@ from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.messages import Holdings, Lessons, Message
 from ranvier_py.core.gossip.routes.removals import is_removal
 from ranvier_py.core.kv.gap_values import Level
+from ranvier_py.core.peer.streams import SharedStreams
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05
@@ -53,6 +54,26 @@ def test_all_nodes_know_the_truth_whatever_gets_lost_before_the_end(seed: int, l
     assert result.violation is None
     assert result.measures["kv_exact"] == 3
     assert result.measures["kv_readers_most"] == 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed: int) -> None:
+    """Nobody is DEGRADED for a moment, and what is believed is right 16 s after the death, of which 3 to notice it."""
+    run = Run(load_scenario("kv_standby"), seed, Minds())
+    result = run.result()
+    assert result.violation is None
+    truths = [host.mind.truth for host in run.world.hosts if host.mind is not None and host.mind.truth is not None]
+    resumed = [stream.machine.counts.resumed for truth in truths for stream in truth.streams.values()]
+    assert sum(resumed) >= 1
+    assert sum(truth.degraded for truth in truths) == 0
+    assert result.measures["kv_readers_most"] == 1
+
+
+def test_without_a_copy_the_same_death_is_not_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedStreams, "standby_copy", lambda *_: None)
+    result = simulate(load_scenario("kv_standby"), 2, Minds())
+    assert result.violation is not None
+    assert result.violation.invariant == "L9"
 
 
 def test_steps_of_events_need_engines_that_publish() -> None:

@@ -90,4 +90,5 @@ class GapCounts:
     held_full: int = 0
     copies_taken: int = 0
     copies_refused: int = 0
+    resumed: int = 0  # streams that began with a standby's copy
     copies_given_up: int = 0  # no answer in time, or too much came meanwhile

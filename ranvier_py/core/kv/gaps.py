@@ -116,6 +116,14 @@ class GapMachine:
         self._connect(now)
         return self._done()
 
+    def resume(self, seq: int, digest: int, now: float) -> None:
+        """Go on from a copy that stands after message `seq`, before anything else is told: as if cut off there. An
+        engine that has another message under that number was restarted."""
+        self._next = seq + 1
+        self._remember(seq, digest)
+        self._loss, self._cut_at, self._live_last = Loss.NOTHING, now, seq
+        self.counts.resumed += 1
+
     def disconnected(self, now: float) -> list[Effect]:
         self._cut_at = now
         self._replay = None

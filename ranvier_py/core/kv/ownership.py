@@ -189,6 +189,14 @@ class Ownership:
         """What we say of all streams."""
         return {key: stream.mine for key, stream in self._streams.items()}
 
+    def stands_by(self, backend: int) -> bool:
+        """Whether this node comes first of all that do not read the stream: it is the next who will."""
+        stream = self._streams.get(backend)
+        if stream is None or stream.mine.reads:
+            return False
+        idle = [member for member in stream.ranking if not self._standing(stream, member).reads]
+        return bool(idle) and idle[0] == self._me
+
     def donors(self, backend: int) -> list[int]:
         """Who could give an exact copy, in the order of the ranking."""
         stream = self._streams.get(backend)

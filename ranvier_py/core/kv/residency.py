@@ -135,6 +135,14 @@ class Residency:
         """For `snapshot`: what hangs above the blocks that we cannot name, the other stems, the group that counts."""
         return self._nameless, [*self._stems.values(), *self._unclaimed.values()], self._group
 
+    def catch_up(self) -> None:
+        """What waits since the last freeze is applied now: then it stands where its stream does."""
+        while self._waiting and not self.frozen:
+            self._apply(self._waiting.popleft())
+
+    def block(self, key: EngineHash) -> Block | None:
+        return self._index.blocks.get(key)
+
     def install(self, copy: Imported) -> None:
         """Hold what a copy has instead, which is used up. What that changes comes with the next calls of `settle`."""
         self.thaw()

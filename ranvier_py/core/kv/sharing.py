@@ -7,15 +7,17 @@ gap machine that need others: AskPeer -> `ask`, and what comes of it from `copie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.snapshot import Copy, Original
+from ranvier_py.core.kv.snapshot import Copy, Original, Place
+from ranvier_py.core.kv.standby import StandbyCopy
 
-Giver = Callable[[BackendId, int], Original | None]
-"""Begins a copy of what a backend's rank holds; None when it is not known exactly here."""
+Giver = Callable[[BackendId, int, Place | None], Original | None]
+"""Begins a copy of what a backend's rank holds; None when it is not known exactly here. With a place it is for a node
+that stands by, and has a copy as of then: `EventStream.original`."""
 
 
 class CopyCame(NamedTuple):
@@ -32,8 +34,8 @@ class Sharing(Protocol):
 
     give: Giver
 
-    def streams(self, backends: Iterable[BackendId], now: float) -> None:
-        """These backends have event streams; say it as often as you like."""
+    def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:
+        """These backends have event streams, of these ranks; say it as often as you like."""
         ...
 
     def owns(self, backend: BackendId) -> bool:
@@ -56,12 +58,17 @@ class Sharing(Protocol):
         """What has come of questions since the last call."""
         ...
 
+    def standby_copy(self, backend: BackendId, rank: int, now: float) -> StandbyCopy | None:
+        """What this node kept of a stream while it stood by for its reader; it is handed over. None: nothing."""
+        ...
+
     def level(self, backend: BackendId) -> Level | None:
         """How well the stream is known by whoever reads it; None: nobody does."""
         ...
 
 
-def gives_none(backend: BackendId, rank: int) -> Original | None:  # noqa: ARG001  # a Giver
+def gives_none(backend: BackendId, rank: int, since: Place | None = None) -> Original | None:  # noqa: ARG001
+    """A Giver."""
     return None
 
 
@@ -73,9 +80,8 @@ class Unshared:
         self._levels: dict[BackendId, Level] = {}
         self._came: list[CopyCame] = []
 
-    def streams(self, backends: Iterable[BackendId], now: float) -> None:  # noqa: ARG002  # as Sharing has it
-        wanted = dict.fromkeys(backends)
-        self._levels = {backend: level for backend, level in self._levels.items() if backend in wanted}
+    def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:  # noqa: ARG002
+        self._levels = {backend: level for backend, level in self._levels.items() if backend in backends}
 
     def owns(self, backend: BackendId) -> bool:  # noqa: ARG002
         return True
@@ -92,6 +98,9 @@ class Unshared:
     def copies(self) -> list[CopyCame]:
         came, self._came = self._came, []
         return came
+
+    def standby_copy(self, backend: BackendId, rank: int, now: float) -> StandbyCopy | None:  # noqa: ARG002
+        return None
 
     def level(self, backend: BackendId) -> Level | None:
         return self._levels.get(backend)

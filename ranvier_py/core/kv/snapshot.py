@@ -15,7 +15,7 @@ read, 25 bytes a block of 16 tokens with a numeric name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -70,12 +70,35 @@ class Copy(NamedTuple):
     state: Imported
 
 
+class Place(NamedTuple):
+    """A message of an engine's stream: its number, and the digest of its bytes."""
+
+    seq: int
+    digest: int
+
+
+NO_PLACE = Place(-1, 0)
+"""Of who has no copy yet."""
+
+
+class Written(Protocol):
+    """What becomes chunks, step by step: `Writer`, or `journal.ChangesWriter`."""
+
+    chunks: list[BlockRows]
+    done: bool
+    broken: bool
+    left_out: int
+
+    def step(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 class Original(NamedTuple):
     """A copy that begins to be written."""
 
     seq: int
     digest: int
-    writer: Writer
+    writer: Written
 
 
 def original_of(residency: Residency, hasher: TokenHasher, seq: int, digest: int | None) -> Original | None:
@@ -129,25 +152,12 @@ class Writer:
 
     def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
         """False: it has no place in the tree, nor has what hangs under it."""
-        state = block.state
         if block.parent is None:
-            rows.add(STEM, 0, 0, state.total if state is not None else 0, 0)
+            rows.add(STEM, 0, 0, block.state.total if block.state is not None else 0, 0)
             return True
-        if block.known is Known.READY and state is not None and block.parent.state is not None:
-            width = state.tokens - block.parent.state.tokens
-            if width >= WIDTHS_END:
-                return False
-            rows.add(READY, above, width, state.total, block.copies)
-            if state.rest:
-                rows.extras.append(self._hasher.veiled(state).veil ^ self._hasher.pad(pad_name(block.key, state.total)))
-            rows.extras.extend([each.fingerprint for each in block.prints[:-1]])
-        elif block.known is Known.OPAQUE:
-            rows.add(OPAQUE, above, 0, 0, block.copies)
-        else:
-            return False
-        rows.names += bytes((len(block.key),)) + block.key if isinstance(block.key, bytes) else number_name(block.key)
-        self.written += 1
-        return True
+        written = rows.write(self._hasher, block, above)
+        self.written += written
+        return written
 
 
 class RowsMade:
@@ -170,6 +180,25 @@ class RowsMade:
         self.copies.append(min(copies, WIDE))
         if copies >= WIDE:
             self.extras.append(copies)
+
+    def write(self, hasher: TokenHasher, block: Block, above: int) -> bool:
+        """What a block is, under the place of its parent. False: it has none in the tree, nor has what hangs under
+        it."""
+        state, parent = block.state, block.parent
+        if block.known is Known.READY and state is not None and parent is not None and parent.state is not None:
+            width = state.tokens - parent.state.tokens
+            if width >= WIDTHS_END:
+                return False
+            self.add(READY, above, width, state.total, block.copies)
+            if state.rest:
+                self.extras.append(hasher.veiled(state).veil ^ hasher.pad(pad_name(block.key, state.total)))
+            self.extras.extend([each.fingerprint for each in block.prints[:-1]])
+        elif block.known is Known.OPAQUE:
+            self.add(OPAQUE, above, 0, 0, block.copies)
+        else:
+            return False
+        self.names += written_name(block.key)
+        return True
 
     def packed(self, group: int, block_tokens: int) -> BlockRows:
         return BlockRows(
@@ -199,20 +228,10 @@ class Reader:
 
     def add(self, rows: BlockRows) -> None:
         """One chunk; about 2 ms. Raises BadSnapshot."""
-        count = len(rows.kinds)
-        widths = ((rows.above, 4), (rows.widths, 2), (rows.totals, 8), (rows.copies, 1))
-        if any(len(column) != width * count for column, width in widths) or len(rows.extras) % 8:
-            raise BadSnapshot("columns of different length")
+        each, self._extras = read_columns(rows)
         self._state.group = rows.group - 1 if rows.group else None
         self._state.block_tokens = rows.block_tokens
         self._names = NamesRead(rows.names)
-        self._extras = iter(np.frombuffer(rows.extras, "<u8").tolist())
-        columns = (
-            np.frombuffer(rows.above, "<u4"),
-            np.frombuffer(rows.widths, "<u2"),
-            np.frombuffer(rows.totals, "<u8"),
-        )
-        each = zip(rows.kinds, *(column.tolist() for column in columns), rows.copies, strict=True)
         for kind, above, width, total, copies in each:
             self._read(kind, above, width, total, copies)
         if not self._names.is_spent() or next(self._extras, None) is not None:
@@ -283,6 +302,21 @@ class Reader:
         return found
 
 
+def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, int]], Iterator[int]]:
+    """(kind, above, width, total, copies) of each block or stem, and the extras. Raises BadSnapshot."""
+    count = len(rows.kinds)
+    widths = ((rows.above, 4), (rows.widths, 2), (rows.totals, 8), (rows.copies, 1))
+    if any(len(column) != width * count for column, width in widths) or len(rows.extras) % 8:
+        raise BadSnapshot("columns of different length")
+    columns = (
+        np.frombuffer(rows.above, "<u4"),
+        np.frombuffer(rows.widths, "<u2"),
+        np.frombuffer(rows.totals, "<u8"),
+    )
+    each = zip(rows.kinds, *(column.tolist() for column in columns), rows.copies, strict=True)
+    return each, iter(np.frombuffer(rows.extras, "<u8").tolist())
+
+
 class NamesRead:
     """Engine names out of their column."""
 
@@ -302,6 +336,10 @@ class NamesRead:
 
     def is_spent(self) -> bool:
         return self._at == len(self._data)
+
+
+def written_name(key: EngineHash) -> bytes:
+    return bytes((len(key),)) + key if isinstance(key, bytes) else number_name(key)
 
 
 def number_name(key: int) -> bytes:

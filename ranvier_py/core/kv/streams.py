@@ -30,9 +30,10 @@ from ranvier_py.core.kv.gap_values import (
     Reset,
 )
 from ranvier_py.core.kv.gaps import GapMachine
+from ranvier_py.core.kv.journal import ChangesWriter, Journal
 from ranvier_py.core.kv.names import Names
 from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.snapshot import Copy, Original, original_of
+from ranvier_py.core.kv.snapshot import Copy, Original, Place, original_of
 from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.kv.values import CacheCleared
 
@@ -69,6 +70,7 @@ class EventStream:
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
         self._copy: tuple[int, Copy] | None = None
+        self._journal: Journal | None = None  # while a peer stands by
         self._closed = False
 
     def open(self, now: float) -> None:
@@ -78,6 +80,12 @@ class EventStream:
         """The truth hears no more of it, whatever its shell still has to say."""
         self._closed = True
         self._truth.close(self.source, now)
+
+    def resume(self, copy: Copy, now: float) -> None:
+        """Go on where the copy stands, before anything was told. It is used up."""
+        self.residency.install(copy.state)
+        self.machine.resume(copy.seq, copy.digest, now)
+        self._settle_soon(now, SETTLE_S)
 
     # What the shell tells
 
@@ -136,12 +144,34 @@ class EventStream:
         digest = self.machine.digest_of(seq)
         return None if digest is None else (seq, digest)
 
-    def original(self) -> Original | None:
-        """Begins a copy for a peer; None: it is not known exactly here, or one is being written."""
+    def original(self, since: Place | None = None) -> Original | None:
+        """Begins a copy for a peer; None: it is not known exactly here, or one is being written.
+
+        Args:
+            since: the peer stands by, with a copy that stands after this message, or NO_PLACE: it gets what changed,
+                where that is known, else all.
+        """
         if self.level is not Level.EXACT:
             return None
+        self.residency.catch_up()
         seq = self.machine.next_seq - 1
-        return original_of(self.residency, self._hasher, seq, self.machine.digest_of(seq))
+        digest = self.machine.digest_of(seq)
+        if since is not None and digest is not None:
+            changes = self._changes(since)
+            if changes is not None:
+                return Original(seq, digest, changes)
+        original = original_of(self.residency, self._hasher, seq, digest)
+        if since is not None and original is not None and self._journal is None:
+            self._journal = Journal(seq, self.residency.counts.resolved_late)
+        return original
+
+    def _changes(self, since: Place) -> ChangesWriter | None:
+        journal, residency = self._journal, self.residency
+        if journal is not None and journal.late != residency.counts.resolved_late:
+            journal = self._journal = None
+        known = journal is not None and self.machine.digest_of(since.seq) == since.digest
+        names = journal.since(since.seq) if journal is not None and known else None
+        return ChangesWriter(residency, self._hasher, names) if names is not None and not residency.frozen else None
 
     def counts(self) -> dict[str, int]:
         """Counters of all parts, by name."""
@@ -171,6 +201,7 @@ class EventStream:
                 cleared |= self._apply(effect, waiting, now)
             elif isinstance(effect, Reset):
                 self.residency.clear()
+                self._journal = None
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
@@ -195,7 +226,10 @@ class EventStream:
         cleared = False
         for event in batch.events:
             self.residency.apply(event)
-            cleared |= isinstance(event, CacheCleared)
+            if isinstance(event, CacheCleared):
+                cleared, self._journal = True, None
+            elif self._journal is not None:
+                self._journal.add(message.seq, event.hashes)
         if batch.events:
             self._settle_soon(now, SETTLE_S)
         if cleared:
@@ -207,7 +241,7 @@ class EventStream:
     def _install(self, ask: int, now: float) -> None:
         assert self._copy is not None and self._copy[0] == ask, "the machine takes only what was offered"  # noqa: PT018
         self.residency.install(self._copy[1].state)
-        self._copy = None
+        self._copy = self._journal = None
         self._settle_soon(now, 0.0)
 
     def _settle_soon(self, now: float, wait_s: float) -> None:

@@ -164,7 +164,12 @@ class SharedStreams:
                     "ours": self.ownership.reads(key),
                 }
         copies = asdict(self._gossip.transfers.counts)
-        return {"streams": shown, "handovers": self.ownership.handovers, "copies": copies}
+        return {
+            "streams": shown,
+            "handovers": self.ownership.handovers,
+            "copies": copies,
+            "standby_blocks": self._gossip.following.rows,
+        }
 
     def counters(self) -> StreamCounters:
         """For metrics."""

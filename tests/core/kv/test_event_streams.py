@@ -13,7 +13,8 @@ from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
 from ranvier_py.core.kv.names import Names, base_names
 from ranvier_py.core.kv.residency_values import Scope
-from ranvier_py.core.kv.snapshot import Copy, Reader, Writer
+from ranvier_py.core.kv.snapshot import NO_PLACE, Copy, Place, Reader, Writer
+from ranvier_py.core.kv.standby import Building, Incoming, StandbyCopy
 from ranvier_py.core.kv.streams import SETTLE_S, EventStream
 from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.kv.values import Tier
@@ -274,3 +275,79 @@ def test_a_closed_stream_says_nothing_of_the_one_that_follows_it() -> None:
     old.tick(world.now + 1.0)
     old.disconnected(world.now + 1.0)
     assert (world.truth.level(ENGINE), world.depth()) == (Level.EXACT, 0)
+
+
+def told(stream: EventStream, copy: StandbyCopy) -> StandbyCopy:
+    """What one who stands by has after asking once more."""
+    original = stream.original(copy.place or NO_PLACE)
+    assert original is not None
+    while not original.writer.done:
+        original.writer.step()
+    incoming = Incoming(copy)
+    for rows in original.writer.chunks:
+        incoming.add(rows)
+    copy = incoming.finish(Place(original.seq, original.digest))
+    while copy.is_behind:
+        copy.step()
+    return copy
+
+
+def taken_over(world: World, copy: StandbyCopy) -> EventStream:
+    """Another node's stream, that begins where the copy stands."""
+    building = Building(copy, HASHER)
+    while not building.done:
+        building.step()
+    assert building.copy is not None
+    stream = world.another()
+    stream.open(world.now)
+    stream.resume(building.copy, world.now)
+    return stream
+
+
+def test_who_stood_by_reads_on_exactly_when_the_engine_forgot_what_was_before() -> None:
+    world = World(settings=GapSettings())
+    world.exact()
+    world.stream.live(0, payload(stored(0, 3)), world.now)
+    copy = told(world.stream, StandbyCopy(16))
+    world.stream.live(1, payload(removed(3)), world.now)
+    world.stream.live(2, payload(stored(2, 2)), world.now)
+    again = told(world.stream, copy)
+    assert again is copy, "only what changed was told"
+    world.stream.live(3, payload(removed(4)), world.now)
+    world.settle()
+    world.stream.close(world.now)
+    world.stream = stream = taken_over(world, copy)
+    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    (ask,) = [effect for effect in stream.connected(world.now) if isinstance(effect, AskReplay)]
+    assert ask.first == 2
+    stream.replayed(ask.ask, 2, payload(stored(2, 2)), world.now)
+    stream.replayed(ask.ask, 3, payload(removed(4)), world.now)
+    stream.replay_ended(ask.ask, world.now)
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.depth() == 32
+    assert world.truth.tier(ENGINE, fingerprint(48)) is Tier.GPU
+    assert stream.residency.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_standby_gets_all_again_after_the_cache_was_cleared_and_nothing_while_it_is_not_exact() -> None:
+    world = World(settings=GapSettings())
+    assert world.stream.original(NO_PLACE) is None
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    copy = told(world.stream, StandbyCopy(16))
+    world.stream.live(1, payload({"type": "AllBlocksCleared"}, stored(0, 1)), world.now)
+    again = told(world.stream, copy)
+    assert again is not copy
+    assert len(again) == 1
+
+
+def test_a_block_whose_parent_came_late_is_not_missed_by_who_stands_by() -> None:
+    world = World(settings=GapSettings())
+    world.exact()
+    world.stream.live(0, payload(stored(2, 2)), world.now)
+    copy = told(world.stream, StandbyCopy(16))
+    assert len(copy) == 0, "they hang nowhere"
+    world.stream.live(1, payload(stored(0, 2)), world.now)
+    world.settle()
+    assert len(told(world.stream, copy)) == 4

@@ -366,3 +366,48 @@ def test_a_hole_in_the_connection_before_does_not_end_the_replay_of_the_next() -
     stream.hear(stream.machine.connected(0.0))
     stream.answer(*range(12))
     assert (stream.level, stream.applied) == (Level.EXACT, names(11))
+
+
+def resumed(last: int, run: str = "a", **settings: Any) -> Stream:
+    """A stream that begins with a standby's copy, which stands after message `last`, and is connected."""
+    stream = Stream(**settings)
+    stream.applied = names(last, run)
+    stream.machine.resume(last, digest(last, run), 0.0)
+    stream.hear(stream.machine.connected(0.1))
+    return stream
+
+
+def test_who_stood_by_is_exact_with_what_was_said_since_though_the_engine_forgot_the_rest() -> None:
+    stream = resumed(50)
+    assert stream.replay == AskReplay(1, 50)
+    assert stream.level is Level.REPAIRING
+    stream.live(54)
+    stream.answer(*range(50, 55))
+    assert stream.level is Level.EXACT
+    assert stream.applied == names(54)
+    assert Level.DEGRADED not in stream.levels
+    assert stream.machine.counts.resumed == 1
+
+
+def test_who_stood_by_is_exact_when_nothing_was_said_since() -> None:
+    stream = resumed(50)
+    stream.answer(50)
+    assert (stream.level, stream.applied) == (Level.EXACT, names(50))
+
+
+def test_who_stood_by_says_so_when_some_of_what_was_said_since_is_gone() -> None:
+    """The copy and what follows: worth more than nothing, and no more than DEGRADED."""
+    stream = resumed(50)
+    stream.answer(*range(70, 73))
+    assert stream.level is Level.DEGRADED
+    assert stream.applied == [*names(50), *names(72, first=70)]
+    assert stream.peer is not None
+
+
+@pytest.mark.parametrize("answers", [[], [50, 51]])
+def test_an_engine_that_was_restarted_meanwhile_voids_the_copy(answers: list[int]) -> None:
+    stream = resumed(50)
+    stream.answer(*answers, run="b", end=not answers)
+    assert stream.machine.counts.restarts == 1
+    stream.answer(*range(52), run="b")
+    assert (stream.level, stream.applied) == (Level.EXACT, names(51, "b"))

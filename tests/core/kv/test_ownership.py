@@ -240,3 +240,32 @@ def test_whatever_happened_in_the_end_each_stream_has_one_reader_that_can(
     can = [number for number in cluster.nodes if number not in cluster.unable]
     for key in cluster.engines:
         assert cluster.readers(key) == ([cluster.owner(key)] if can else [])
+
+
+def test_one_node_stands_by_for_each_stream_and_reads_it_next() -> None:
+    cluster = Cluster(4)
+    for _ in range(200):
+        cluster.step()
+    for key in cluster.engines:
+        (reader,) = [number for number, node in cluster.nodes.items() if node.reads(key)]
+        (standby,) = [number for number, node in cluster.nodes.items() if node.stands_by(key)]
+        assert standby != reader
+        cluster.die(reader)
+        assert cluster.nodes[standby].stands_by(key), "until it begins"
+        for _ in range(20):
+            cluster.step()
+        assert cluster.nodes[standby].reads(key)
+        assert not cluster.nodes[standby].stands_by(key)
+        if len(cluster.nodes) > 1:
+            assert sum(node.stands_by(key) for node in cluster.nodes.values()) == 1
+
+
+def test_who_cannot_read_does_not_stand_by() -> None:
+    cluster = Cluster(2)
+    for _ in range(200):
+        cluster.step()
+    for key in cluster.engines:
+        (standby,) = [node for node in cluster.nodes.values() if node.stands_by(key)]
+        standby.reached(key, Standing.UNABLE, cluster.now)
+        assert not standby.stands_by(key)
+        assert not standby.stands_by(99)

@@ -7,7 +7,7 @@ Rules: nothing is asked of who does not know the engine exactly; the copy stays 
 that contradicts what comes is thrown away, and a whole one asked for.
 Bounds: ROWS_MAX blocks over all copies: a stream that would exceed them is not followed, and counted; AT_ONCE questions
 at a time. Cost: 300 bytes a second for an engine that is busy, 40 for one that is not, and 34 for each block that it
-stores or drops; 2 us for each such block.
+stores or drops; 5 us for each such block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERVAL_S, IDLE_INTERVAL_S = 1.0, 8.0
 
 FAILED_INTERVAL_S = 10.0  # after a question without an answer: a node of an earlier version knows none
 KEEP_S = 120.0  # without word of it a copy is of no use any more
-ROWS_MAX = 1_000_000  # 240 MB
+ROWS_MAX = 1_000_000  # 190 MB
 REFUSED_INTERVAL_S = 300.0  # for a stream that found no room
 AT_ONCE = 4  # questions: as many of the transfers are left to who lost his place
 
