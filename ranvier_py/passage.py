@@ -146,4 +146,4 @@ class Going:
     @property
     def waits(self) -> bool:
         """Whether there is nothing to do but to wait for the backend."""
-        return self.sent is not None and self.sent.waits
+        return self.failure is None and self.sent is not None and self.sent.waits

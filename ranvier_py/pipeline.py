@@ -192,17 +192,21 @@ class Pipeline:
     ) -> Going:
         """Place. What departs is to be landed."""
         decision = self._router.place(prompt, found)
-        flight = self._router.depart(prompt, decision, now, progress.request_id, found)
+        flight = self._router.depart(prompt, decision, now, progress.request_id, found, quiet=True)
         progress.flight = flight
         progress.tries += 1
         return Going(request, client, progress, prompt, budget, flight)
 
     def _prepare(self, going: Going) -> None:
-        """Have it learned, and ask for its counts."""
-        flight = going.flight
-        going.lesson = self._teacher.submit(flight)
-        going.asking = self._asking.body(going.prompt, flight.backend, flight.epoch)
+        """Ask for its counts."""
+        going.asking = self._asking.body(going.prompt, going.flight.backend, going.flight.epoch)
         going.prepared = True
+
+    def _is_sent(self, going: Going) -> None:
+        """What need not be done before: observers are told, and it will be learned."""
+        if not going.flight.announced:
+            self._router.announce(going.flight)
+            going.lesson = self._teacher.submit(going.flight)
 
     async def _attempt(self, going: Going) -> Found | None:
         """Forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
@@ -248,6 +252,8 @@ class Pipeline:
         client, progress = going.client, going.progress
         if going.exchange is not None:
             going.exchange.release()
+        elif going.sent is not None:
+            going.sent.close()
         if outcome is Outcome.CANCELLED and client.missed in (Phase.FIRST_BYTE, Phase.STALL):
             outcome = Outcome.TIMEOUT
             progress.outcome = outcome.value
@@ -289,6 +295,7 @@ class Pipeline:
             going.client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
             going.sent = self._upstream.begin(address, going.request, extra)
             going.sent.when_answered(partial(self._go_on, going))
+            self._is_sent(going)
 
     def _go_on(self, going: Going) -> bool:
         """The backend says something: its whole answer, mostly."""
@@ -334,8 +341,6 @@ class Pipeline:
         """Nobody waits for it any more."""
         if going.landed:
             return
-        if going.sent is not None and going.exchange is None:
-            going.sent.close()
         self._land(going, Outcome.CANCELLED)
         if self._report is not None:
             self._report(going.progress.summary(going.request, self._clock()))
@@ -369,10 +374,15 @@ class Pipeline:
         address, extra = self._address_of(going.flight.url), self._extra_fields(request, going.progress)
         if self._clock() - going.progress.started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S:
             going.client.arm(Phase.FIRST_BYTE, first_byte_s)
-            return await self._upstream.open(address, request, extra)
+            return await self._send(address, request, extra, going)
         with trio.move_on_after(first_byte_s):
-            return await self._upstream.open(address, request, extra)
+            return await self._send(address, request, extra, going)
         raise UpstreamTimeout("the backend did not begin to answer in time")
+
+    async def _send(self, address: Any, request: HttpRequest, extra: Fields, going: Going) -> Exchange:
+        sent = self._upstream.begin(address, request, extra)
+        self._is_sent(going)
+        return await self._upstream.finish(sent)
 
     def _extra_fields(self, request: HttpRequest, progress: Progress) -> Fields:
         """What a backend is told beyond the client's own fields."""

@@ -33,7 +33,7 @@ class Found(NamedTuple):
 class Observer(Protocol):
     """Who is told of every flight, in the order of what happens to it: a recorder, policies in the shadow.
 
-    What the calls cost is paid on the path of every request. They raise nothing.
+    What the calls cost is the event loop's; no request waits for its own `departed`. They raise nothing.
     """
 
     def departed(self, flight: Flight, now: float) -> None: ...
@@ -53,6 +53,7 @@ class Flight:
     """One request at one backend, from departure to landing."""
 
     __slots__ = (
+        "announced",
         "backend",
         "computed_tokens",
         "decision",
@@ -95,6 +96,7 @@ class Flight:
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
         self.status = 0  # of the backend's answer; 0 = none came
         self.sent_bytes = 0  # of it, to the client
+        self.announced = False  # observers know of it
         self.landed = False
 
 

@@ -175,11 +175,19 @@ class Router:
     # --- one flight -------------------------------------------------------------------------------------------------
 
     def depart(
-        self, prompt: Prompt, decision: Decision, now: float, request_id: bytes = b"", found: Found | None = None
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        now: float,
+        request_id: bytes = b"",
+        found: Found | None = None,
+        *,
+        quiet: bool = False,
     ) -> Flight:
         """The request leaves for the decided backend. Must be followed by exactly one `land`.
 
-        `found` is what the decision was made from; without it the prompt is walked again.
+        `found` is what the decision was made from; without it the prompt is walked again. `quiet`: the caller calls
+        `announce` once the request is on its way.
         """
         prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
         computed_tokens = max(0, prompt_tokens - matched_tokens)
@@ -194,9 +202,17 @@ class Router:
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
         flight = Flight(prompt, decision, target, computed_tokens, handle, now)
-        for observer in self.observers:
-            observer.departed(flight, now)
+        if not quiet:
+            self.announce(flight)
         return flight
+
+    def announce(self, flight: Flight) -> None:
+        """Tell the observers that it departed, once. They may walk a long prompt, which no request should wait for."""
+        if flight.announced:
+            return
+        flight.announced = True
+        for observer in self.observers:
+            observer.departed(flight, flight.departed_at)
 
     def first_token(self, flight: Flight, now: float) -> None:
         """Output came, so the prefill is done: what the backend served, it holds."""
@@ -228,6 +244,7 @@ class Router:
         """The flight is over, however it ended. Returns the transitions of the backend's health, for the log."""
         assert not flight.landed, "a flight lands once"
         flight.landed = True
+        self.announce(flight)
         self._settle(flight)
         increment(self.counters.outcomes, outcome.value)
         self.counters.duration_s.observe(now - flight.departed_at)

@@ -12,7 +12,7 @@ from ranvier_py.core.errors import NoBackend
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement.policies import make_policy
-from ranvier_py.core.prompt import PromptMemory
+from ranvier_py.core.prompt import Boundary, PromptMemory
 from ranvier_py.core.request import PromptReader
 from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Flight, Router
 from ranvier_py.core.routes import RouteTable
@@ -134,6 +134,37 @@ def test_a_flight_to_where_less_is_held_claims_all_that_is_new_there() -> None:
     flight = router.depart(prompt, diverted, 0.0, b"", found)
     assert flight.speculation is not None
     assert set(flight.speculation.fingerprints) == {text for _, _, text in prompt.end.stops()}
+
+
+class Noting:
+    """An observer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float]] = []
+
+    def departed(self, flight: Flight, now: float) -> None:
+        self.told.append(("departed", now))
+
+    def started(self, flight: Flight, now: float) -> None: ...
+
+    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None: ...
+
+    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        self.told.append(("landed", now))
+
+
+@pytest.mark.parametrize("announces", [0, 1, 2])
+def test_a_quiet_departure_is_told_once_and_before_the_landing(announces: int) -> None:
+    """Also that of a request which never left: an observer that counts flights would lose one."""
+    router, observer = make_router(), Noting()
+    router.observers = (observer,)
+    prompt = router.read(CHAT_PATH, chat("one"))
+    flight = router.depart(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0, quiet=True)
+    assert not observer.told
+    for _ in range(announces):
+        router.announce(flight)
+    router.land(flight, Outcome.SUCCESS, 2.0)
+    assert observer.told == [("departed", 1.0), ("landed", 2.0)]
 
 
 def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before() -> None:

@@ -11,6 +11,7 @@ Bound: rows looked at in one call. Cost: 0.5 us for each stop or row.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import floor
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompt import Stop
@@ -26,18 +27,22 @@ def evidence_of(table: RouteTable, stops: Iterable[Stop], backend: BackendId, ep
     Deepest first; of several depths with the same evidence the deepest alone.
     """
     rows, _, claims, _ = table.parts()
-    index, horizon = rows.index, claims.horizon
+    row_of, backends, epochs, evidences = rows.index.get, rows.backend, rows.epoch, rows.evidence
     found: list[tuple[int, int]] = []
-    last = -1
+    last = max(-1, floor(claims.horizon))
     for tokens, token, text in stops:
-        row = index.get(token) or index.get(text)
+        row = row_of(token) or row_of(text)
         if row is None:
             continue
-        claim = claims.get(row, backend)
-        if claim is None or claim.epoch != epoch or claim.evidence <= horizon or claim.evidence <= last:
+        if backends[row] == backend:  # the usual row, without a call
+            if evidences[row] > last and epochs[row] == epoch:
+                last = evidences[row]
+                found.append((tokens, last))
             continue
-        last = claim.evidence
-        found.append((tokens, last))
+        claim = claims.get(row, backend)
+        if claim is not None and claim.evidence > last and claim.epoch == epoch:
+            last = claim.evidence
+            found.append((tokens, last))
     return found
 
 
