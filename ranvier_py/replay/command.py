@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -47,10 +48,12 @@ def replay(given: argparse.Namespace) -> int:
         ready = told_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
         done = run(ready, wanted)
         results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else None
         try:
             write(results, done, wanted)  # first: whoever reads the table may go away
         finally:
-            print(table(results, bold=sys.stdout.isatty()), flush=True)  # at least that, on a full disk
+            print(table(results, bold=is_terminal, width=width), flush=True)  # at least that, on a full disk
     except BrokenPipeError:  # `ranvier replay … | head`; the command line knows what to do
         raise
     except KeyboardInterrupt:

@@ -7,39 +7,20 @@ they went. Everything is in the page's own text; nothing is fetched, nothing run
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
+from ranvier_py.replay.findings import about, comparable, findings, shown_of
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import COLOURS, Axis, Bar, Series, bar_chart, line_chart
-from ranvier_py.replay.table import counted
-from ranvier_py.replay.table import seconds as length
-
-BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
-"""What a load balancer without a memory does; the first of them that was run is what gains are told against."""
-
-SERVED_SHARE = 0.8
-"""Of the offered rate that counts as served: requests at the end of a short trace are still under way."""
+from ranvier_py.replay.words import named, percent, seconds
 
 NOTHING = "-"
 LOADS_MAX = 6  # pictures of load over time: the policies that differ most are enough
 
 
-FAILED_SHARE_MAX = 0.01
-"""More failed requests than of the policy with the fewest, as a share: who refuses the slow ones is not quick."""
-
 CURVES_MAX = 12  # in one picture; where there are more, the medians are left out
-
-
-def seconds(value: float) -> str:
-    if 0.0 < value < 0.001:
-        return f"{value * 1e3:.2g} ms"
-    return f"{value * 1e3:.0f} ms" if value < 1.0 else f"{value:.2f} s" if value < 10.0 else f"{value:.0f} s"
-
-
-def percent(value: float) -> str:
-    return f"{value:.1%}"
 
 
 SECONDS = Axis("time to first token", log=True, written=seconds)
@@ -62,9 +43,7 @@ class Colours:
 def page(results: ReplayResults) -> str:
     """The whole page."""
     parts = [section(trace, [run for run in results.runs if run.trace == trace.name]) for trace in results.traces]
-    asked = ", ".join(
-        f"{name} {value}" for name, value in results.settings.items() if isinstance(value, str | int | float)
-    )
+    asked = "; ".join(f"{name} {told}" for name, value in results.settings.items() if (told := setting(value)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ranvier replay</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -74,21 +53,25 @@ def page(results: ReplayResults) -> str:
     )
 
 
+def setting(value: object) -> str:
+    """What was asked for, from JSON as a person reads it; "" for what was not."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={setting(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(setting(inner) for inner in value)
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     """Everything about one trace."""
     if not runs:
         return ""
     colours = Colours(runs)
-    nodes = sorted({run.nodes for run in runs if not run.is_oracle}) or [0]
-    rates = sorted({run.rate for run in runs})
-    rate = busiest(runs, rates)
-    shown = [run for run in runs if run.rate == rate and run.nodes in (0, nodes[0])]
-    at = f" at rate {rate:g}" if len(rates) > 1 else ""
-    at += f" with {nodes[0]} node{'s' * (nodes[0] != 1)}" if len(nodes) > 1 else ""
+    chosen, at, nodes, rates = shown_of(runs)
     parts = [f"<h2>{escape(trace.name)}</h2>", f"<p>{escape(about(trace, runs[0]))}</p>"]
-    parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs, shown, at))}</ul>")
+    parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs))}</ul>")
     parts.append(table(runs, several_nodes=len(nodes) > 1, several_rates=len(rates) > 1))
-    shown = [run for run in shown if run.served]  # of the others there is nothing to see
+    shown = [run for run in chosen if run.served]  # of the others there is nothing to see
     figures = [
         ("Prompt tokens found in the cache" + at, hit_bars(shown, colours)),
         ("Times to first token" + at, distribution(shown, colours)),
@@ -108,105 +91,18 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-def busiest(runs: Sequence[RunResult], rates: Sequence[float]) -> float:
-    """The highest rate that some policy served as fast as requests came: beyond it all pictures are queues."""
-    for rate in reversed(rates):
-        if any(
-            run.requests_per_s >= SERVED_SHARE * run.offered_per_s
-            for run in runs
-            if run.rate == rate and not run.is_oracle
-        ):
-            return rate
-    return rates[0]
-
-
-def about(trace: TraceSummary, run: RunResult) -> str:
-    timed = "" if trace.timed else " Its times are made up, since the file has none."
-    return (
-        f"{counted(trace.requests, 'request')} within {length(trace.span_s)}, {trace.prompt_tokens:,} prompt tokens "
-        f"and {trace.answer_tokens:,} of answers, on {counted(run.engines, 'engine')}.{timed}"
-    )
-
-
-def findings(runs: Sequence[RunResult], shown: Sequence[RunResult], at: str = "") -> list[str]:
-    """What to make of it, in words. `at`: where the runs that are shown were done, if there are others."""
-    real = comparable(run for run in shown if not run.is_oracle)
-    if not real:
-        return [nobody(shown), *failures(runs)]
-    best = min(real, key=lambda run: run.ttft_s["p90"])
-    if len(real) > 1 and all(run.ttft_s["p90"] == best.ttft_s["p90"] for run in real):
-        found = [f"All policies have the same p90 to the first token{at}: {seconds(best.ttft_s['p90'])}."]
-    else:
-        found = [f"Least p90 to the first token{at}: {best.policy}, {seconds(best.ttft_s['p90'])}."]
-    base = next((run for name in BASELINES for run in real if run.policy == name), None)
-    if base is not None and base is not best:
-        found.append(
-            f"Against {base.policy} that is {change(best.ttft_s['p90'], base.ttft_s['p90'])} at p90 and "
-            f"{change(best.ttft_s['p50'], base.ttft_s['p50'])} at p50, with {percent(best.hit_rate)} of the prompt "
-            f"tokens found instead of {percent(base.hit_rate)}."
-        )
-    oracle = next((run for run in shown if run.policy == "oracle_ttft"), None)
-    if oracle is not None and oracle.served:
-        found.append(
-            f"Who sees into the engines (oracle_ttft) reaches {seconds(oracle.ttft_s['p90'])}: "
-            f"{best.policy} has {change(best.ttft_s['p90'], oracle.ttft_s['p90'])}."
-        )
-    wrong = best.predicted_hit_rate - best.hit_rate
-    if abs(wrong) > 0.03:
-        less = "more" if wrong > 0 else "less"
-        found.append(
-            f"{best.policy} believed {percent(abs(wrong))} of the prompt tokens {less} to be cached than were: "
-            + ("the caches are smaller than the traffic." if wrong > 0 else "answers or peers taught it too little.")
-        )
-    return [*found, *failures(runs)]
-
-
-def comparable(runs: Iterable[RunResult]) -> list[RunResult]:
-    """Those that served requests, and about as many as the others."""
-    served = [run for run in runs if run.served]
-    fewest = min((run.failed / run.requests for run in served), default=0.0)
-    return [run for run in served if run.failed / run.requests <= fewest + FAILED_SHARE_MAX]
-
-
-def nobody(shown: Sequence[RunResult]) -> str:
-    """Why there is nothing to compare."""
-    if any(not run.is_oracle for run in shown):
-        return "No policy served a request."
-    return "Only oracles were run: they are bounds, and no router can do what they do."
-
-
-def failures(runs: Sequence[RunResult]) -> list[str]:
-    """The run with the most failed requests, and why they failed."""
-    worst = max(runs, key=lambda run: run.failed)
-    if not worst.failed:
-        return []
-    told = f"{counted(worst.failed, 'request')} failed with {worst.policy} at rate {worst.rate:g}"
-    return [f"{told}: {named(worst.failures)}."]
-
-
-def change(now: float, before: float) -> str:
-    if before <= 0:
-        return "no different"
-    part = now / before - 1
-    return "as much" if abs(part) < 0.005 else f"{abs(part):.0%} {'less' if part < 0 else 'more'}"
-
-
-def named(counts: object) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in dict(counts).items())  # type: ignore[call-overload]
-
-
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
 def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool) -> str:
     """One row for each run; the best router of each rate and number of nodes in bold."""
     heads = ["policy", *(["nodes"] * several_nodes), *(["rate"] * several_rates), "requests/s", "hits", "predicted"]
-    heads += ["TTFT p50", "p90", "p99", "end p50", "p90", "busiest / mean", "lost / request", "failed"]
+    heads += ["TTFT p50", "p90", "p99", "end-to-end p50", "p90", "busiest / mean", "lost / request", "failed"]
     ordered = sorted(runs, key=lambda run: (run.rate, run.nodes or 10**6))
     rows = []
     for _, group in groupby(ordered, key=lambda run: (run.rate, run.nodes)):
         together = list(group)
-        rivals = comparable(run for run in together if not run.is_oracle)
+        rivals = comparable(together)
         figures = [run.ttft_s["p90"] for run in rivals]
         marks = [run in rivals and run.ttft_s["p90"] == min(figures) and best_is_one(figures) for run in together]
         rows += [row(run, several_nodes, several_rates, mark) for run, mark in zip(together, marks, strict=True)]
@@ -317,8 +213,12 @@ def reasons(runs: Sequence[RunResult]) -> str:
 
 
 HOW_TO_READ = (
-    "<p><b>Hits</b> are the modelled engines' own count of prompt tokens they did not compute; <b>predicted</b> is "
-    "what the router believed. <b>TTFT</b> counts from arrival, queue included. <b>Lost</b> is the difference to the "
+    "<p><b>TTFT</b> is the time from the arrival of a request to its first token, queue included; <b>end-to-end</b> to "
+    "its last one. p90: nine of ten requests took no longer. <b>Hits</b> are the modelled engines' own count of prompt "
+    "tokens they did not compute, as a share of all; <b>predicted</b> is what the router believed. <b>Rate</b> divides "
+    "the gaps between arrivals: at 2 the traffic comes twice as fast as in the trace; <b>requests/s</b> are those that "
+    "were finished. <b>Nodes</b> are routers that share what they learn. <b>Busiest / mean</b> compares the engine "
+    "with the most requests to the average. <b>Lost</b> is the difference to the "
     "engine whose first token would have come soonest, asked at that moment and with the queues as they were. Oracles "
     "see into the engines: no router can; they are bounds for one request at a time, not the best that could be "
     "planned. The engines are a model: compare policies by it, not machines.</p>"

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.placement.policies import POLICIES
 from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.page import page, seconds
+from ranvier_py.replay.page import page
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import Axis, Bar, Series, bar_chart, line_chart, linear_ticks, log_ticks
+from ranvier_py.replay.words import seconds
 
 TRACE = TraceSummary("chats & <more>", 1000, 5_000_000, 90_000, 16, 600.0, timed=True)
 
@@ -95,6 +96,47 @@ def test_it_says_in_words_what_came_out() -> None:
     assert "60.0% of the prompt tokens found instead of 10.0%" in text
     assert "reaches 800 ms: ttft has 25% more." in text
     assert "believed 10.0% of the prompt tokens more to be cached than were" in text
+
+
+def test_it_says_where_the_best_changes_and_what_to_do() -> None:
+    runs = [run("affinity", 1.0), run("ttft", 1.2), run("affinity", 9.0, rate=2.0), run("ttft", 3.0, rate=2.0)]
+    stuck = [replace(run(policy, 50.0, rate=4.0), requests_per_s=2.0) for policy in ("affinity", "ttft")]
+    text = report(*runs, *stuck, run("ttft", 3.2, rate=2.0, nodes=4))
+    assert "The best changes with the rate: affinity at 1; ttft at 2; affinity at 4." in text
+    assert "From rate 4 on no policy serves requests as fast as they come" in text
+    assert "ttft on 4 nodes instead of 1: 3.20 s instead of 3.00 s" in text
+    assert "What to do at rate 2 with 1 node: ranvier serve --policy ttft." in text
+
+
+def test_a_short_trace_that_ends_before_its_last_answer_was_served_all_the_same() -> None:
+    """Its requests take longer to be answered than to come: that is no saturation."""
+    short = [
+        replace(run(policy, 0.1, rate=rate), requests=10, offered_per_s=10.0 * rate, requests_per_s=served_per_s)
+        for policy in ("ttft", "affinity")
+        for rate, served_per_s in ((1.0, 8.0), (10.0, 9.5))
+    ]
+    short = [replace(each, e2e_s=dict.fromkeys(each.e2e_s, 1.0)) for each in short]
+    assert "no policy serves requests as fast" not in report(*short)
+    assert "first token at rate 10" in report(*short)
+    slow = [replace(each, requests_per_s=4.0) if each.rate == 10 else each for each in short]
+    assert "From rate 10 on no policy serves" in report(*slow)
+
+
+def test_requests_that_come_all_at_once_have_no_rate() -> None:
+    once = [replace(run("ttft", 1.0, rate=rate), offered_per_s=0.0) for rate in (1.0, 2.0)]
+    assert "Least p90 to the first token at rate 2: ttft, 1.00 s." in report(*once)
+
+
+def test_two_that_are_as_good_are_both_named() -> None:
+    text = report(run("ttft", 1.0), run("affinity", 1.02), run("random", 1.2))
+    assert "What to do: ttft or affinity, they are as good" in text
+    assert "What to do" not in report(run("ttft", 1.0), run("oracle_ttft", 0.5))
+
+
+def test_it_says_what_was_asked_for_with_units() -> None:
+    settings = {"seed": 3, "engines": [{"count": 4, "cache_tokens": 20_000, "decode_s": 0.01}], "gossip_delay_s": None}
+    text = page(ReplayResults(settings, [TRACE], [run("ttft", 1.0)]))
+    assert "seed 3; engines count=4 cache_tokens=20000 decode_s=0.01</p>" in text
 
 
 def test_names_of_files_and_policies_cannot_become_markup() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from ranvier_py.replay.results import SAMPLES_MAX, LoadSamples, ReplayResults, RunResult, Tally, TraceSummary
 from ranvier_py.replay.sweep import curve_json, curves, rates_of
-from ranvier_py.replay.table import BOLD, PLAIN, seconds, table
+from ranvier_py.replay.table import BOLD, PLAIN, table
+from ranvier_py.replay.words import length
 
 TIMES = {"p50": 0.1, "p90": 0.5, "p95": 0.6, "p99": 1.0, "mean": 0.2}
 
@@ -76,7 +77,7 @@ def test_spread_tells_equal_shares_from_unequal_ones() -> None:
 
 
 def test_the_table_has_a_row_for_each_run_under_what_was_replayed() -> None:
-    lines = table(results(result("affinity"), result("ttft", nodes=4)), bold=False).splitlines()
+    lines = table(results(result("affinity"), result("ttft", nodes=4)), bold=False).partition("\n\n")[0].splitlines()
     assert lines[0] == "t: 1,200 requests in 90.0 s (the times are ours), 34,567 prompt tokens, 2 engines"
     assert lines[1].split()[:3] == ["policy", "nodes", "rate"]
     assert [line.split()[:2] for line in lines[2:]] == [["affinity", "1"], ["ttft", "4"]]
@@ -91,7 +92,7 @@ def test_the_best_of_those_that_compete_is_bold_and_no_oracle_ever_is() -> None:
         result("round_robin", nodes=4, p90_s=0.8),
         result("oracle_ttft", nodes=0, p90_s=0.1),
     )
-    lines = table(results(*runs), bold=True).splitlines()[2:]
+    lines = table(results(*runs), bold=True).partition("\n\n")[0].splitlines()[2:]
     assert [BOLD in line for line in lines] == [True, False, False, True, False]
     assert f"{BOLD}400 ms{PLAIN}" in lines[0]
     assert lines[4].split()[1] == "-"
@@ -115,7 +116,7 @@ def test_where_all_are_equal_nobody_is_best() -> None:
     ],
 )
 def test_times_are_written_with_their_unit(value: float, text: str) -> None:
-    assert seconds(value) == text
+    assert length(value) == text
 
 
 def test_who_served_nobody_has_no_figures_and_wins_nothing() -> None:
@@ -126,6 +127,32 @@ def test_who_served_nobody_has_no_figures_and_wins_nothing() -> None:
     assert BOLD not in lines[4]
     assert lines[4].split() == ["ttft", "1", "1", *"-" * 9, "9", "0.0", "s"]
     assert lines[5].startswith("failed, in all runs: 9 because prompt and answer are longer than an engine's cache")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_row_fits_the_terminal_and_the_most_important_columns_stay(width: int) -> None:
+    """A folded table of twenty rows can't be read."""
+    runs = [result("sticky_least_loaded"), result("affinity", p90_s=0.3), result("oracle_ttft", nodes=0)]
+    text = table(results(*runs), bold=False, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    titles = next(line for line in text.splitlines() if line.startswith("policy"))
+    assert all(title in titles for title in ("policy", "hits", "TTFT p50", "p90", "failed"))
+    assert ("wall" in titles) == (width == 200)
+    assert ("Left out, for want of width" in " ".join(text.split())) == (width < 200)
+
+
+def test_what_is_equal_in_all_rows_is_left_out_first() -> None:
+    alone, several = [table(results(result(), result(nodes=nodes)), bold=False, width=112) for nodes in (1, 4)]
+    assert "nodes" not in alone.splitlines()[1]
+    assert "nodes" in several.splitlines()[1]
+    assert "rate" not in several.splitlines()[1]
+
+
+def test_below_the_table_stands_what_came_out_and_what_the_columns_mean() -> None:
+    text = table(results(result("affinity", p90_s=0.4), result("random", p90_s=0.9)), bold=False)
+    assert "- Least p90 to the first token: affinity, 400 ms.\n" in text
+    assert "- What to do: ranvier serve --policy affinity.\n" in text
+    assert "hits: prompt tokens that engines had in the cache;" in " ".join(text.split())
 
 
 def test_one_of_a_kind_is_not_many() -> None:

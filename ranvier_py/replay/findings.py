@@ -1,0 +1,198 @@
+"""What came out of a replay, in words: for the table on the terminal and for the report.
+
+Whoever reads it has to decide on a policy, and on how much one engine shall bear. So it says which policy is the best,
+what that is worth, how far it is from the possible, where it changes with the rate and with the nodes, and what to do.
+
+Rules: only policies compete that served about as many requests as the others; oracles never do. A p90 that is less than
+CLOSE above another is as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from ranvier_py.replay.results import RunResult, TraceSummary
+from ranvier_py.replay.words import change, counted, length, named, percent, seconds
+
+BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
+"""What a load balancer without a memory does; the first of them that was run is what gains are told against."""
+
+SERVED_SHARE = 0.8
+"""Who takes so much longer than the requests took to come, and the last one its time, did not keep up."""
+
+FAILED_SHARE_MAX = 0.01
+"""More failed requests than of the policy with the fewest, as a share: who refuses the slow ones is not quick."""
+
+CLOSE = 0.03
+"""Another seed moves a p90 by about as much."""
+
+BELIEF_SHARE = 0.03
+"""Of the prompt tokens: a router whose beliefs are wrong by more has something to be told."""
+
+
+class Shown(NamedTuple):
+    """Of all runs of a trace, those that pictures and words are about. `at`: which, in words, if there are others."""
+
+    runs: Sequence[RunResult]
+    at: str
+    nodes: Sequence[int]
+    rates: Sequence[float]
+
+
+def shown_of(runs: Sequence[RunResult]) -> Shown:
+    """Those of the fewest nodes, at the highest rate that was served."""
+    nodes = sorted({run.nodes for run in runs if not run.is_oracle}) or [0]
+    rates = sorted({run.rate for run in runs})
+    rate = busiest(runs, rates)
+    at = f" at rate {rate:g}" if len(rates) > 1 else ""
+    at += f" with {counted(nodes[0], 'node')}" if len(nodes) > 1 else ""
+    return Shown([run for run in runs if run.rate == rate and run.nodes in (0, nodes[0])], at, nodes, rates)
+
+
+def busiest(runs: Sequence[RunResult], rates: Sequence[float]) -> float:
+    """The highest rate that some policy kept up with: beyond it all pictures are queues."""
+    kept = rates_kept(runs)
+    return next((rate for rate in reversed(rates) if rate in kept), rates[0])
+
+
+def rates_kept(runs: Sequence[RunResult]) -> set[float]:
+    """At these rates some policy served requests as fast as they came."""
+    real = [run for run in runs if run.served and not run.is_oracle]
+    rest_s = min((run.e2e_s["p99"] for run in real), default=0.0)  # a short trace is over before its last answer
+    return {
+        run.rate
+        for run in real
+        if run.offered_per_s == 0.0  # all came at once
+        or SERVED_SHARE * run.served <= run.requests_per_s * (run.requests / run.offered_per_s + rest_s)
+    }
+
+
+def about(trace: TraceSummary, run: RunResult) -> str:
+    timed = "" if trace.timed else " Its times are made up, since the file has none."
+    return (
+        f"{counted(trace.requests, 'request')} within {length(trace.span_s)}, {trace.prompt_tokens:,} prompt tokens "
+        f"and {trace.answer_tokens:,} of answers, on {counted(run.engines, 'engine')}.{timed}"
+    )
+
+
+def findings(runs: Sequence[RunResult]) -> list[str]:
+    """What to make of all runs of one trace."""
+    shown = shown_of(runs)
+    real = comparable(shown.runs)
+    if not real:
+        return [nobody(shown.runs), *failures(runs)]
+    best = min(real, key=p90)
+    found = [
+        *leader(best, real, shown.at),
+        *against_baseline(best, real),
+        *against_oracle(best, shown.runs),
+        *over_rates(runs, shown),
+        *over_nodes(best, runs),
+        *beliefs(best),
+    ]
+    return [*found, *failures(runs), *advice(best, real, shown.at)]
+
+
+def p90(run: RunResult) -> float:
+    return run.ttft_s["p90"]
+
+
+def leader(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]:
+    if len(real) > 1 and all(p90(run) == p90(best) for run in real):
+        yield f"All policies have the same p90 to the first token{at}: {seconds(p90(best))}."
+    else:
+        yield f"Least p90 to the first token{at}: {best.policy}, {seconds(p90(best))}."
+
+
+def against_baseline(best: RunResult, real: Sequence[RunResult]) -> Iterator[str]:
+    base = next((run for name in BASELINES for run in real if run.policy == name), None)
+    if base is not None and base is not best:
+        yield (
+            f"Against {base.policy} that is {change(p90(best), p90(base))} at p90 and "
+            f"{change(best.ttft_s['p50'], base.ttft_s['p50'])} at p50, with {percent(best.hit_rate)} of the prompt "
+            f"tokens found instead of {percent(base.hit_rate)}."
+        )
+
+
+def against_oracle(best: RunResult, shown: Sequence[RunResult]) -> Iterator[str]:
+    oracle = next((run for run in shown if run.policy == "oracle_ttft"), None)
+    if oracle is not None and oracle.served:
+        yield (
+            f"Who sees into the engines (oracle_ttft) reaches {seconds(p90(oracle))}: "
+            f"{best.policy} has {change(p90(best), p90(oracle))}."
+        )
+
+
+def over_rates(runs: Sequence[RunResult], shown: Shown) -> Iterator[str]:
+    """Which policy is the best at which rate, and from where on nobody keeps up."""
+    if len(shown.rates) < 2:
+        return
+    winners = []
+    for rate in shown.rates:
+        real = comparable(run for run in runs if run.rate == rate and run.nodes == shown.nodes[0])
+        if real:
+            winners.append((min(real, key=p90).policy, rate))
+    if len({policy for policy, _ in winners}) > 1:
+        told = [
+            f"{policy} at {', '.join(f'{rate:g}' for _, rate in group)}"
+            for policy, group in groupby(winners, key=lambda each: each[0])
+        ]
+        yield f"The best changes with the rate: {'; '.join(told)}."
+    kept = rates_kept(runs)
+    above = [rate for rate in shown.rates if rate not in kept]
+    if above:
+        yield f"From rate {above[0]:g} on no policy serves requests as fast as they come: that takes more engines."
+
+
+def over_nodes(best: RunResult, runs: Sequence[RunResult]) -> Iterator[str]:
+    """What several nodes cost the best one."""
+    for run in runs:
+        if run.policy == best.policy and run.rate == best.rate and run.nodes > best.nodes > 0 and run.served:
+            yield (
+                f"{best.policy} on {counted(run.nodes, 'node')} instead of {best.nodes}: {seconds(p90(run))} "
+                f"instead of {seconds(p90(best))}, {percent(run.hit_rate)} of the prompt tokens found."
+            )
+
+
+def beliefs(best: RunResult) -> Iterator[str]:
+    wrong = best.predicted_hit_rate - best.hit_rate
+    if abs(wrong) > BELIEF_SHARE:
+        less = "more" if wrong > 0 else "less"
+        yield (
+            f"{best.policy} believed {percent(abs(wrong))} of the prompt tokens {less} to be cached than were: "
+            + ("the caches are smaller than the traffic." if wrong > 0 else "answers or peers taught it too little.")
+        )
+
+
+def advice(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]:
+    """What to do about it. Nothing, where only one policy was run."""
+    close = [run.policy for run in real if run is not best and p90(run) <= p90(best) * (1 + CLOSE)]
+    if close:
+        yield f"What to do{at}: {best.policy} or {' or '.join(close)}, they are as good: ranvier serve --policy NAME."
+    elif len(real) > 1:
+        yield f"What to do{at}: ranvier serve --policy {best.policy}."
+
+
+def comparable(runs: Iterable[RunResult]) -> list[RunResult]:
+    """The policies that served requests, and about as many as the others."""
+    served = [run for run in runs if run.served and not run.is_oracle]
+    fewest = min((run.failed / run.requests for run in served), default=0.0)
+    return [run for run in served if run.failed / run.requests <= fewest + FAILED_SHARE_MAX]
+
+
+def nobody(shown: Sequence[RunResult]) -> str:
+    """Why there is nothing to compare."""
+    if any(not run.is_oracle for run in shown):
+        return "No policy served a request."
+    return "Only oracles were run: they are bounds, and no router can do what they do."
+
+
+def failures(runs: Sequence[RunResult]) -> list[str]:
+    """The run with the most failed requests, and why they failed."""
+    worst = max(runs, key=lambda run: run.failed)
+    if not worst.failed:
+        return []
+    told = f"{counted(worst.failed, 'request')} failed with {worst.policy} at rate {worst.rate:g}"
+    return [f"{told}: {named(worst.failures)}."]
