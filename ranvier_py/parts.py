@@ -157,7 +157,7 @@ def backend_at(registry: Registry, url: str) -> BackendId | None:
 
 def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random) -> Calibrating:
     """What measures the predictions, and corrects those of engines that nobody hears."""
-    return Calibrating(
+    made = Calibrating(
         router,
         asking,
         Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
@@ -165,6 +165,9 @@ def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing
         estimated=lambda backend: truthing.level(backend) is Level.ESTIMATED,
         contradicted=truthing.contradicted,
     )
+    if made.scraper is not None:
+        truthing.load_heard = made.scraper.heard
+    return made
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:

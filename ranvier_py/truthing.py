@@ -78,7 +78,7 @@ class Truthing:
         self.sharing: Sharing = Unshared()
         self.shared = False
         self.faults = 0  # exceptions of ours
-        self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None
+        self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
         self._registry = router.registry

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
@@ -26,6 +26,8 @@ import trio
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.engine_metrics import EngineMetrics, read_metrics
+from ranvier_py.core.kv.publishers import RANKS_MAX
+from ranvier_py.core.kv.values import EngineLoad
 from ranvier_py.edge.pages import page_of
 
 PAGE_BYTES_MAX = 2 * 1024 * 1024
@@ -67,6 +69,7 @@ class ScraperStatistics:
     looks: int
     failed: int  # no page, too long a page, no answer in time
     unknown: int  # pages that say nothing we know
+    heard: int  # words of engines about their queues that counted as a look
 
 
 class Loop:
@@ -88,6 +91,9 @@ class Loop:
         self.failures = 0  # in a row
         self.took_s = 0.0
         self.unknown = False
+        self.page = EngineMetrics()  # the last one that said anything
+        self.told_at = -inf  # when the last report was made
+        self.loads: dict[int, EngineLoad] = {}  # what each rank said of its queue in its event stream
 
     async def look(self, timeout_s: float) -> EngineMetrics | None:
         """What the page says; None when there was no answer in time."""
@@ -152,7 +158,7 @@ class Scraper:
         self._limiter = trio.CapacityLimiter(options.concurrent_max)
         self._loops: dict[BackendId, Loop] = {}
         self._nursery: trio.Nursery | None = None
-        self._looks = self._failed = self._unknown = 0
+        self._looks = self._failed = self._unknown = self._heard = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look until cancelled."""
@@ -182,8 +188,29 @@ class Scraper:
         if loop is not None:
             loop.scope.cancel()
 
+    def heard(self, id: BackendId, load: EngineLoad) -> None:  # noqa: A002
+        """An engine told its queue in its event stream (SGLang's LoadStat): as good as a look, and as often at most.
+
+        The rest is as the last page said, if there is one: SGLang has none unless it is told to.
+        """
+        loop = self._loops.get(id)
+        rank = load.rank or 0
+        if loop is None or load.running is None or rank >= RANKS_MAX:
+            return
+        loop.loads[rank] = load
+        now = trio.current_time()
+        if now < loop.told_at + self._options.interval_s:
+            return
+        loop.told_at = now
+        loads = loop.loads.values()
+        capacity = sum([each.tokens_max or 0 for each in loads])
+        self._heard += 1
+        running, waiting = sum([each.running or 0 for each in loads]), sum([each.waiting or 0 for each in loads])
+        known = replace(loop.page, running=running, waiting=waiting)
+        self._report(id, replace(known, capacity_tokens=known.capacity_tokens or capacity or None))
+
     def statistics(self) -> ScraperStatistics:
-        return ScraperStatistics(self._looks, self._failed, self._unknown)
+        return ScraperStatistics(self._looks, self._failed, self._unknown, self._heard)
 
     async def _keep_looking(self, loop: Loop) -> None:
         with loop.scope:
@@ -203,4 +230,5 @@ class Scraper:
         self._failed += metrics is None
         self._unknown += loop.unknown
         if metrics is not None and metrics.known:
+            loop.page, loop.told_at = metrics, trio.current_time()
             self._report(loop.id, metrics)

@@ -12,6 +12,7 @@ import trio
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.engine_metrics import EngineMetrics
+from ranvier_py.core.kv.values import EngineLoad
 from ranvier_py.edge.scraper import PAGE_BYTES_MAX, Loop, ScrapeOptions, Scraper
 from tests.core.kv.test_engine_metrics import TRTLLM, VLLM
 
@@ -172,3 +173,26 @@ def test_a_slow_page_is_asked_for_less_often_than_it_costs() -> None:
 def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="interval_s"):
         ScrapeOptions(interval_s=0)
+
+
+async def test_an_engine_that_tells_its_queue_in_its_events_needs_no_page() -> None:
+    """SGLang has a page only if it is told to; its LoadStat comes many times a second, and counts like a look."""
+    async with scraping(Pages({}), replace(FAST, interval_s=1.0)) as (scraper, found):
+        await until(lambda: scraper.statistics().looks >= 1)
+        for _ in range(50):
+            scraper.heard(ID, EngineLoad(3, 2, 100, 4096, 0, 0))
+        assert found == [EngineMetrics(running=3, waiting=2, capacity_tokens=4096)]
+        scraper.heard(BackendId(9), EngineLoad(3, 2, 100, 4096, 0, 0))
+        scraper.heard(ID, EngineLoad(None, 2, 100, 4096, 0, 0))
+        assert scraper.statistics().heard == 1
+
+
+async def test_the_ranks_of_an_engine_add_up_and_its_page_tells_the_rest() -> None:
+    async with scraping(Pages({"/metrics": page(VLLM)}), replace(FAST, interval_s=0.05)) as (scraper, found):
+        await until(lambda: bool(found))
+        told = found[-1]
+        scraper.heard(ID, EngineLoad(3, 2, 100, 4096, 0, 0))
+        while scraper.statistics().heard == 0:
+            await trio.sleep(0.01)
+            scraper.heard(ID, EngineLoad(1, None, 100, 4096, 1, 0))
+        assert replace(told, running=4, waiting=2) in found
