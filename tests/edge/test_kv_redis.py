@@ -114,6 +114,16 @@ def test_cx19_a_delayed_claim_does_not_bring_back_what_was_removed(talk: Talk) -
     assert talk.held("ab") == {}
 
 
+def test_cx19_a_router_whose_clock_is_a_little_ahead_keeps_the_order_of_its_words(talk: Talk) -> None:
+    """Were they cut to Redis's time, a void and what follows it would be of one moment."""
+    ahead = 1_000_000
+    written = talk.write(
+        Write("", X, talk.now + ahead, "v", 0, TTL_S), Write("ab", X, talk.now + ahead + 1, "h", 5, TTL_S)
+    )
+    assert written[:2] == [2, 0]
+    assert set(talk.held("ab")) == {X}
+
+
 def test_cx19_the_later_word_wins_in_whatever_order_words_come(talk: Talk) -> None:
     rng = Random(7)
     for prefix in range(40):

@@ -11,7 +11,7 @@ A sequence is the moment at which an event was heard, in microseconds of Redis's
 An end is in milliseconds of it. Rules:
 
 - The later sequence wins, whoever comes later. What was removed is remembered for a while, so that a claim that was
-  on its way does not bring it back. A sequence in the future is none.
+  on its way does not bring it back. A sequence far in the future is none.
 - Nothing is written or read in a generation that is not the current one. Who lost touch with Redis while it was current
   ends it (HELLO), since what he could not say is missing there; a clear ends it too.
 - What can't be read, by type, size or form, is counted and left out; what stands where we write is replaced.
@@ -24,6 +24,9 @@ Cost: about 10 us of Redis for a write, 5 us for a question.
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+AHEAD_US = 5_000_000
+"""A router's idea of Redis's time is off by half a round trip, hence at most by this; more is garbage."""
 
 CALL_STEPS_MAX = 256
 """Entries that one call sweeps beyond its own: under a millisecond, in which Redis serves nobody else."""
@@ -67,7 +70,7 @@ local function voided(name)
   if not void_is_one then return 0 end
   if voids[name] == nil then
     local seq = whole(redis.call('HGET', void, name)) or 0
-    voids[name] = seq <= now + 5000000 and seq or 0
+    voids[name] = seq <= now + AHEAD and seq or 0
   end
   return voids[name]
 end
@@ -78,7 +81,7 @@ local function entry(key, name)
   if size <= 64 then
     tokens, tier, seq, ends = string.match(redis.call('HGET', key, name), '^(%d+) ([hwx]) (%d+) (%d+)$')
   end
-  if not tokens or tonumber(seq) > now + 5000000 then
+  if not tokens or tonumber(seq) > now + AHEAD then
     garbage = garbage + 1
     return nil
   end
@@ -124,7 +127,7 @@ void_is_one = true
 for _, one in ipairs(cjson.decode(ARGV[5])) do
   local prefix, name, seq, verb, tokens, left = unpack(one)
   local key = data .. 'p:' .. prefix
-  seq = math.min(seq, now)
+  if seq > now + AHEAD then seq = now end
   if verb == 'v' then
     if seq > voided(name) then
       redis.call('HSET', void, name, digits(seq))
@@ -223,7 +226,7 @@ return {state(), {rows, gone, garbage}, all}
 
 
 def whole_script(*parts: str) -> str:
-    return "\n".join(parts).replace("STEPS", str(CALL_STEPS_MAX))
+    return "\n".join(parts).replace("STEPS", str(CALL_STEPS_MAX)).replace("AHEAD", str(AHEAD_US))
 
 
 SCRIPTS: Mapping[str, str] = {
