@@ -1,7 +1,7 @@
 """`ranvier reporter`: tells routers what one engine holds, by the engine's KV events. Runs beside it until a signal.
 
-Where the events are is asked of the engine (`--engine`), or said (`--events`, `--replay`); so is the name of its model.
-One data-parallel rank is reported; of an engine with more, each rank needs a name as a worker of its own.
+Where the events are is asked of the engine (`--engine`), or said (`--events`, `--replay`, `--ranks`); so is the name of
+its model. All data-parallel ranks of an engine are reported as one worker: what one of them holds, it holds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import Level, LevelChanged
 from ranvier_py.core.kv.names import base_names
-from ranvier_py.core.kv.publishers import Publisher, of_operator, spot
+from ranvier_py.core.kv.publishers import RANKS_MAX, Publisher, of_operator, spot
 from ranvier_py.core.kv.push_credentials import credential
 from ranvier_py.core.kv.push_sender import SenderSettings
 from ranvier_py.edge.kv_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.edge.kv_zmq import KvSockets, KvSubscriber, NoZmq
 from ranvier_py.edge.logs import set_up_logs
 from ranvier_py.reporter.flags import KEY_VARIABLE
-from ranvier_py.reporter.intake import Call, Intake
+from ranvier_py.reporter.intake import Call, Cleared, Intake
 from ranvier_py.reporter.reporting import Hashes, Reporting, ReportingSettings
 from ranvier_py.reporter.routers import models_of
 from ranvier_py.reporter.stream import ReportedStream
@@ -88,6 +88,10 @@ def problems_of(options: argparse.Namespace) -> list[str]:
         problems.append("--plain: is for prefix hashes")
     if not 16 <= options.prefix_tokens <= 65_536:
         problems.append("--prefix-tokens: 16 to 65536")
+    if not 1 <= options.ranks <= RANKS_MAX:
+        problems.append(f"--ranks: 1 to {RANKS_MAX}")
+    if options.ranks != 1 and not options.events:
+        problems.append("--ranks: needs --events; an engine that is asked says how many it has")
     if not 0.1 <= options.sync_s <= 3600:
         problems.append("--sync-s: 0.1 to 3600")
     return problems
@@ -123,7 +127,8 @@ async def follow(options: argparse.Namespace, key: str, settings: ReportingSetti
         listening = Listening(nursery, sockets, waiting)
         reporting.certain = listening.certain
         if options.events:
-            listening.found(BackendId(0), of_operator(options.events, options.replay, 1, host_of(options.engine)))
+            host = host_of(options.engine)
+            listening.found(BackendId(0), of_operator(options.events, options.replay, options.ranks, host))
         else:
             discovery = KvDiscovery(listening.found, DiscoveryOptions(), listening.rng)
             discovery.watch(BackendId(0), options.engine)
@@ -132,33 +137,40 @@ async def follow(options: argparse.Namespace, key: str, settings: ReportingSetti
 
 
 class Listening:
-    """The one subscription there is."""
+    """One subscription for each rank."""
 
     def __init__(self, nursery: trio.Nursery, sockets: KvSockets, waiting: deque[Call]) -> None:
         self.rng = Random(secrets.randbits(64))  # noqa: S311  # only for pauses
         self._nursery = nursery
         self._sockets = sockets
         self._waiting = waiting
-        self._scope = trio.CancelScope()
-        self._stream: ReportedStream | None = None
+        self._scopes: list[trio.CancelScope] = []
+        self._streams: list[ReportedStream] = []
 
     def certain(self) -> bool:
-        """Whether the engine is known exactly."""
-        return self._stream is not None and self._stream.level is Level.EXACT
+        """Whether the engine is known exactly: every rank of it."""
+        return bool(self._streams) and all(stream.level is Level.EXACT for stream in self._streams)
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
-        """The engine's streams are here now. Of several the first is followed."""
-        self._scope.cancel()
+        """The engine's streams are here now, and nowhere else."""
+        for stream, scope in zip(self._streams, self._scopes, strict=True):
+            stream.close()
+            scope.cancel()
+        if self._streams:
+            self._waiting.append(Cleared())  # all of it is told anew
+        self._streams, self._scopes = [], []
         if not publishers:
             log.warning("reporter.deaf the engine publishes no KV events")
-            return
-        if len(publishers) > 1:
-            log.warning("reporter.ranks of %d ranks only the first is reported", len(publishers))
-        self._scope = trio.CancelScope()
-        self._nursery.start_soon(self._hear, publishers[0], self._scope)
+        several = len(publishers) > 1
+        for publisher in publishers:
+            rank = publisher.rank if several else None
+            stream = ReportedStream(self._waiting, replay=publisher.replay is not None, rank=rank)
+            scope = trio.CancelScope()
+            self._streams.append(stream)
+            self._scopes.append(scope)
+            self._nursery.start_soon(self._hear, publisher, stream, scope)
 
-    async def _hear(self, publisher: Publisher, scope: trio.CancelScope) -> None:
-        stream = self._stream = ReportedStream(self._waiting, replay=publisher.replay is not None)
+    async def _hear(self, publisher: Publisher, stream: ReportedStream, scope: trio.CancelScope) -> None:
         log.info("reporter.listening %s", publisher.events.endpoint)
         with scope:
             await KvSubscriber(self._sockets, publisher, stream, self.rng, self._told).run()

@@ -17,6 +17,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--engine", default="", metavar="URL", help="HTTP of the engine, to ask for its events and its model")
     add("--events", default="", metavar="tcp://HOST:PORT", help="where it publishes KV events, instead of asking")
     add("--replay", default="", metavar="tcp://HOST:PORT", help="... and where it tells missed ones again")
+    add("--ranks", type=int, default=1, metavar="N", help="... of so many data-parallel ranks, rank r at port + r")
     add("--model", default="", metavar="NAME", help="its base model as clients name it, instead of asking")
     add(
         "--hashes",

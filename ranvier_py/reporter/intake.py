@@ -9,11 +9,13 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ranvier_py.core.kv.push_book import BlockSource, Book
 from ranvier_py.core.kv.push_table import Entry
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event
+from ranvier_py.reporter.ranks import is_of
 
 TURN_CALLS = 20_000
 """Calls taken in before what they changed is sent: a cache's worth of removals at once."""
@@ -34,7 +36,9 @@ class Freed(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """Nothing is held any more."""
+    """Nothing is held any more; by this rank, where there are several."""
+
+    rank: int | None = None
 
 
 class Heard(NamedTuple):
@@ -93,6 +97,8 @@ class Intake:
             for event in call.events if source is not None else ():
                 assert source is not None
                 source.apply(event)
+        elif isinstance(call, Cleared) and call.rank is not None and source is not None:
+            source.lose(partial(is_of, rank=call.rank))
         elif source is not None:
             source.apply(event_of(call))
         elif isinstance(call, Stored):

@@ -8,21 +8,29 @@ believe the rest (level DEGRADED). A restart clears what was held.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from ranvier_py.core.kv.events import BadBatch, EventDecoder
 from ranvier_py.core.kv.gap_values import Apply, AskReplay, Effect, GapSettings, Level, LevelChanged, Reset
 from ranvier_py.core.kv.gaps import GapMachine
-from ranvier_py.core.kv.values import CacheCleared
+from ranvier_py.core.kv.values import CacheCleared, Event
 from ranvier_py.reporter.intake import Call, Cleared, Heard
+from ranvier_py.reporter.ranks import renamed
 
 
 class ReportedStream:
     """What edge/kv_zmq.py's KvSubscriber calls. `level` is how well the engine is known."""
 
-    def __init__(self, waiting: deque[Call], *, replay: bool) -> None:
+    def __init__(self, waiting: deque[Call], *, replay: bool, rank: int | None = None) -> None:
+        """`rank`: which one of several this is; None of an engine that has one."""
+        self.rank = rank
         self.machine = GapMachine(GapSettings(replay=replay, peers=False))
         self.decoder = EventDecoder()
         self._waiting = waiting
+
+    def close(self) -> None:
+        """Whatever its connection still has to say is not handed on."""
+        self._waiting = deque()
 
     @property
     def level(self) -> Level:
@@ -59,7 +67,7 @@ class ReportedStream:
             if isinstance(effect, Apply):
                 waiting.extend(self._apply(effect, now))
             elif isinstance(effect, Reset):
-                self._waiting.append(Cleared())
+                self._waiting.append(Cleared(self.rank))
             elif isinstance(effect, AskReplay | LevelChanged):
                 outside.append(effect)
         return outside
@@ -70,11 +78,25 @@ class ReportedStream:
             batch = self.decoder.decode(message.payload)
         except BadBatch:
             return self.machine.unreadable(message.seq, now)
-        if batch.events:
-            self._waiting.append(Heard(batch.events))
+        self._hand_on(batch.events)
         effects: list[Effect] = []
         if any(isinstance(event, CacheCleared) for event in batch.events):
             effects += self.machine.cleared(message.seq)
         if batch.unread:
             effects += self.machine.unreadable(message.seq, now)
         return effects
+
+    def _hand_on(self, events: Sequence[Event]) -> None:
+        if self.rank is None:
+            if events:
+                self._waiting.append(Heard(events))
+            return
+        own: list[Event] = []
+        for event in events:
+            if isinstance(event, CacheCleared):
+                own.clear()
+                self._waiting.append(Cleared(self.rank))
+            else:
+                own.append(renamed(event, self.rank))
+        if own:
+            self._waiting.append(Heard(own))

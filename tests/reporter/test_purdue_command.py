@@ -8,13 +8,20 @@ from typing import Any
 
 import msgpack
 import pytest
+import trio
+import trio.testing
 
 from ranvier_py.cli import EXIT_CONFIG, main
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import AskReplay, Level
+from ranvier_py.core.kv.publishers import Publisher, of_operator
+from ranvier_py.core.kv.push_book import BlockScheme, BlockSource, Book
 from ranvier_py.core.kv.push_credentials import worker_of
 from ranvier_py.core.kv.values import BlocksStored
+from ranvier_py.reporter import command
 from ranvier_py.reporter.flags import KEY_VARIABLE
-from ranvier_py.reporter.intake import Call, Cleared, Heard
+from ranvier_py.reporter.intake import Call, Cleared, Heard, Intake
+from ranvier_py.reporter.ranks import is_of, named
 from ranvier_py.reporter.stream import ReportedStream
 
 
@@ -100,3 +107,123 @@ def test_pu12_the_operator_makes_a_worker_its_key(
     (tmp_path / "key").write_text("the control key\n")
     assert main(["reporter", "--make-key", "w0", "--key-file", str(tmp_path / "key")]) == 0
     assert worker_of(capsys.readouterr().out.strip(), "the control key") == "w0"
+
+
+def message_of(*events: dict[str, Any]) -> bytes:
+    return bytes(msgpack.packb([0.0, list(events), 0]))
+
+
+def block(number: int, parent: int | None = None, tokens: range = range(16)) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": [number],
+        "parent_block_hash": parent,
+        "token_ids": list(tokens),
+        "block_size": 16,
+    }
+
+
+class Ranks:
+    """Two ranks of one engine, and the book that they fill."""
+
+    def __init__(self) -> None:
+        self.calls: deque[Call] = deque()
+        self.streams = [ReportedStream(self.calls, replay=True, rank=rank) for rank in (0, 1)]
+        self.book = Book()
+        self.source = BlockSource(self.book, BlockScheme("m", key=b"k" * 32))
+        self.intake = Intake(self.calls)
+        for stream in self.streams:
+            connected(stream)
+
+    def count(self) -> int:
+        while not self.intake.take(self.book, self.source):
+            pass
+        return len(self.book.table)
+
+
+def test_what_one_of_an_engines_ranks_holds_the_engine_holds() -> None:
+    ranks = Ranks()
+    first, second = ranks.streams
+    first.live(0, message_of(block(1), block(2, 1, range(16, 32))), 1.0)
+    second.live(0, message_of(block(1)), 1.0)
+    assert ranks.count() == 2
+    first.live(1, message_of({"type": "BlockRemoved", "block_hashes": [2, 1]}), 1.0)
+    assert ranks.count() == 1, "the other rank has the first block still"
+    second.live(1, message_of({"type": "BlockRemoved", "block_hashes": [1]}), 1.0)
+    assert ranks.count() == 0
+
+
+@pytest.mark.parametrize("how", ["restarted", "cleared"])
+def test_a_rank_that_holds_nothing_any_more_takes_its_own_blocks_only(how: str) -> None:
+    ranks = Ranks()
+    first, second = ranks.streams
+    first.live(0, message_of(block(1), block(2, 1, range(16, 32))), 1.0)
+    second.live(0, message_of(block(1)), 1.0)
+    if how == "cleared":
+        first.live(1, message_of(block(3), {"type": "AllBlocksCleared"}, block(5, None, range(64, 80))), 1.0)
+        assert ranks.count() == 2
+    else:
+        first.live(0, message_of(block(7, None, range(64, 80))), 1.0)
+        assert ranks.count() == 2
+        assert first.machine.counts.restarts == 1
+    second.live(1, message_of({"type": "BlockRemoved", "block_hashes": [1]}), 1.0)
+    assert ranks.count() == 1
+
+
+def test_names_of_ranks_never_meet() -> None:
+    for rank in (0, 1, 63):
+        for key in (0, 5, (1 << 64) - 1, b"\0\1five", b"5"):
+            assert [other for other in (0, 1, 63) if is_of(named(key, other), rank)] == [rank]
+
+
+def test_where_not_all_blocks_were_kept_a_rank_takes_everything_with_it() -> None:
+    """Better nothing than phantoms: the next comparison tells routers what is really there."""
+    ranks = Ranks()
+    ranks.source = BlockSource(ranks.book, BlockScheme("m", key=b"k" * 32), kept_max=1)
+    first, second = ranks.streams
+    first.live(0, message_of(block(1)), 1.0)
+    second.live(0, message_of(block(2, None, range(16, 32))), 1.0)
+    assert ranks.count() == 2
+    second.live(0, message_of(block(9, None, range(32, 48))), 1.0)
+    assert ranks.count() == 1
+
+
+def test_a_stream_that_was_closed_hands_nothing_on() -> None:
+    calls: deque[Call] = deque()
+    stream = ReportedStream(calls, replay=True)
+    connected(stream)
+    stream.close()
+    stream.live(0, message(1), 1.0)
+    assert not calls
+
+
+async def test_all_ranks_are_heard_and_the_engine_is_certain_when_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+
+    class Subscriber:
+        def __init__(self, _sockets: object, publisher: Publisher, stream: ReportedStream, *_: object) -> None:
+            self.publisher, self.stream = publisher, stream
+
+        async def run(self) -> None:
+            heard.append(self.publisher.rank)
+            connected(self.stream)
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(command, "KvSubscriber", Subscriber)
+    calls: deque[Call] = deque()
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            listening = command.Listening(nursery, None, calls)  # type: ignore[arg-type]
+            assert not listening.certain()
+            two = of_operator("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", 2, "127.0.0.1")
+            listening.found(BackendId(0), two)
+            assert not listening.certain()
+            await trio.testing.wait_all_tasks_blocked()
+            assert sorted(heard) == [0, 1]
+            assert listening.certain()
+            assert not calls
+            listening.found(BackendId(0), two[:1])
+            assert calls == deque([Cleared()])
+            await trio.testing.wait_all_tasks_blocked()
+            assert sorted(heard) == [0, 0, 1]
+            nursery.cancel_scope.cancel()

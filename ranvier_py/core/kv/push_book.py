@@ -11,7 +11,7 @@ Bounds: blocks kept; of what is beyond nothing is known after a change of scheme
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ranvier_py.core.fingerprint import TextHasher, TokenHasher
@@ -112,6 +112,16 @@ class BlockSource:
         self._keep(event)
         self.residency.apply(event)
 
+    def lose(self, is_lost: Callable[[EngineHash], bool]) -> None:
+        """Of these names nothing is held any more. Where not all blocks were kept, all of all names: who knows."""
+        if self.not_kept:
+            self.apply(CacheCleared())
+            return
+        for key in [key for key in self._kept if is_lost(key)]:
+            for medium, copies in list(self._kept[key].copies.items()):
+                for _ in range(copies):
+                    self.apply(BlocksRemoved((key,), medium, self._kept[key].stored.group))
+
     def settle(self) -> bool:
         """Bring the book up to date, as far as one call goes. Returns whether that was all."""
         changes = self.residency.settle()
@@ -171,6 +181,7 @@ class BlockSource:
     def _keep(self, event: Event) -> None:
         if isinstance(event, CacheCleared):
             self._kept.clear()
+            self.not_kept = 0
         elif isinstance(event, BlocksStored):
             for key, stored in zip(event.hashes, singly(event), strict=True):
                 kept = self._kept.get(key)
