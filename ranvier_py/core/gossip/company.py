@@ -34,6 +34,7 @@ class Company:
         self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: Orders, streams: StreamGossip
     ) -> None:
         self.wake_at = inf
+        self.version = members.me.version_max  # of the protocol: the greatest that all know
         self._members = members
         self._routes = routes
         self._facts = facts
@@ -81,6 +82,7 @@ class Company:
         self._facts.peers(peers, met)
         self._orders.peers(peers)
         able = [member.session for member in members.alive() if member.record.schema == schema]
+        self.version = min([members.me.version_max, *(member.record.version_max for member in members.alive())])
         self._streams.peers(sharing, met, able)
 
     def _close(self) -> Sequence[Member]:

@@ -41,7 +41,7 @@ from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Letter, M
 
 VERSION_MIN, VERSION = 1, 2
 """Of the protocol, as records tell it: what can be spoken, between two nodes the greatest that both know. Of what 2
-brought see `messages`: whole tables are compared by one sum first."""
+brought see `messages` and `routes.sheaves`: whole tables are compared by one sum first, many turns are one lesson."""
 
 STATE_HEAD = Struct("<4sQ")  # magic, epoch
 STATE_MAGIC = b"RGS1"
@@ -249,6 +249,11 @@ class Gossip:
     @property
     def me(self) -> Record:
         return self.members.me
+
+    @property
+    def version(self) -> int:
+        """Of the protocol, that every live member knows."""
+        return min(VERSION, self._company.version)
 
     @property
     def alone(self) -> bool:

@@ -24,6 +24,7 @@ from ranvier_py.core.gossip.membership.counts import MemberView
 from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.gossip.packets.keyring import KeyRing
 from ranvier_py.core.gossip.packets.seal import Subkeys
+from ranvier_py.core.gossip.routes.sheaves import SHEAF_VERSION
 from ranvier_py.core.gossip.streams.stream_gossip import StreamGossip
 from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Plane, Send
 from ranvier_py.core.gossip_places import spelled
@@ -130,6 +131,7 @@ class RouterPeer:
             self._flush_at = min(self._flush_at, self.routes.wake_at)
 
     def _announce(self, now: float, hold_s: float) -> None:
+        self.routes.sheaves.understood = self.gossip.version >= SHEAF_VERSION
         for lesson, at in self.routes.lessons(now, hold_s):
             self.gossip.announce(lesson, at)
 

@@ -14,17 +14,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ranvier_py.core.gossip.backends.facts import BOOT_BITS
 from ranvier_py.core.gossip.messages import Rows
 from ranvier_py.core.gossip.routes.lessons import TOKENS_MAX, BadLesson, Lesson, decode, encode, pieces
 from ranvier_py.core.gossip.routes.removals import is_removal
 from ranvier_py.core.gossip.routes.route_memory import RowsWalk
+from ranvier_py.core.gossip.routes.sheaves import decode_sheaf, encode_sheaf, is_sheaf
 from ranvier_py.core.gossip.routes.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.company import Company
 from ranvier_py.core.peer.removals import SharedRemovals
+from ranvier_py.core.peer.sheaves import BOUND_LEAST, SharedSheaves
 from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes import News, RouteTable, Trust
 from ranvier_py.core.routes.claims import Claim
@@ -48,6 +51,7 @@ HEARD_MAX = 8192
 @dataclass(slots=True)
 class SharedRouteCounters:
     told: int = 0  # lessons
+    bound: int = 0  # stops that were told in sheaves
     spared: int = 0  # lessons that a later one contained
     outdated: int = 0  # news of a process or a backend that is gone, not told
     heard: int = 0  # lessons
@@ -73,6 +77,7 @@ class SharedRoutes:
         self._heard: dict[int, tuple[BackendId, float, int]] = {}  # token -> whose, when, and its text
         self._company = Company()
         self.removals = SharedRemovals(routes, backends)
+        self.sheaves = SharedSheaves(routes, self._orphans)
         self._rows, _, self._claims, _ = routes.parts()
         self.asked: Callable[[], object] = lambda: None  # a peer is about to get what is in the table; set by the owner
 
@@ -95,19 +100,44 @@ class SharedRoutes:
 
     def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
-        told = self.counters.told
         yield from self.removals.lessons()
+        sheaves = self.sheaves
+        for news in self._due(now, hold_s):
+            if not sheaves.takes(news):
+                yield from self._told(news)
+        for (backend, epoch), taken in sheaves.leave().items():
+            yield from self._bound(backend, epoch, taken)
+
+    def _due(self, now: float, hold_s: float) -> Iterator[News]:
+        """What waits no longer. Whatever leaves takes along who waits for company."""
+        leaves = not hold_s
+        for each in chain(self._fresh(hold_s), self._ripe(now, hold_s)):
+            leaves = True
+            yield each
+        if leaves or self._company.wake_at <= now:
+            for each in self._company.leave():
+                yield self._untold(each)
+
+    def _fresh(self, hold_s: float) -> Iterator[News]:
+        """Of what came since the last time, what need not wait."""
         news, held = self.routes.news, self._held
         while news:
             each = news.popleft()
+            further = bool(each.parent) and not has_token(each.stops)
             if hold_s and len(self._confirmed) < HELD_MAX and self._is_confirmed(each):
                 self._confirmed.append(each)
-            elif hold_s and each.parent and len(held) < HELD_MAX and not has_token(each.stops):
+            elif hold_s and further and len(held) < HELD_MAX:
                 held.append(each)
+            elif further and self.sheaves.understood:
+                yield each  # so many leave together that it needs no company
             else:
                 self._note_complete(each)
                 if not (hold_s and self._company.takes(each)):
-                    yield from self._told(each)
+                    yield each
+
+    def _ripe(self, now: float, hold_s: float) -> Iterator[News]:
+        """Of what was held back, what has waited long enough, and is not told yet."""
+        held, confirmed = self._held, self._confirmed
         while held:
             contained = self._is_contained(held[0])
             if not contained and held[0].at + hold_s > now:
@@ -116,12 +146,9 @@ class SharedRoutes:
             if contained:
                 self.counters.spared += 1
             else:
-                yield from self._told(each)
-        while self._confirmed and (not hold_s or self._confirmed[0].at + CONFIRMED_HOLD_S <= now):
-            yield from self._told(self._named(self._untold(self._confirmed.popleft())))
-        if self._company.wake_at <= now or not hold_s or self.counters.told > told:
-            for each in self._company.leave():
-                yield from self._told(self._untold(each))
+                yield each
+        while confirmed and (not hold_s or confirmed[0].at + CONFIRMED_HOLD_S <= now):
+            yield self._named(self._untold(confirmed.popleft()))
 
     def _is_confirmed(self, news: News) -> bool:
         """Whether the engine told us of it, and nobody here served it."""
@@ -191,20 +218,39 @@ class SharedRoutes:
             self.counters.told += 1
             yield encode(piece), news.at
 
+    def _bound(self, backend: BackendId, epoch: int, taken: Sequence[News]) -> Iterator[tuple[bytes, float]]:
+        """Further turns of one backend, as sheaves."""
+        if len(taken) < BOUND_LEAST:
+            for news in taken:
+                yield from self._told(news)
+            return
+        named = self._name(backend, epoch)
+        if named is None:
+            self.counters.outdated += len(taken)
+            return
+        for rows, at in self.sheaves.bind(backend, taken):
+            self.counters.told += 1
+            self.counters.bound += len(rows)
+            yield encode_sheaf(*named, rows), at
+
+    def _name(self, backend: BackendId, epoch: int) -> tuple[int, int] | None:
+        """What peers call this backend and its process. None: it is gone."""
+        key = self._backends.key_of(backend)
+        found = self._backends.find(key) if key is not None else None
+        if key is None or found is None or found.epoch != epoch:
+            return None
+        return key, self._backends.facts.boot(key) % (1 << BOOT_BITS)
+
     def _lesson_of(self, news: News) -> Lesson | None:
         """None: by whom it was served is gone, or what it said is withdrawn."""
-        key = self._backends.key_of(news.backend)
-        backend = self._backends.find(key) if key is not None else None
         stops = news.stops
         if stops[0][0] > TOKENS_MAX:
             stops = [stop for stop in stops if stop[0] <= TOKENS_MAX]
         if stops and not self._is_claimed(stops[0], news.backend):  # what holds the deepest holds all
             stops = [stop for stop in stops if self._is_claimed(stop, news.backend)]
             self.counters.stops_gone += len(news.stops) - len(stops)
-        if key is None or backend is None or backend.epoch != news.epoch or not stops:
-            return None
-        boot = self._backends.facts.boot(key) % (1 << BOOT_BITS)
-        return Lesson(key, boot, news.parent, tuple(stops))
+        named = self._name(news.backend, news.epoch)
+        return Lesson(*named, news.parent, tuple(stops)) if named is not None and stops else None
 
     # --- up ---------------------------------------------------------------------------------------------------------
 
@@ -214,6 +260,8 @@ class SharedRoutes:
         if is_removal(lesson):
             self.removals.hear(lesson, age_s, now)
             return False
+        if is_sheaf(lesson):
+            return self._hear_sheaf(lesson, age_s, now)
         try:
             key, boot, parent, stops = decode(lesson)
         except BadLesson:
@@ -227,6 +275,20 @@ class SharedRoutes:
         if self._confirmed or self._company:
             self._note_heard(stops, BackendId(backend), now)
         created = self._orphans.learn(stops, parent, BackendId(backend), epoch, now - age_s)
+        self.counters.rows += created
+        return created > 0
+
+    def _hear_sheaf(self, lesson: bytes, age_s: float, now: float) -> bool:
+        try:
+            sheaf = decode_sheaf(lesson)
+        except BadLesson:
+            self.counters.bad += 1
+            return False
+        holder = self._backends.holder(sheaf.backend_key, sheaf.boot, now)
+        if holder is None:
+            self.counters.void += 1
+            return False
+        created = self.sheaves.learn(sheaf, BackendId(holder[0]), holder[1], now - age_s, now)
         self.counters.rows += created
         return created > 0
 

@@ -10,7 +10,8 @@ has expired, and not before `forget_after_s`; then it stays on a list of the for
 a little late does not bring it back.
 
 Invariant (prefix-closed): a number is in the vector only if each lesson up to it was heard here, or was part of a
-table that was merged. Bounds: `entries_max` lessons, ORIGINS_MAX origins, FORGOTTEN_MAX forgotten ones.
+table that was merged. Bounds: `entries_max` lessons of LESSON_BYTES_MEAN on average, ORIGINS_MAX origins, FORGOTTEN_MAX
+forgotten ones.
 Cost: 1 us to append; 0.3 us for each lesson of a batch.
 """
 
@@ -41,6 +42,9 @@ BATCH_BYTES_MAX = 16 * 1024
 """A message of lessons has no more of either: whoever hears it needs 1 ms."""
 
 PRUNED_AT_ONCE_MAX = 4096
+
+LESSON_BYTES_MEAN = 128
+"""Twice what the lesson of a turn takes; sheaves and long prefixes take up to ten times as much."""
 
 ENTRY_BYTES = 4
 """What a lesson takes on the wire besides its own bytes."""
@@ -94,14 +98,19 @@ class OriginLog:
         self._offsets.clear()
         self._start = 0
 
-    def trim(self) -> None:
-        """Let go of the oldest."""
+    def bytes_kept(self) -> int:
+        return self._bytes - self._offsets[self._start] if len(self) else 0
+
+    def trim(self) -> int:
+        """Let go of the oldest. Returns what it took on the wire."""
+        size = len(self.first().lesson) + ENTRY_BYTES
         self._start += 1
         self.base += 1
         if self._start >= COMPACT_AT and 2 * self._start >= len(self._list):
             del self._list[: self._start]
             del self._offsets[: self._start]
             self._start = 0
+        return size
 
 
 class Logs:
@@ -113,6 +122,8 @@ class Logs:
         self.trimmed = 0  # lessons that had to go before they expired
         self.refused_origins = 0
         self._entries_max = entries_max
+        self._bytes_max = entries_max * (LESSON_BYTES_MEAN + ENTRY_BYTES)
+        self._bytes = 0  # of all that is kept, on the wire
         self._ttl_s = ttl_s
         self._forget_after_s = forget_after_s
         self._logs: dict[int, OriginLog] = {session: OriginLog(0, inf)}
@@ -174,18 +185,21 @@ class Logs:
             return False
         before = self._logs[origin]
         self._logs[origin] = OriginLog(number, before.absent_since)
+        self._bytes -= before.bytes_kept()
         before.clear()
         self.vector.raise_to(origin, number)
         return True
 
     def _push(self, log: OriginLog, kept: Kept) -> None:
         log.append(kept)
-        self._order.append(log)
-        if len(self._order) > self._entries_max:
-            oldest = self._order.popleft()
+        order = self._order
+        order.append(log)
+        self._bytes += len(kept.lesson) + ENTRY_BYTES
+        while len(order) > self._entries_max or self._bytes > self._bytes_max:
+            oldest = order.popleft()
             if len(oldest):
                 self.trimmed += 1
-                oldest.trim()
+                self._bytes -= oldest.trim()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -251,7 +265,7 @@ class Logs:
             if len(oldest):
                 if oldest.first().evidence + ttl_s > now:
                     break
-                oldest.trim()
+                self._bytes -= oldest.trim()
             order.popleft()
         else:
             return False
@@ -263,7 +277,9 @@ class Logs:
         return True
 
     def _forget(self, origin: int, now: float) -> None:
-        self._logs.pop(origin).clear()
+        log = self._logs.pop(origin)
+        self._bytes -= log.bytes_kept()
+        log.clear()
         self.vector.drop(origin)
         self._forgotten[origin] = now + FORGOTTEN_S
         if len(self._forgotten) > FORGOTTEN_MAX:

@@ -24,6 +24,7 @@ from ranvier_py.core.gossip.messages import (
     SHORT_SUMS_VERSION,
     Busy,
     Digest,
+    Entry,
     Lessons,
     Message,
     PartSums,
@@ -46,6 +47,7 @@ from ranvier_py.core.gossip.routes.repair import Repair
 from ranvier_py.core.gossip.routes.route_memory import RouteMemory
 from ranvier_py.core.gossip.routes.route_post import RoutePost
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.routes.sheaves import rows_of
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
@@ -57,6 +59,9 @@ INTAKE_SHARES = 4
 
 HEARD_AT_ONCE_MAX = BATCH_ENTRIES_MAX
 """Lessons of one message that are heard, 1 ms. Nobody of ours sends more; what is beyond is asked for again."""
+
+ROWS_AT_ONCE_MAX = 1024
+"""The same of rows in sheaves, 2 ms: more than fit in one message of ours."""
 
 PRUNE_INTERVAL_S = 1.0
 GONE_MAX = 1024  # who went before so many others is taken for new if it comes back
@@ -274,11 +279,11 @@ class RouteGossip:
         self._duplicates += number - after
         fresh = entries[number - after :]
         window = self._intake[peer.session]
-        taken = fresh[: min(HEARD_AT_ONCE_MAX, max(0, window.room(now)))]
+        taken, rows = within(fresh, min(ROWS_AT_ONCE_MAX, window.room(now)))
         self._limited += len(fresh) - len(taken)
         if not taken:
             return
-        window.spend(len(taken), now)
+        window.spend(rows, now)
         link_s = self._round_trip_s(peer.session) / 2 if self._round_trip_s else 0.0
         newest_s = entries[-1].age_s
         kept: list[Kept] = []
@@ -368,3 +373,14 @@ class RouteGossip:
             sent_bytes=post.sent_bytes,
             sent_rows_bytes=post.sent_rows_bytes,
         )
+
+
+def within(entries: Sequence[Entry], rows_max: int) -> tuple[Sequence[Entry], int]:
+    """The first lessons that tell no more than so many rows, and how many they tell."""
+    rows = 0
+    for count, entry in enumerate(entries):
+        more = rows_of(entry.lesson)
+        if rows + more > rows_max or count >= HEARD_AT_ONCE_MAX:
+            return entries[:count], rows
+        rows += more
+    return entries, rows

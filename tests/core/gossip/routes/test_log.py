@@ -21,6 +21,7 @@ from ranvier_py.core.gossip.routes.log import (
     FORGOTTEN_MAX,
     FORGOTTEN_S,
     HELD_MAX_MS,
+    LESSON_BYTES_MEAN,
     ORIGINS_MAX,
     PRUNED_AT_ONCE_MAX,
     Kept,
@@ -384,3 +385,48 @@ def test_room_for_what_follows_is_told_without_a_walk(lessons: list[bytes], entr
         kept.append(lesson, NOW)
     there = lessons[max(after, kept.base(ME)) :]
     assert kept.bytes_after(ME, after) == sum(len(lesson) + ENTRY_BYTES for lesson in there)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["append", "extend", "adopt", "prune", "absent"]), st.integers(0, 1400)), max_size=60
+    )
+)
+def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> None:
+    """Or sheaves, of which each is as long as twenty turns, would take ten times the memory."""
+    target, now = logs(entries_max=40), NOW
+    target.present([OTHER], now)
+    for call, size in calls:
+        now += 1.0
+        if call == "append":
+            target.append(bytes(min(size, LESSON_BYTES_MAX)), now)
+        elif call == "extend":
+            for origin in (OTHER, THIRD):
+                if target.open(origin, now):
+                    target.extend(origin, [Kept(bytes(min(size, LESSON_BYTES_MAX)), now, now)] * 3)
+        elif call == "adopt":
+            target.adopt(OTHER, target.vector[OTHER] + 5)
+        elif call == "prune":
+            now += size / 8
+            target.prune(now)
+        else:
+            target.present([], now)
+        held = [
+            (kept.lesson, origin)
+            for origin in target.origins()
+            for kept in target._logs[origin].after(target.base(origin))
+        ]
+        assert target._bytes == sum(len(lesson) + ENTRY_BYTES for lesson, _ in held)
+        assert target._bytes <= 40 * (LESSON_BYTES_MEAN + ENTRY_BYTES)
+        assert len(target) <= 40
+
+
+def test_turns_alone_reach_the_bound_in_lessons_first() -> None:
+    target = logs(entries_max=40)
+    for _ in range(50):
+        target.append(bytes(60), NOW)
+    assert (target.base(ME), target.trimmed) == (10, 10)
+    for _ in range(10):
+        target.append(bytes(LESSON_BYTES_MAX), NOW)
+    assert target.own - target.base(ME) == 40 * (LESSON_BYTES_MEAN + ENTRY_BYTES) // (LESSON_BYTES_MAX + ENTRY_BYTES)

@@ -25,9 +25,16 @@ from ranvier_py.core.gossip.routes.budget import wire_bytes
 from ranvier_py.core.gossip.routes.lessons import LESSON_BYTES_MAX
 from ranvier_py.core.gossip.routes.log import BATCH_BYTES_MAX
 from ranvier_py.core.gossip.routes.pull import ALONE_S
-from ranvier_py.core.gossip.routes.route_gossip import HEARD_AT_ONCE_MAX, INTAKE_SHARES, ROUTE_MESSAGES, RouteGossip
+from ranvier_py.core.gossip.routes.route_gossip import (
+    HEARD_AT_ONCE_MAX,
+    INTAKE_SHARES,
+    ROUTE_MESSAGES,
+    ROWS_AT_ONCE_MAX,
+    RouteGossip,
+)
 from ranvier_py.core.gossip.routes.route_memory import RowsWalk
 from ranvier_py.core.gossip.routes.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
+from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, encode_sheaf
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
 from ranvier_py.core.routes.scan import SUMS_BYTES
 
@@ -296,6 +303,21 @@ def test_a_long_message_is_heard_in_part() -> None:
     one.gossip.receive(B, batch(1, 4000), NOW)
     assert len(one.memory.heard) == HEARD_AT_ONCE_MAX
     assert one.gossip.vector() == {B.session: HEARD_AT_ONCE_MAX}
+
+
+def test_the_rows_of_sheaves_count_as_lessons() -> None:
+    """One of them takes as long as some twenty lessons."""
+    sheaf = encode_sheaf(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
+    one = One(B, C, D, intake_per_s=300)
+    assert INTAKE_SHARES * 300 // 3 == 5 * ROWS_MAX + 65
+    one.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 9), NOW)
+    assert len(one.memory.heard) == 5
+    assert one.gossip.vector() == {B.session: 5}
+    assert one.gossip.statistics().limited == 4
+    free = One(B)
+    free.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 100), NOW)
+    assert len(free.memory.heard) == ROWS_AT_ONCE_MAX // ROWS_MAX
+    assert len(sheaf) * len(free.memory.heard) > BATCH_BYTES_MAX, "what a node of ours sends is heard at once"
 
 
 def test_messages_of_strangers_are_counted_and_ignored() -> None:

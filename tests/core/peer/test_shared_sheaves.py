@@ -1,0 +1,197 @@
+"""Further turns that are known by their texts alone, many at once: told as sheaves, learned as if one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, is_sheaf, rows_of
+from ranvier_py.core.peer.routes import HELD_MAX, HOLD_S
+from ranvier_py.core.peer.sheaves import BOUND_LEAST, MERGED_LEAST
+from ranvier_py.core.routes import Stop, Trust
+from tests.core.peer.test_shared import ENGINE, OTHER, Node
+
+CHATS = 8
+
+
+def nodes(*, understood: bool = True) -> tuple[Node, Node]:
+    first, second = Node(1, ENGINE, OTHER), Node(2, OTHER, ENGINE)
+    first.meet(second)
+    first.routes.sheaves.understood = second.routes.sheaves.understood = understood
+    return first, second
+
+
+def beginnings(first: Node, now: float = 10.0) -> list[list[Stop]]:
+    """Chats that peers know the first turn of."""
+    chats: list[list[Stop]] = [[(32, 0, 1000 + number)] for number in range(CHATS)]
+    for number, chat in enumerate(chats):
+        first.serve(chat, now, (ENGINE, OTHER)[number % 2])
+    return chats
+
+
+def go_on(first: Node, chats: list[list[Stop]], turns: int, now: float, seed: int = 1) -> None:
+    """Each turn goes on from some point of some chat, with one more text or two."""
+    rng = Random(seed)
+    for turn in range(turns):
+        which = rng.randrange(len(chats))
+        chat = chats[which]
+        for _ in range(1 + (turn % 3 == 0)):
+            chat = [(chat[0][0] + 40, 0, rng.getrandbits(64) | 1), *chat]
+        if turn % 2:
+            chats[which] = chat
+        first.serve(chat, now, (ENGINE, OTHER)[which % 2])
+
+
+def tree(node: Node) -> list[tuple[int, tuple[int, ...], list[str]]]:
+    """What a node knows: depth, texts and holders of each row below each."""
+    views = node.table.subtree(0, limit=10_000)
+    return sorted(
+        (view.tokens, view.text_fingerprints, sorted(node.registry[claim.backend].url for claim in view.holders))
+        for view in views
+    )
+
+
+def edges(node: Node) -> list[tuple[int, int]]:
+    rows, *_ = node.table.parts()
+    return sorted((rows.text[row], rows.text[rows.parent[row]]) for row in rows.index.values())
+
+
+def lessons(node: Node, now: float) -> list[tuple[bytes, float]]:
+    return list(node.routes.lessons(now))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sheaf_teaches_what_its_turns_would_teach_one_by_one(seed: int) -> None:
+    trees = []
+    for understood in (True, False):
+        first, second = nodes(understood=understood)
+        chats = beginnings(first)
+        first.tell(second)
+        go_on(first, chats, 300, 11.0, seed)
+        told = lessons(first, 11.0 + HOLD_S)
+        assert any(is_sheaf(lesson) for lesson, _ in told) is understood
+        assert len(told) < 20 or not understood
+        for lesson, at in told:
+            assert second.routes.hear(lesson, 13.0 - at, 13.0)
+        assert edges(first) == edges(second)
+        trees.append((tree(first), tree(second)))
+        assert first.routes.counters.bound == (400 if understood else 0)
+    (alone, heard), (again, one_by_one) = trees
+    assert alone == again == heard == one_by_one
+
+
+def test_few_turns_are_told_one_by_one() -> None:
+    first, _ = nodes()
+    chats = beginnings(first)[:1]
+    lessons(first, 10.0)
+    go_on(first, chats, BOUND_LEAST - 1, 11.0)
+    told = lessons(first, 11.0 + HOLD_S)
+    assert len(told) == BOUND_LEAST - 1
+    assert not any(is_sheaf(lesson) for lesson, _ in told)
+
+
+@pytest.mark.parametrize("turns", [BOUND_LEAST, MERGED_LEAST - 1, MERGED_LEAST, ROWS_MAX, ROWS_MAX + 1, 500])
+def test_no_turn_is_lost_between_two_sheaves(turns: int) -> None:
+    first, second = nodes()
+    chats = beginnings(first)[:1]
+    first.tell(second)
+    for number in range(turns):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    told = lessons(first, 11.0 + HOLD_S)
+    assert sum(rows_of(lesson) for lesson, _ in told) == turns
+    for lesson, at in told:
+        second.routes.hear(lesson, 13.0 - at, 13.0)
+    assert second.table.statistics().rows == turns + CHATS
+
+
+@pytest.mark.parametrize("turns", [MERGED_LEAST - 6, 3 * MERGED_LEAST])
+def test_rows_whose_chat_comes_later_are_hung_where_they_belong(turns: int) -> None:
+    """Some of the sheaf, or all of it, came before what it goes on from: over another way, or from another node."""
+    first, second = nodes()
+    chats = beginnings(first)
+    begun = lessons(first, 10.0)
+    for lesson, at in begun[: CHATS // 2]:
+        second.routes.hear(lesson, 10.0 - at, 10.0)
+    go_on(first, chats, turns, 11.0)
+    for lesson, at in lessons(first, 11.0 + HOLD_S):
+        second.routes.hear(lesson, 13.0 - at, 13.0)
+    assert second.routes.orphans > 0
+    for lesson, at in begun[CHATS // 2 :]:
+        second.routes.hear(lesson, 14.0 - at, 14.0)
+    assert second.routes.orphans == 0
+    assert edges(first) == edges(second)
+    assert tree(first) == tree(second)
+
+
+def test_what_was_withdrawn_meanwhile_is_not_told() -> None:
+    first, second = nodes()
+    chats = beginnings(first)[:1]
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    first.table.withdraw(5007, first.engine().id)
+    first.tell(second, 11.0 + HOLD_S)
+    assert first.routes.sheaves.withdrawn == 1
+    assert second.holders([(72, 0, 5006)], 13.0)
+    assert not second.holders([(72, 0, 5007)], 13.0)
+
+
+def test_of_a_process_that_is_gone_nothing_is_told_or_heard() -> None:
+    first, second = nodes()
+    chats = beginnings(first)[:1]
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    told = lessons(first, 11.0 + HOLD_S)
+    second.registry.restart(second.engine(), "test", 12.0)
+    second.backends.look(12.0)
+    assert not second.routes.hear(told[0][0], 1.0, 13.0)
+    assert second.routes.counters.void == 1
+    for number in range(20):
+        first.serve([(72, 0, 6000 + number), *chats[0]], 14.0)
+    first.registry.restart(first.engine(), "test", 15.0)
+    first.backends.look(15.0)
+    assert lessons(first, 14.0 + HOLD_S) == []
+    assert first.routes.counters.outdated == 20
+
+
+def test_a_sheaf_is_as_old_as_its_oldest_row() -> None:
+    first, second = nodes()
+    chats = beginnings(first)[:1]
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0 + number)
+    told = lessons(first, 100.0)
+    assert [at for _, at in told] == [11.0]
+    second.routes.hear(told[0][0], 89.0, 100.0)
+    assert {claim.age_s for view in second.table.subtree(5000) for claim in view.holders} == {89.0}
+
+
+def test_bytes_that_are_no_sheaf_are_counted_and_change_nothing() -> None:
+    first, second = nodes()
+    chats = beginnings(first)[:1]
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    ((lesson, _),) = lessons(first, 11.0 + HOLD_S)
+    before = second.table.statistics().rows
+    assert not second.routes.hear(lesson[:-1], 0.0, 13.0)
+    assert second.routes.counters.bad == 1
+    assert second.table.statistics().rows == before
+
+
+def test_what_can_not_be_held_back_goes_in_a_sheaf_at_once() -> None:
+    """Under full load more comes within the time than may wait."""
+    first, _ = nodes()
+    first.table = first.routes.routes
+    chats = beginnings(first)[:1]
+    lessons(first, 10.0)
+    engine = first.engine()
+    for number in range(HELD_MAX + 100):
+        first.table.learn([(72, 0, 5000 + number), *chats[0]], engine.id, engine.epoch, Trust.LOCAL, 11.0)
+        first.table.withdraw(5000 + number, engine.id) if number < HELD_MAX else None
+    told = lessons(first, 11.0)
+    assert sum(rows_of(lesson) for lesson, _ in told) == 100
+    assert all(is_sheaf(lesson) for lesson, _ in told)
+    assert first.routes.waiting == HELD_MAX
