@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import secrets
 import signal
 import sys
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options, extra = parser.parse_known_args(argv)
     try:
-        options.problems = list(unknown_arguments(extra))
+        options.problems = list(unknown_arguments(extra, options.flags()))
         if options.problems and not hasattr(options, "config"):
             raise ConfigError(options.problems)
         return int(options.run(options))
@@ -128,6 +129,8 @@ def make_parser() -> argparse.ArgumentParser:
     reporter.set_defaults(run=reporter_command)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=version_command)
+    for command in (serve, config, explain, status, replay, reporter, version):
+        command.set_defaults(flags=partial(flags_of, command))
     return parser
 
 
@@ -157,9 +160,13 @@ def add_control_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def unknown_arguments(extra: Sequence[str]) -> Iterator[str]:
-    """A problem for each flag that is none, and for values that belong to no flag."""
-    flags = ["--config", "--check", *(flag_of(name) for name in Config.model_fields if name not in SECRETS)]
+def flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The long flags that its help names."""
+    return re.findall(r"--[a-z][a-z-]+", parser.format_help())
+
+
+def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
+    """A problem for each flag that is none, and for values that belong to no flag. `flags`: those there are."""
     after_unknown_flag = False
     for argument in extra:
         name = argument.partition("=")[0]

@@ -133,6 +133,17 @@ def test_every_problem_of_a_command_line_is_told_at_once(capsys: pytest.CaptureF
     assert KEY not in captured.err
 
 
+@pytest.mark.parametrize(
+    ("command", "typed", "meant"),
+    [("replay x", "--polcy", "--policy"), ("status", "--wach", "--watch"), ("reporter", "--worker-d", "--worker-id")],
+)
+def test_a_flag_that_was_mistyped_is_told_the_right_one(
+    command: str, typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command.split(), typed, "3"]) == cli.EXIT_CONFIG
+    assert f"{typed}: no such flag; did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_every_key_but_the_secrets_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "--help"])

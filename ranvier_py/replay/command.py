@@ -75,6 +75,8 @@ def cores() -> int:
 
 def make_places(wanted: Asked) -> None:
     """Before any work: whoever waited for an hour of runs shall not hear then that there is no place for them."""
+    if wanted.out is not None and wanted.out.exists() and not wanted.out.is_dir():
+        raise AskedError(f"--out: {wanted.out} is a file, expected a directory")
     files = [wanted.out / RESULTS, wanted.out / PAGE] if wanted.out else []
     files += [wanted.per_request] if wanted.per_request else []
     for file in files:

@@ -191,8 +191,10 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(
     assert replay(trace, "--per-request", tmp_path) == 2
     assert replay(trace, "--per-request", "") == 2
     assert replay(trace, "--out", tmp_path / "out") == 2
+    assert replay(trace, "--out", trace) == 2
     told = capsys.readouterr()
     assert told.out == ""
+    assert f"--out: {trace} is a file, expected a directory" in told.err
     assert told.err.count("is a directory, expected a file") == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "small.jsonl"]
 

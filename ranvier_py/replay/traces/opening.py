@@ -47,7 +47,7 @@ def open_trace(path: Path, options: TraceOptions | None = None) -> Trace:
     if options.arrivals is None:
         return trace
     if trace.timed and not options.arrivals_replace:
-        raise TraceError(f"{path}: has times of its own, which {options.arrivals} replaces only if told so")
+        raise TraceError(f"{path}: has times of its own; --arrivals-replace takes those of {options.arrivals}")
     return lend(trace, read_arrivals(options.arrivals))
 
 

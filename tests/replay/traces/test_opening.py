@@ -177,7 +177,7 @@ def test_a_longer_trace_takes_the_arrivals_again(tmp_path: Path) -> None:
 
 def test_times_of_its_own_are_replaced_only_if_told_so(tmp_path: Path) -> None:
     path, lender = written(tmp_path / "a", [MOONCAKE, MOONCAKE]), azure(tmp_path, "46.0000000", "47.5000000")
-    with pytest.raises(TraceError, match="has times of its own"):
+    with pytest.raises(TraceError, match="has times of its own; --arrivals-replace takes"):
         open_trace(path, TraceOptions(arrivals=lender))
     trace = open_trace(path, TraceOptions(arrivals=lender, arrivals_replace=True))
     assert [request.at for request in trace.requests] == [0.0, 1.5]
