@@ -83,13 +83,21 @@ class Residency:
         self._fresh: list[Block] = []  # told of, not looked at yet
         self._unsettled: deque[Block] = deque()
 
-    def clear(self) -> None:
-        """The engine holds nothing: it was restarted, or said so."""
+    def clear(self, *, singly: bool = False) -> None:
+        """The engine holds nothing: it was restarted, or said so.
+
+        Args:
+            singly: others hold the same for that engine: each prefix is told to be gone, by and by, and no more.
+        """
         self.thaw()
         self._waiting.clear()
+        before = self._held
         self._start()
-        self._cleared = True
         self.counts.cleared += 1
+        if singly and not self._cleared:
+            self._held.replaces(before)
+        else:
+            self._cleared = True
 
     def apply(self, event: Event) -> None:
         if isinstance(event, CacheCleared):

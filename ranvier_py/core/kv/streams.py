@@ -200,8 +200,7 @@ class EventStream:
             if isinstance(effect, Apply):
                 cleared |= self._apply(effect, waiting, now)
             elif isinstance(effect, Reset):
-                self.residency.clear()
-                self._journal = None
+                self._clear()
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
@@ -225,10 +224,12 @@ class EventStream:
             return False
         cleared = False
         for event in batch.events:
-            self.residency.apply(event)
             if isinstance(event, CacheCleared):
-                cleared, self._journal = True, None
-            elif self._journal is not None:
+                self._clear()
+                cleared = True
+                continue
+            self.residency.apply(event)
+            if self._journal is not None:
                 self._journal.add(message.seq, event.hashes)
         if batch.events:
             self._settle_soon(now, SETTLE_S)
@@ -237,6 +238,11 @@ class EventStream:
         if batch.unread:
             waiting.extend(self.machine.unreadable(message.seq, now))
         return cleared
+
+    def _clear(self) -> None:
+        """This rank holds nothing. Of an engine with one that begins an epoch; of others their own is withdrawn."""
+        self.residency.clear(singly=self._truth.ranks(self.source) > 1)
+        self._journal = None
 
     def _install(self, ask: int, now: float) -> None:
         assert self._copy is not None and self._copy[0] == ask, "the machine takes only what was offered"  # noqa: PT018

@@ -151,6 +151,12 @@ class EngineTruth:
             part.changes += len(changes.changes)
             self._apply(source.backend, epoch, changes.changes, now)
 
+    def ranks(self, source: Source) -> int:
+        """How many sources its channel has: the ranks of that engine, one of which can be gone while others stay."""
+        engine = self._engines.get(source.backend)
+        parts = engine.parts.values() if engine is not None else ()
+        return sum([part.source.channel == source.channel for part in parts])
+
     # What is known
 
     def level(self, backend: BackendId) -> Level:
@@ -193,8 +199,7 @@ class EngineTruth:
         self.counts.voided += 1
         engine.void_before = now
         engine.rows = 0
-        ranks = sum([other.source.channel == part.source.channel for other in engine.parts.values()])
-        if self._restarted is None or ranks > 1 or engine.epoch not in (-1, epoch):
+        if self._restarted is None or self.ranks(part.source) > 1 or engine.epoch not in (-1, epoch):
             return epoch  # other ranks may still hold theirs; or it was noticed before, and this is the new process
         return self._restarted(backend, f"{part.source.name}: {part.reason}", now)
 

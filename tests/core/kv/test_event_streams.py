@@ -351,3 +351,32 @@ def test_a_block_whose_parent_came_late_is_not_missed_by_who_stands_by() -> None
     world.stream.live(1, payload(stored(0, 2)), world.now)
     world.settle()
     assert len(told(world.stream, copy)) == 4
+
+
+@pytest.mark.parametrize("how", ["restarted", "cleared"])
+def test_a_rank_that_begins_anew_takes_its_own_claims_and_no_others(how: str) -> None:
+    """At once and without a sweep; the engine's epoch is the other ranks', too."""
+    world = World()
+    world.exact()
+    other = EventStream(
+        Source(ENGINE, "zmq/1"), world.truth, HASHER, Names(HASHER, NAMESPACES.of, ("m",)), settings=world.settings
+    )
+    other.open(world.now)
+    (ask,) = [effect for effect in other.connected(world.now) if isinstance(effect, AskReplay)]
+    other.replay_ended(ask.ask, world.now)
+    world.stream.live(0, payload(stored(0, 1)), world.now)
+    other.live(0, payload(stored(0, 4)), world.now)
+    other.live(1, payload(), world.now)
+    world.settle()
+    other.tick(world.now + SETTLE_S)
+    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.EXACT)
+    first = payload({"type": "AllBlocksCleared"}, removed(9))
+    other.live(2 if how == "cleared" else 0, first if how == "cleared" else payload(removed(9)), world.now)
+    while (at := other.wake_at()) is not None and at <= world.now + 1.0:
+        other.tick(at)
+    assert world.depth() == 16, "what the first rank holds"
+    assert world.epochs == [1]
+    assert world.truth.level(ENGINE) is Level.EXACT
+    world.stream.live(1, payload(removed(1)), world.now)
+    world.settle()
+    assert world.depth() == 0
