@@ -1,0 +1,137 @@
+"""Two whole nodes that share Continuum's index through a real Redis. Names begin with the criterion (CR)."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from ranvier_py.config import Config
+from ranvier_py.config_loading import load
+from ranvier_py.core.backends import BackendLimits, Registry
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.kv.truth import EngineTruth
+from ranvier_py.core.routes import RouteTable
+from ranvier_py.edge import kv_redis
+from ranvier_py.node import run
+from ranvier_py.parts import indexing_of
+from tests.edge.redis_server import needs_redis, redis_server
+from tests.test_continuum_tier4 import OPENING, listening, stats
+from tests.test_node import Lab, turn
+
+URL = "redis://somebody:hunter2@127.0.0.1:6379"
+
+
+async def second(node: Lab, **settings: Any) -> Lab:
+    """Another node in front of the same engines, which hears none of them."""
+    config = Config(
+        backend=[f"{url},name=vllm-{number}" for number, url in enumerate(node.engines)],
+        listen="127.0.0.1:0",
+        control="127.0.0.1:0",
+        policy="kv_score",
+        **settings,
+    )
+    return Lab(node.nursery, await node.nursery.start(partial(run, config)), node.engines)
+
+
+@needs_redis
+async def test_cr20_a_node_places_by_what_another_node_has_heard() -> None:
+    with redis_server() as server:
+        shared: dict[str, Any] = {"kv_index_backend": "redis", "kv_redis_url": server.url}
+        async with listening(**shared) as (node, streams):
+            other = await second(node, **shared)
+            async with other.http:
+                by_ring = (await other.chat(turn("What is cold?"))).headers["x-ranvier-backend"]
+                warm = 1 - int(by_ring.removeprefix("vllm-"))
+                await stats(node, lambda found: not found["shared"]["fallback_active"])
+                await streams.say(warm, "cache_created", OPENING, 10_000)
+                for number in count():  # each one new, so that no route of its own decides
+                    answer = await other.chat(turn(f"{number}: what is warm?"))
+                    if answer.headers["x-ranvier-backend"] == f"vllm-{warm}":
+                        break
+                found = await stats(other, lambda found: found["routing_decisions"]["kv_aware"] >= 1)
+                assert found["index"]["entry_count"] == 0
+                assert found["shared"]["answered"] >= 1
+                await other.http.post(f"{other.control}/admin/kv-index/clear")
+                await stats(node, lambda found: found["index"]["entry_count"] == 0)
+
+
+@needs_redis
+async def test_cr26_the_state_of_the_shared_index_can_be_seen_and_its_address_without_secrets() -> None:
+    with redis_server("--requirepass", "hunter2") as server:
+        url = f"unix://:hunter2@{server.socket}"
+        async with listening(kv_index_backend="redis", kv_redis_url=url) as (node, streams):
+            await stats(node, lambda found: not found["shared"]["fallback_active"])
+            await streams.say(0, "cache_created", "ab", 10)
+            found = await stats(node, lambda found: found["shared"]["applied"] >= 3)  # two voids of an earlier life
+            assert found["config"]["backend"] == "redis"
+            assert found["shared"]["generation"] == 1
+            assert found["shared"]["server"] == server.url
+            page = (await node.http.get(f"{node.control}/metrics")).text
+            for line in (
+                "ranvier_kv_index_fallback_active 0.0",
+                'ranvier_kv_index_redis_errors_total{type="timeout"} 0.0',
+                "ranvier_kv_index_shared_outages_total 0.0",
+                "ranvier_kv_index_redis_latency_seconds_count",
+            ):
+                assert line in page
+            pages = [
+                (await node.http.get(f"{node.control}/admin/{name}")).text for name in ("kv-index/stats", "config")
+            ]
+            assert "hunter2" not in page + "".join(pages)
+
+
+async def test_cr21_a_node_whose_redis_is_not_there_starts_and_places_by_what_it_hears() -> None:
+    async with listening(kv_index_backend="redis", kv_redis_url="redis://127.0.0.1:1") as (node, streams):
+        await streams.say(1, "cache_created", OPENING, 10_000)
+        await stats(node, lambda found: found["index"]["entry_count"] == 1)
+        answer = await node.chat(turn("Where are the atlases?"))
+        assert answer.headers["x-ranvier-backend"] == "vllm-1"
+        found = await stats(node, lambda found: found["shared"]["errors"]["connection"] >= 1)
+        assert found["shared"]["fallback_active"] is True
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"kv_index_backend": "redis"},
+        {"kv_index_backend": "memcached"},
+        {"kv_redis_prefix": "cr:*:"},
+        {"kv_redis_prefix": "cr[a]"},
+        {"kv_redis_prefix": "c r"},
+        {"kv_redis_prefix": ""},
+        {"kv_redis_timeout_s": 0},
+    ],
+)
+def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="kv_"):
+        load(bad)
+
+
+def test_cr31_without_the_client_of_redis_the_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_redis, "redis", None)
+    truth = EngineTruth(RouteTable(capacity=100), lambda _: 0)
+    config = Config(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
+    with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):
+        indexing_of(config, Registry(BackendLimits()), truth, Random(1))
+
+
+def test_cr34_the_recipe_of_tier_four_with_redis_loads_and_hides_its_password(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f"""policy = "kv_score"
+kv_index_backend = "redis"
+kv_redis_url = "{URL}"
+kv_redis_prefix = "cr:kvidx:"
+kv_index_entries_max = 500000
+kv_index_ttl_s = 900
+"""
+    )
+    config, _ = load(file=file)
+    assert config.kv_redis_prefix == "cr:kvidx:"
+    assert config.masked()["kv_redis_url"] == "***"
+    assert "hunter2" not in repr(config)
