@@ -8,6 +8,8 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any, Protocol
 
+import orjson
+
 from ranvier_py.calibrating import Calibrating
 from ranvier_py.clustering import Clustering
 from ranvier_py.config import Config
@@ -15,7 +17,7 @@ from ranvier_py.core.backends import BackendStatistics, Registry
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Decision
-from ranvier_py.core.router import CHAT_PATH, Router
+from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.core.shadow import Shadows
 from ranvier_py.indexing import Indexing
@@ -125,9 +127,9 @@ class Admin:
         ]
 
     async def explain(self, body: bytes) -> Mapping[str, Any]:
-        """A dry run of a chat. Tokenizes it as placing would; places, learns and counts nothing."""
+        """A dry run of a chat or a completion. Tokenizes it as placing would; places, learns and counts nothing."""
         router = self._node.router
-        prompt = router.read(CHAT_PATH, body)
+        prompt = router.read(path_of(body), body)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.learner.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
         return router.explain(prompt, time.monotonic())
@@ -200,6 +202,15 @@ class Admin:
             raise NotFound(f"no backend {name_or_url!r}")
         statistics = self._node.registry.statistics().backends
         return next(backend_view(each) for each in statistics if each.id == backend.id)
+
+
+def path_of(body: bytes) -> bytes:
+    """Where a client would send this body: a completion has a prompt and no messages."""
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return CHAT_PATH  # reading it there says what is wrong with it
+    return COMPLETION_PATH if isinstance(asked, dict) and "prompt" in asked and "messages" not in asked else CHAT_PATH
 
 
 def backend_view(backend: BackendStatistics) -> dict[str, Any]:

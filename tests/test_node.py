@@ -242,6 +242,32 @@ async def test_an_explanation_shows_every_candidate_and_places_nothing() -> None
         assert len(decisions) == 1
 
 
+async def test_an_explanation_by_ttft_shows_what_every_candidate_would_cost() -> None:
+    async with lab(engines=2, policy="ttft") as node:
+        served = (await node.chat(turn("Where are the atlases? " * 40))).headers["x-ranvier-backend"]
+        await node.until(lambda s: s["learner"]["learned"] > 0)
+        body = {"model": MODEL, "messages": turn("Where are the atlases? " * 40, "There.", "And the maps?")}
+        report = (await node.http.post(f"{node.control}/explain", json=body)).json()
+        assert (report["policy"], report["chosen"]) == ("ttft", served)
+        terms = {candidate["backend"]: candidate["terms"] for candidate in report["candidates"]}
+        for each in terms.values():
+            seconds = [value for name, value in each.items() if name.endswith("_s") and name != "tokens_per_s"]
+            assert each["sum_s"] == pytest.approx(sum(seconds) - each["sum_s"])
+            assert each["tokens_per_s"] > 0
+        holder, other = terms.pop(served), next(iter(terms.values()))
+        assert holder["prefill_s"] < other["prefill_s"] / 2, "it holds nearly all of the prompt"
+
+
+async def test_a_completion_is_explained_as_one() -> None:
+    async with lab(engines=3) as node:
+        body = {"model": MODEL, "prompt": list(range(1, 200)), "max_tokens": 4}
+        served = await node.http.post(f"{node.url}/v1/completions", json=body)
+        await node.until(lambda s: s["rows"] > 0)
+        report = (await node.http.post(f"{node.control}/explain", json=body)).json()
+        assert report["chosen"] == served.headers["x-ranvier-backend"]
+        assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
+
+
 async def test_metrics_tell_reasons_engine_truth_and_every_bound() -> None:
     async with lab() as node:
         await node.chat(turn("hello"))

@@ -71,6 +71,9 @@ def test_requests_are_told_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_
     assert [line["policy"] for line in lines] == ["random"] * 60 + ["ttft"] * 60
     assert lines[0]["terms"] == []
     assert len(lines[60]["terms"]) == 3  # one for each engine
+    assert all({"queue_s", "prefill_s", "sum_s", "tokens_per_s"} <= each.keys() for each in lines[60]["terms"])
+    late = lines[119]
+    assert late["terms"][late["engine"]]["prefill_s"] < max(each["prefill_s"] for each in late["terms"])
 
 
 def test_engines_of_several_kinds_take_turns(trace: Path, tmp_path: Path) -> None:
