@@ -50,11 +50,12 @@ RANK = {level: rank for rank, level in enumerate(LEVELS)}
 class _Part:
     """One source."""
 
-    __slots__ = ("changed_at", "changes", "cleared", "held", "level", "reason", "settled", "since", "source")
+    __slots__ = ("changed_at", "changes", "cleared", "epoch", "held", "level", "reason", "settled", "since", "source")
 
-    def __init__(self, source: Source, held: Held, now: float) -> None:
+    def __init__(self, source: Source, held: Held, epoch: int, now: float) -> None:
         self.source = source
         self.held = held
+        self.epoch = epoch  # of the registry, when it last spoke
         self.level = Level.ESTIMATED
         self.reason = "opened"
         self.since = now
@@ -67,12 +68,11 @@ class _Part:
 class _Engine:
     """One backend: its sources, and which of them can be believed."""
 
-    __slots__ = ("epoch", "parts", "rows", "void_before")
+    __slots__ = ("parts", "rows", "void_before")
 
     def __init__(self) -> None:
         self.parts: dict[str, _Part] = {}
         self.rows = 0  # confirmed ones, as the sweep last counted, and what came and went since
-        self.epoch = -1  # of the registry, when a source last spoke
         self.void_before = float("-inf")  # evidence before this has no grace
 
     def best(self) -> tuple[Level, list[_Part]]:
@@ -123,7 +123,7 @@ class EngineTruth:
     def open(self, source: Source, held: Held, now: float) -> None:
         """There is a channel to this engine. Its level is ESTIMATED until it says more. Opening again begins anew."""
         engine = self._engines.setdefault(source.backend, _Engine())
-        engine.parts[source.name] = _Part(source, held, now)
+        engine.parts[source.name] = _Part(source, held, self._epoch_of(source.backend), now)
 
     def close(self, source: Source, now: float) -> None:  # noqa: ARG002  # said with the time, as everything is
         """The channel is gone. What it confirmed stays until it expires or somebody knows better."""
@@ -145,7 +145,7 @@ class EngineTruth:
         part.settled = changes.complete
         if changes.cleared:
             epoch = self._void(part, epoch, now)
-        self._engines[source.backend].epoch = epoch
+        part.epoch = epoch
         if changes.changes:
             part.changed_at = now
             part.changes += len(changes.changes)
@@ -199,7 +199,7 @@ class EngineTruth:
         self.counts.voided += 1
         engine.void_before = now
         engine.rows = 0
-        if self._restarted is None or self.ranks(part.source) > 1 or engine.epoch not in (-1, epoch):
+        if self._restarted is None or self.ranks(part.source) > 1 or part.epoch != epoch:
             return epoch  # other ranks may still hold theirs; or it was noticed before, and this is the new process
         return self._restarted(backend, f"{part.source.name}: {part.reason}", now)
 

@@ -154,6 +154,20 @@ def test_an_epoch_that_began_for_nothing_costs_no_claim_of_what_is_held() -> Non
     assert world.holders((64, 104, 0), now=20.0) == [Holder(ENGINE, 64, Trust.CONFIRMED)]
 
 
+def test_a_restart_that_two_channels_tell_of_begins_one_epoch() -> None:
+    """The second one would void what the new process has served by then."""
+    world = World()
+    push = Source(ENGINE, "push")
+    world.truth.open(push, Cache(), 0.0)
+    for source in (STREAM, push):
+        world.truth.changed(source, told(*RUN, tier=Tier.GPU), 10.0)
+    for source, now in ((STREAM, 20.0), (push, 23.0)):
+        world.truth.changed(source, Changes(True, (), complete=True), now)
+    assert world.epochs == [2, 1]
+    world.truth.changed(push, Changes(True, (), complete=True), 90.0)
+    assert world.epochs == [3, 1], "that is another one"
+
+
 def test_a_restart_that_one_of_two_channels_notices_begins_an_epoch() -> None:
     world = World()
     world.truth.open(Source(ENGINE, "push"), Cache(), 1.0)
