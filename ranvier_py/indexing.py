@@ -13,11 +13,12 @@ port is its own, with what it promises and leaves out added (CX16).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -31,9 +32,13 @@ from ranvier_py.core.kv.shared_index import SharedIndex
 from ranvier_py.core.kv.truth import EngineTruth, Source
 from ranvier_py.core.kv.values import Tier
 from ranvier_py.core.placement.kv_score import KvScore, KvScoreOptions
+from ranvier_py.core.request import Prompt
 from ranvier_py.core.sample import Sample
-from ranvier_py.edge.kv_redis import RedisLink, RedisOptions
+from ranvier_py.edge.kv_redis import PREPARE_S, RedisLink, RedisOptions
 from ranvier_py.edge.kv_sse import EventSource, SourceOptions
+from ranvier_py.passage import Teacher
+
+Item = TypeVar("Item")
 
 FINGERPRINT_DIGITS = 16
 TICK_S = 1.0  # expired entries are invisible at once; a tick only frees their memory
@@ -88,6 +93,24 @@ class Listened:
             self._truth.changed(self.source, Changes(cleared=False, changes=tuple(changes), complete=True), now)
 
 
+class Preparing:
+    """A teacher that has Redis asked for a prompt's opening while it tokenizes, before the prompt is placed.
+
+    A prompt that the routes know well waits for neither: they know more of it than its opening.
+    """
+
+    def __init__(self, teacher: Teacher, indexing: Callable[[], Indexing]) -> None:
+        self.submit, self.finish = teacher.submit, teacher.finish
+        self._teacher = teacher
+        self._indexing = indexing
+
+    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
+        indexing = self._indexing()
+        opening = prompt.opening() if indexing.is_prepared else b""
+        tokenize = partial(self._teacher.tokenize_first, prompt, deadline_s)
+        return await (indexing.prepare(opening.hex(), tokenize) if opening else tokenize())
+
+
 class Indexing:
     """The index of one node, with all that belongs to it."""
 
@@ -109,6 +132,7 @@ class Indexing:
         self._listened = [Listened(backend, self.index, truth) for backend in backends]
         self._link: RedisLink | None = None
         self._rng = rng
+        self._is_asked = False
         for backend, listened in zip(backends, self._listened, strict=True):
             self._sources.append(
                 EventSource(
@@ -135,15 +159,26 @@ class Indexing:
         for listened in self._listened:
             listened.shared = shared
 
-    async def prepare(self, prefix: str) -> None:
-        """Before `kv_score` is asked: wait a moment for what others say of this prefix, at most PREPARE_S."""
-        if self._link is not None:
-            await self._link.prepare(prefix)
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a policy asks for what others share."""
+        return self._link is not None and self._is_asked
+
+    async def prepare(self, prefix: str, meanwhile: Callable[[], Awaitable[Item]]) -> Item:
+        """Have Redis asked for this prefix, do something else, and wait for what is left of PREPARE_S."""
+        link = self._link
+        assert link is not None, "nobody shares"
+        began = time.monotonic()
+        link.ask(prefix)
+        result = await meanwhile()
+        await link.prepare(prefix, max(0.0, PREPARE_S - (time.monotonic() - began)))
+        return result
 
     def join(self, policy: object) -> None:
         """Let this policy ask the index, if it can."""
         if isinstance(policy, KvScore) and self.enabled:
             policy.index = self.prepared
+            self._is_asked = True
             self._scoring = policy.options
 
     async def run(self) -> None:

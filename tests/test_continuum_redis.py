@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -9,19 +10,28 @@ from random import Random
 from typing import Any
 
 import pytest
+import trio
 
 from ranvier_py.config import Config
 from ranvier_py.config_loading import load
 from ranvier_py.core.backends import BackendLimits, Registry
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.kv.kv_index import IndexSettings
+from ranvier_py.core.kv.shared_index import SharedIndex
 from ranvier_py.core.kv.truth import EngineTruth
+from ranvier_py.core.placement.kv_score import KvScore
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.edge import kv_redis
+from ranvier_py.edge.kv_redis import RedisOptions
+from ranvier_py.edge.kv_sse import SourceOptions
+from ranvier_py.indexing import Indexing, Preparing
 from ranvier_py.node import run
 from ranvier_py.parts import indexing_of
 from tests.edge.redis_server import needs_redis, redis_server
+from tests.edge.test_kv_redis import Talk
 from tests.test_continuum_tier4 import OPENING, listening, stats
-from tests.test_node import Lab, turn
+from tests.test_node import DEADLINE_S, Lab, turn
 
 URL = "redis://somebody:hunter2@127.0.0.1:6379"
 
@@ -93,6 +103,66 @@ async def test_cr21_a_node_whose_redis_is_not_there_starts_and_places_by_what_it
         assert answer.headers["x-ranvier-backend"] == "vllm-1"
         found = await stats(node, lambda found: found["shared"]["errors"]["connection"] >= 1)
         assert found["shared"]["fallback_active"] is True
+
+
+class Tokenizing:
+    """A teacher that takes until `shared` has an answer, or the deadline."""
+
+    def __init__(self, shared: SharedIndex | None) -> None:
+        self.shared = shared
+
+    async def tokenize_first(self, prompt: Any, deadline_s: float) -> bool:
+        with trio.move_on_after(deadline_s):
+            while self.shared is not None and not self.shared.counts.answered:
+                await trio.lowlevel.checkpoint()
+        return True
+
+    submit = finish = None
+
+
+class Opened:
+    """A prompt with an opening."""
+
+    def opening(self) -> bytes:
+        return b"\xab"
+
+
+@needs_redis
+async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_placed() -> None:
+    with redis_server() as server:
+        Talk(server).claim("ab", "http://engine", 0, tokens=77)
+        indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
+        indexing.share(server.url, RedisOptions(), {"http://engine": BackendId(5)}.get)
+        shared = indexing.prepared.shared
+        assert shared is not None
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(indexing.run)
+                while not shared.sharing:
+                    await trio.lowlevel.checkpoint()
+                teacher = Preparing(Tokenizing(shared), lambda: indexing)  # type: ignore[arg-type]
+                assert await teacher.tokenize_first(Opened(), 0.01)  # type: ignore[arg-type]
+                assert shared.counts.asked == 0, "no policy wants it"
+                indexing.join(KvScore())
+                assert await teacher.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
+                assert indexing.prepared.holders("ab", time.monotonic())[BackendId(5)].tokens == 77
+                nursery.cancel_scope.cancel()
+
+
+async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
+    """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
+    indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
+    indexing.share("redis://127.0.0.1:1", RedisOptions(), {}.get)
+    indexing.join(KvScore())
+    shared = indexing.prepared.shared
+    assert shared is not None
+    teacher = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
+    for sharing in (False, True):  # away: nobody waits at all
+        shared.sharing = sharing
+        with trio.fail_after(DEADLINE_S):
+            assert await teacher.tokenize_first(Opened(), 1.0)  # type: ignore[arg-type]
+    assert shared.answers.waiting == 1
+    assert indexing.prepared.holders("ab", time.monotonic()) == {}
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,10 @@ class RedisLink:
         finally:
             self._cut()
 
+    def ask(self, prefix: str) -> None:
+        """Have Redis asked for this prefix, where that is due."""
+        self._shared.prepare(prefix, time.monotonic())
+
     async def prepare(self, prefix: str, deadline_s: float = PREPARE_S) -> None:
         """Have what others say of this prefix, if Redis tells it in time."""
         with trio.move_on_after(deadline_s):
