@@ -3,12 +3,12 @@
 For each size and loss: lessons of chats under way while the network loses so much of its datagrams (streams are slowed
 instead), then one node killed. Times are virtual and depend on the seed alone; `events_per_wall_s` is the machine's.
 `learned` counts each (lesson, node) from the first token to being usable; `everywhere` each lesson to its last node;
-`noticed` from the kill to the first and to the last node that says so. Bytes are those sent by one node on average; a
-simulated node audits its table every few seconds, a real one every few minutes. `route_bytes_per_turn_and_peer` is what
-all nodes sent about routes but whole tables, by turns served and peers to tell; it falls with the rate, since lessons
-share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From CROWD nodes on there are fewer
-chats and losses and no idle run: three copies of each lesson go to every node, and a run takes minutes. `--keep` keeps
-what the file says of other runs; each row has its own commit.
+`noticed` from the kill to the first and to the last node that says so. Bytes are those sent by one node on average,
+from the start on: nodes meet, and compare their tables after the start and after the kill.
+`route_bytes_per_turn_and_peer` is what all nodes sent about routes but whole tables, by turns served and peers to tell;
+it falls with the rate, since lessons share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From CROWD
+nodes on there are fewer chats and losses and no idle run: three copies of each lesson go to every node, and a run takes
+minutes. `--keep` keeps what the file says of other runs; each row has its own commit.
 
     python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--jobs 2]
 """
