@@ -28,7 +28,7 @@ from ranvier_py.core.backends import Backend, Transition
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.events import BadBatch
 from ranvier_py.core.kv.gap_values import AskPeer, GapSettings, Level, LevelChanged
-from ranvier_py.core.kv.names import Names, base_names
+from ranvier_py.core.kv.names import Names, base_models, names_by_topic
 from ranvier_py.core.kv.publishers import Publisher
 from ranvier_py.core.kv.sharing import Sharing, Unshared
 from ranvier_py.core.kv.snapshot import Original, Place
@@ -89,6 +89,7 @@ class Truthing:
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self._readings: dict[BackendId, dict[int, Reading]] = {}
         self._takeovers = Takeovers(self.sharing, self._hasher)
+        self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # whose events can't be read, and their models
         self._lost: dict[BackendId, float] = {}  # not to be tried before then: somebody else may reach it
         self._sockets: KvSockets | None = None
         self._trouble = ""
@@ -111,6 +112,7 @@ class Truthing:
         """It was removed."""
         self._discovery.forget(backend)
         self._found.pop(backend, None)
+        self._unnamed.pop(backend, None)
         self._lost.pop(backend, None)
         self._takeovers.forget(backend)
         self._end(backend)
@@ -156,8 +158,8 @@ class Truthing:
             self._end(id_)
         for id_, names in publishing.items():
             self.sharing.unable(id_, not self._can() or now < self._lost.get(id_, now), now)
-            wanted = self._found[id_] if names and self.sharing.owns(id_) else ()
-            self._follow(id_, names, wanted, now)
+            wanted = dict(zip(self._found[id_], names, strict=True)) if names and self.sharing.owns(id_) else {}
+            self._follow(id_, wanted, now)
         for came in self.sharing.copies():
             reading = self._readings.get(came.backend, {}).get(came.rank)
             if reading is None:
@@ -198,22 +200,30 @@ class Truthing:
         known = slots[id_] if 0 <= id_ < len(slots) else None
         return None if known is None or known.removed else known
 
-    def _names(self, id_: BackendId) -> tuple[str, ...]:
-        """Empty: not known, or the engine serves more than one base model."""
-        backend = self._backend(id_)
+    def _names(self, id_: BackendId) -> tuple[tuple[str, ...], ...]:
+        """The names under which each of its publishers is read. Empty: they are not known, or not of which model."""
+        backend, topics = self._backend(id_), [publisher.topic for publisher in self._found[id_]]
         if backend is None or backend.models is None:
             return ()
-        return base_names(backend.cards) or (backend.models if len(backend.models) == 1 else ())
+        models = base_models(backend.cards) or tuple([(name,) for name in backend.models])
+        names = names_by_topic(models, topics)
+        if names:
+            self._unnamed.pop(id_, None)
+        elif self._unnamed.get(id_) != models:
+            self._unnamed[id_] = models
+            several = ", ".join(map("/".join, models)) or "none"
+            log.warning("kv.unnamed %s serves %s; its events do not say of which they are", backend.name, several)
+        return names
 
-    def _follow(self, id_: BackendId, names: tuple[str, ...], publishers: Sequence[Publisher], now: float) -> None:
-        """Hear these publishers of one engine, and no others."""
+    def _follow(self, id_: BackendId, publishers: Mapping[Publisher, tuple[str, ...]], now: float) -> None:
+        """Hear these publishers of one engine, each under its names, and no others."""
         readings = self._readings.pop(id_, {})
         for rank, reading in list(readings.items()):
-            if reading.publisher not in publishers or reading.stream.names.base != names:
+            if publishers.get(reading.publisher) != reading.stream.names.base:
                 self._stop(readings.pop(rank), now)
         if not publishers:
             self._takeovers.forget(id_)
-        for publisher in publishers:
+        for publisher, names in publishers.items():
             if publisher.rank in readings or self._sockets is None:
                 continue
             if self._takeovers.ready(id_, publisher.rank, now):
@@ -331,7 +341,7 @@ class Truthing:
         for reading in self._readings.get(backend.id, {}).values():
             size = reading.stream.residency.block_tokens
             return f"block_size_tokens should be {size}, as it has" if size > self._hasher.block_tokens else ""
-        if not self._names(backend.id):
+        if backend.id in self._unnamed or backend.models is None:
             return "not one base model: " + (", ".join(backend.models) if backend.models else "none is known")
         if backend.id in self._lost:
             return "not to be reached from here"
@@ -355,6 +365,8 @@ class Truthing:
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
         yield from plain_samples("truth", self.truth.counts, ())
+        unnamed = len(self._unnamed)
+        yield Sample("truth_unnamed", "gauge", "Engines whose events do not say of which base model they are.", unnamed)
         yield Sample("truth_faults", "counter", "Exceptions of the engine truth, each a bug.", self.faults)
         for backend in self._registry:
             label = {"backend": backend.name}

@@ -7,8 +7,9 @@ under the first of them, and every change is told under all: a fingerprint is ca
 between nodes or engines, hence nothing has to be agreed upon, and nothing moves when an engine with other names joins.
 
 Rules: base names are the cards of /v1/models without a parent. Two of them with different roots are two models, whose
-blocks the events do not tell apart: then nothing is told of base models. An adapter has one name, and what of its
-blocks is told under another base name matches nothing.
+blocks no event tells apart. Where each stream says in its topic which of them it is of (llm-d's `kv@HOST:PORT@MODEL`),
+each is read under its own names; else none is read, for what is not told would be taken for not held. An adapter has
+one name, and what of its blocks is told under another base name matches nothing.
 Bound: NAMES_MAX names; requests by others match what traffic taught. Cost: 3 us for each change and further name.
 """
 
@@ -25,13 +26,39 @@ from ranvier_py.core.kv.truth_values import Held
 from ranvier_py.core.kv.values import Tier
 
 NAMES_MAX = 8
+TOPIC_PARTS = 2  # before the model, in a topic of llm-d's
+
+
+def base_models(cards: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    """The names of each base model of an engine, as it lists them."""
+    by_root: dict[str, dict[str, None]] = {}
+    for card in cards:
+        if isinstance(card.get("id"), str) and not card.get("parent"):
+            by_root.setdefault(str(card.get("root") or card["id"]), {})[card["id"]] = None
+    return tuple([tuple(names)[:NAMES_MAX] for names in by_root.values()])
 
 
 def base_names(cards: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of the one base model of an engine, as it lists them. None where it lists none, or several models."""
-    bases = [card for card in cards if isinstance(card.get("id"), str) and not card.get("parent")]
-    roots = dict.fromkeys(str(card.get("root") or card["id"]) for card in bases)
-    return tuple(dict.fromkeys(card["id"] for card in bases))[:NAMES_MAX] if len(roots) == 1 else ()
+    """Names of the one base model of an engine. None where it lists none, or several models."""
+    models = base_models(cards)
+    return models[0] if len(models) == 1 else ()
+
+
+def names_by_topic(models: Sequence[tuple[str, ...]], topics: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Under which names each stream of an engine is read, by its topic; none where not all of it can be known.
+
+    An engine with one model needs no topics. Of several each must have a stream, and each stream must say whose it is.
+    """
+    if len(models) == 1:
+        return tuple(models) * len(topics)
+    told = [next((names for names in models if model_in(topic) in names), ()) for topic in topics]
+    return tuple(told) if all(told) and set(told) == set(models) else ()
+
+
+def model_in(topic: str) -> str:
+    """ "kv@10.0.0.1:8000@model" -> "model"; any other topic is a name itself, or nothing."""
+    kind, *place = topic.split("@", TOPIC_PARTS)
+    return place[-1] if kind == "kv" and len(place) == TOPIC_PARTS else topic
 
 
 class Names:
