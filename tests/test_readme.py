@@ -1,0 +1,127 @@
+"""README.md as a new user takes it: every command, flag, path and figure in it is one that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.load_stats import Ledger, report
+from cluster.up_view import Column, rows
+from ranvier_py import cli
+from ranvier_py.config import Config
+from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.edge.control import Handlers
+from ranvier_py.edge.internal import InternalHandlers
+from ranvier_py.replay.oracle_placer import ORACLES
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+HEADINGS = re.split(r"(?m)^## ", TEXT)
+
+
+def section(title: str) -> str:
+    (found,) = [part for part in HEADINGS if part.startswith(title)]
+    return found
+
+
+def commands(name: str) -> list[list[str]]:
+    """What is typed in the README after `name`, as words: from its indented blocks and from `such` marks."""
+    joined = re.sub("(?s)```.*?```", "", TEXT).replace("\\\n", " ")
+    lines = [line.strip() for line in joined.splitlines() if line.startswith("    ")]
+    lines += [text.replace("\n", " ") for text in re.findall(r"`([^`]+)`", joined)]
+    typed = [shlex.split(line, comments=True) for line in lines if line.startswith(name)]
+    return [words[len(name.split()) :] for words in typed]
+
+
+def told(main: Any, *words: str) -> str:
+    """The help of a command."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        main([*words, "--help"])
+    return out.getvalue()
+
+
+def flags(text: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z-]+", text))
+
+
+def test_every_flag_of_every_command_is_known() -> None:
+    typed = commands("ranvier ")
+    assert {words[0] for words in typed} >= {"serve", "config", "explain", "status", "replay", "reporter"}
+    for words in typed:
+        assert flags(" ".join(words)) <= flags(told(cli.main, words[0])), words
+    for words in commands("python -m cluster load"):
+        from cluster.load import main  # noqa: PLC0415  # only here
+
+        assert flags(" ".join(words)) <= flags(told(main)), words
+
+
+def test_every_flag_that_the_text_names_is_one_of_some_command() -> None:
+    known = {flag for name in ("serve", "replay", "status", "reporter") for flag in flags(told(cli.main, name))}
+    named = set(re.findall(r"`(--[a-z][a-z-]+)", section("In front") + section("How it") + section("What would")))
+    assert len(named) > 5
+    assert named <= known
+
+
+def test_every_path_of_the_control_port_is_served() -> None:
+    served = {re.sub("<.*>", "", path) for _, path, _ in Handlers(None, None).table()}  # type: ignore[arg-type]
+    served |= {path for _, path, _ in InternalHandlers(None, None).table()}  # type: ignore[arg-type]
+    named = set(re.findall(r"`[A-Z ]*(/(?:admin|explain|healthz|readyz|metrics|list_|add_|remove_)[a-z_/-]*)", TEXT))
+    named |= set(re.findall(r"`(/admin/[a-z/-]+)", TEXT))
+    assert len(named) >= 12
+    assert {path for path in named if path not in served} == set()
+
+
+def test_every_key_of_the_configuration_that_is_named_there_is_one() -> None:
+    named = set(re.findall(r"`([a-z]+_(?:key_)?file)`", TEXT))
+    assert named
+    assert named <= set(Config.model_fields)
+
+
+def test_every_policy_has_its_rule() -> None:
+    table = section("How it decides")
+    named = [name for row in re.findall(r"(?m)^\| (`.*?) \|", table) for name in re.findall(r"`([a-z_]+)`", row)]
+    assert sorted(named) == sorted(POLICIES)
+    for words in commands("ranvier replay"):
+        if "--policy" in words:
+            assert set(words[words.index("--policy") + 1].split(",")) <= {*POLICIES, *ORACLES}
+
+
+def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:
+    picture = re.search(r"(?s)```\n(┏.*?)```", TEXT)
+    assert picture is not None
+    titles = [line.split("│")[1].rstrip()[1:] for line in picture[1].splitlines() if line.startswith("│")]
+    column = Column("affinity", 1)
+    shown = [title for title, _ in rows([column], [report(Ledger(), 0.0)])]
+    assert titles[: len(shown)] == shown
+    assert titles[len(shown) :] == [f"engine-{number}" for number in range(1, 5)]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"(?m)^\| `(?!tests/)([a-z_]+)`", section("Measured")))))
+def test_every_figure_has_its_benchmark_and_its_result(name: str) -> None:
+    assert (ROOT / "benchmarks" / f"{name}.py").is_file()
+    result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    assert {"commit", "machine"} <= set(flat(result))
+
+
+def flat(value: Any) -> list[str]:
+    """The names of all members, however deep."""
+    if isinstance(value, dict):
+        return [*value, *(name for inner in value.values() for name in flat(inner))]
+    return [name for inner in value for name in flat(inner)] if isinstance(value, list) else []
+
+
+def test_every_file_that_the_documents_name_is_there() -> None:
+    for document in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
+        text = (ROOT / document).read_text()
+        for name in re.findall(r"`((?:tests|cluster|benchmarks|deploy|ranvier_py)/[\w./*-]*)`", text):
+            assert list(ROOT.glob(name.rstrip("/"))), f"{document}: {name}"
+        for name in re.findall(r"\]\((?!http)([^)]+)\)", text):
+            assert (ROOT / name).exists(), f"{document}: {name}"
