@@ -1,11 +1,13 @@
-"""Pace: how fast one backend gets to first tokens, learned from those it gave. Pure, and never told a constant.
+"""Pace: how fast backends get to first tokens, learned from those they gave. Pure, and never told a constant.
 
 An engine computes prompts one after the other (or in shared steps, which takes as long together). So the time from one
 first token to the next is what the second one cost: a fixed part, a part for each token that was computed, and a part
 for each request that decodes beside it. The fixed part is another one for a request that came to an idle engine (the
-way there, a step that was under way) than for one that had to queue (a place in the batch that had to become free). All
-are fitted by least squares, older observations fading by a window; a backend that has shown little borrows from all
-the others.
+way there, a step that was under way) than for one that had to queue (a place in the batch that had to become free).
+
+All are fitted by least squares to what the whole fleet showed, older observations fading by a window. Of one backend
+only one number is learned: how many times as long as the fleet's line says it takes. Four numbers for each backend
+would need more observations than a node among several gets to see, and chance in them sends requests about.
 
 Before anything is learned the fixed parts are 0 and a token takes a nominal time, so that predictions still rank
 backends by the tokens they have to compute.
@@ -14,7 +16,6 @@ Cost: about 2 us for an observation, 0.3 us for a prediction.
 
 from __future__ import annotations
 
-from math import inf
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
@@ -27,7 +28,8 @@ WINDOW = 200.0
 """Observations that count: a backend that gets slower is known within minutes, and chance averages out."""
 
 BORROWED = 16.0
-"""Observations that a fit should have: what a backend has not shown of them yet is borrowed from the whole fleet."""
+"""Observations that what is assumed counts for: that a backend is as fast as the fleet, and that requests which decode
+cost nothing. Work that a node can't see grows with the load as they do, and would else pass for theirs."""
 
 SINGULAR = 1e-6  # share of a determinant below which two slopes can't be told apart
 GAP_MAX_S = 600.0  # longer gaps are no service: an engine that hung, a node that slept
@@ -58,13 +60,6 @@ class Moments:
         self.ty += weight * tokens * seconds
         self.dy += weight * decoding * seconds
 
-    def plus(self, other: Moments, share: float) -> Moments:
-        """These and a share of the others'."""
-        both = Moments()
-        for name in self.__slots__:
-            setattr(both, name, getattr(self, name) + share * getattr(other, name))
-        return both
-
 
 class Line(NamedTuple):
     """What is predicted with: seconds."""
@@ -73,6 +68,10 @@ class Line(NamedTuple):
     per_decoding: float  # for each request that decodes there: it shares the steps
     alone: float  # fixed part for a request that comes to a backend where nobody waits
     queued: float  # fixed part for each request in a queue
+
+    def gap_s(self, tokens: float, decoding: float, *, queued: bool) -> float:
+        """What it says of one request."""
+        return tokens * self.per_token + decoding * self.per_decoding + (self.queued if queued else self.alone)
 
 
 class Ahead(NamedTuple):
@@ -109,17 +108,15 @@ class Prediction(NamedTuple):
 NOMINAL = Line(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
 
 
-class Pace:
-    """One backend's, or with no `fleet` that of all backends together."""
+class Fleet:
+    """All backends together: a line, and what it is wrong by."""
 
-    __slots__ = ("_alone", "_fleet", "_line", "_queued", "_refit_at", "error_s", "observed")
+    __slots__ = ("_alone", "_line", "_queued", "error_s", "observed")
 
-    def __init__(self, fleet: Pace | None = None) -> None:
-        self._fleet = fleet
+    def __init__(self) -> None:
         self._alone = Moments()
         self._queued = Moments()
-        self._line: Line | None = None
-        self._refit_at = 0.0  # observations of the fleet that make our part of them old
+        self._line: Line | None = NOMINAL
         self.observed = 0
         self.error_s = 0.0  # what predictions of a gap are wrong by, on average
 
@@ -128,14 +125,16 @@ class Pace:
         """Observations that still count."""
         return self._alone.count + self._queued.count
 
+    @property
+    def gap_s(self) -> float:
+        """A gap on average."""
+        return (self._alone.sum_y + self._queued.sum_y) / self.count if self.count else 0.0
+
     def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
         """A first token came `gap_s` after the one before it (or after the request's departure)."""
-        if not 0.0 <= gap_s <= GAP_MAX_S:
-            return
         self.observed += 1
-        line = self.line()
-        expected_s = tokens * line.per_token + decoding * line.per_decoding + (line.queued if queued else line.alone)
-        self.error_s += (abs(gap_s - expected_s) - self.error_s) / min(self.count + 1.0, WINDOW)
+        error_s = abs(gap_s - self.line().gap_s(tokens, decoding, queued=queued))
+        self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
         self._alone.fade(1.0 - 1.0 / WINDOW)
         self._queued.fade(1.0 - 1.0 / WINDOW)
         (self._queued if queued else self._alone).add(tokens, decoding, gap_s)
@@ -144,49 +143,82 @@ class Pace:
     def amend(self, before: int, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
         """What was observed with `before` tokens had really computed `tokens`."""
         moments = self._queued if queued else self._alone
-        if 0.0 <= gap_s <= GAP_MAX_S and moments.count > 1.0:
+        if moments.count > 1.0:
             moments.add(before, decoding, gap_s, -1.0)
             moments.add(tokens, decoding, gap_s)
             self._line = None
 
     def line(self) -> Line:
-        """The fit. The fleet's part in it may be a tenth of the fleet's observations behind."""
-        fleet = self._fleet
-        if self._line is None or (fleet is not None and fleet.observed >= self._refit_at):
-            self._line = self._fit()
-            self._refit_at = 1.1 * fleet.observed + 1.0 if fleet is not None else inf
+        if self._line is None:
+            self._line = fitted(self._alone, self._queued)
         return self._line
+
+
+class Pace:
+    """One backend's: the fleet's, times a factor."""
+
+    __slots__ = ("_factor", "_fleet", "_line", "alone", "decoding", "gaps_s", "queued", "tokens")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._line: Line | None = None  # that the factor is of
+        self._factor = 1.0
+        self.tokens = self.decoding = self.gaps_s = 0.0  # sums over observations, fading
+        self.alone = self.queued = 0.0  # how many there were
+
+    @property
+    def per_token_s(self) -> float:
+        return self.factor * self._fleet.line().per_token
+
+    @property
+    def factor(self) -> float:
+        """How many times as long it takes as the fleet's line says."""
+        line = self._fleet.line()
+        if line is not self._line:
+            said_s = self.tokens * line.per_token + self.decoding * line.per_decoding
+            said_s += self.alone * line.alone + self.queued * line.queued
+            borrowed_s = BORROWED * self._fleet.gap_s
+            self._factor = (self.gaps_s + borrowed_s) / (said_s + borrowed_s) if borrowed_s > 0.0 else 1.0
+            self._line = line
+        return self._factor
+
+    def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
+        """As the fleet's."""
+        self.tokens += tokens - self.tokens / WINDOW
+        self.decoding += decoding - self.decoding / WINDOW
+        self.gaps_s += gap_s - self.gaps_s / WINDOW
+        self.alone += (not queued) - self.alone / WINDOW
+        self.queued += queued - self.queued / WINDOW
+        self._line = None
+
+    def amend(self, before: int, tokens: int) -> None:
+        """As the fleet's."""
+        self.tokens = max(0.0, self.tokens + tokens - before)
+        self._line = None
 
     def predict(self, tokens: int, ahead: Ahead) -> Prediction:
         """Of a request with so many tokens to compute.
 
         What the first of those ahead has got done since it became the first is taken off, up to its average share.
         """
-        line = self.line()
-        prefill_s = line.per_token * tokens
+        line, factor = self._fleet.line(), self.factor
+        prefill_s = factor * line.per_token * tokens
         steps_s = line.per_decoding * ahead.decoding
         if not ahead.waiting:
-            return Prediction(line.alone + steps_s, prefill_s)
-        each_s = line.queued + steps_s
-        ahead_s = ahead.tokens * line.per_token + ahead.waiting * each_s
+            return Prediction(factor * (line.alone + steps_s), prefill_s)
+        each_s = factor * (line.queued + steps_s)
+        ahead_s = factor * ahead.tokens * line.per_token + ahead.waiting * each_s
         done_s = min(max(0.0, ahead.since_progress_s), ahead_s / ahead.waiting)
         return Prediction(ahead_s - done_s + each_s, prefill_s)
-
-    def _fit(self) -> Line:
-        alone, queued, fleet = self._alone, self._queued, self._fleet
-        missing = BORROWED - self.count
-        if fleet is not None and fleet.count and missing > 0.0:
-            share = min(1.0, missing / fleet.count)
-            alone, queued = alone.plus(fleet._alone, share), queued.plus(fleet._queued, share)
-        return fitted(alone, queued)
 
 
 def fitted(alone: Moments, queued: Moments) -> Line:
     """Least squares with two slopes and two fixed parts, none of them negative."""
     tokens, seconds = alone.sum_t + queued.sum_t, alone.sum_y + queued.sum_y
-    if tokens <= 0.0:
+    if tokens <= 0.0 or seconds <= 0.0:
         return NOMINAL
-    tt = td = dd = ty = dy = 0.0  # within the groups: the fixed parts take what is between them
+    tt = td = ty = dy = 0.0  # within the groups: the fixed parts take what is between them
+    dd = BORROWED * ((alone.sum_d + queued.sum_d) / (alone.count + queued.count)) ** 2
     for group in (alone, queued):
         if group.count > 0.0:
             tt += group.tt - group.sum_t**2 / group.count
@@ -221,12 +253,15 @@ def ahead_of(work: Waiting, now: float) -> Ahead:
 
 
 class Paces:
-    """The paces of all backends, and what they have in common. Bounded by the backends there can be."""
+    """The paces of all backends, and what they have in common. Bounded by the backends there can be.
+
+    What is computed beside peers' requests teaches nothing: how far those had come is not known.
+    """
 
     __slots__ = ("by_backend", "fleet")
 
     def __init__(self) -> None:
-        self.fleet = Pace()
+        self.fleet = Fleet()
         self.by_backend: dict[BackendId, Pace] = {}
 
     def __getitem__(self, backend: BackendId) -> Pace:
@@ -236,19 +271,18 @@ class Paces:
         return pace
 
     def served(self, service: Service) -> None:
-        """See `placement.Watches`.
-
-        What peers had waiting there was computed first, as far as it is known. Between two first tokens of ours an
-        unknown part of it was: such gaps teach nothing.
-        """
-        pace, tokens = self[service.backend], service.computed_tokens + service.peer_tokens
-        if not (service.queued and service.peer_tokens):
-            for each in (self.fleet, pace):
-                each.observe(tokens, service.decoding, service.gap_s, queued=service.queued)
+        """See `placement.Watches`."""
+        if teaches(service):
+            for each in (self.fleet, self[service.backend]):
+                each.observe(service.computed_tokens, service.decoding, service.gap_s, queued=service.queued)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
         """See `placement.Watches`."""
-        if computed_tokens != service.computed_tokens and not (service.queued and service.peer_tokens):
-            before, after = (tokens + service.peer_tokens for tokens in (service.computed_tokens, computed_tokens))
-            for pace in (self.fleet, self[service.backend]):
-                pace.amend(before, after, service.decoding, service.gap_s, queued=service.queued)
+        before = service.computed_tokens
+        if computed_tokens != before and teaches(service):
+            self.fleet.amend(before, computed_tokens, service.decoding, service.gap_s, queued=service.queued)
+            self[service.backend].amend(before, computed_tokens)
+
+
+def teaches(service: Service) -> bool:
+    return not service.peer_tokens and 0.0 <= service.gap_s <= GAP_MAX_S

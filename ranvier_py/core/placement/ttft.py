@@ -17,11 +17,13 @@ more than chance, and less than half of the prompt, that is so little too: what 
 A prefix that nobody is known to hold has two homes, the first in its rendezvous order; the better of them takes it
 unless another is better by more than `error_s`. So nodes agree on two before they have told each other.
 
-A prefix gets a second holder as soon as the first one's queue costs more than computing it again; and earlier, on
-purpose, where it is asked for so often that those who come while one queue is longer than the other would save more by
-sharing it than one prefill costs (`spread`). To count a difference for longer than it lasts makes copies that delay
-all, and evict what others hold: with qmsum and tight caches three times the p90. A holder that is no longer asked
-lapses with its claim.
+A prefix gets a second holder as soon as the first one's queue costs more than computing it again (`moved`); and
+earlier, on purpose, as soon as those who asked for it within the last minute have waited longer, at its best holder
+than elsewhere on average, than one prefill costs and those who wait there (`spread`). Chance makes queues too: n
+differences that mean nothing add up to the root of the sum of their squares, and only what is beyond that counts.
+Without it documents with a few questions are copied all over small caches, and all wait for that. What a chat waits is
+counted for the first message as well, which it shares with other chats: else these would all begin, and so stay, where
+the first of them was. A holder that is no longer asked lapses with its claim.
 
 There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
@@ -33,13 +35,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from math import exp
+from math import exp, sqrt
 from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
-from ranvier_py.core.placement.affinity import COMMON_SHARE
+from ranvier_py.core.placement.affinity import COMMON_SHARE, COMMON_SLACK_TOKENS
 from ranvier_py.core.placement.pace import Paces, ahead_of
 from ranvier_py.core.placement.rendezvous import Rendezvous
 
@@ -56,12 +58,17 @@ def mean_waiting(candidates: Sequence[Candidate]) -> float:
     return sum(candidate.waiting for candidate in candidates) / len(candidates)
 
 
+def mean_queue_s(costs: Sequence[Cost], marks: Sequence[bool], wanted: bool) -> float:
+    among = positions(marks, wanted)
+    return sum(costs[position].queue_s for position in among) / len(among)
+
+
 def positions(marks: Sequence[bool], wanted: bool) -> list[int]:
     return [position for position, mark in enumerate(marks) if mark is wanted]
 
 
-HEAT_S = 60.0  # over which demand is counted: long enough for a rate, short enough to forget what nobody wants now
-HEATS_MAX = 4096  # prefixes whose demand is known; the one that was not asked for longest is forgotten
+LOSSES_S = 60.0  # over which waits are counted: long enough for a sum, short enough to forget what nobody wants now
+LOSSES_MAX = 4096  # prefixes whose waits are known; the one that was not asked for longest is forgotten
 
 
 class Cost(NamedTuple):
@@ -77,16 +84,16 @@ class Cost(NamedTuple):
 
 
 class Ttft:
-    """State: the paces, and how often prefixes were asked for."""
+    """State: the paces, and what was lost for want of second holders."""
 
-    __slots__ = ("heat", "paces", "rendezvous")
+    __slots__ = ("losses", "paces", "rendezvous")
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
 
     def __init__(self) -> None:
         self.paces = Paces()
-        self.heat = Heat()
+        self.losses = Losses()
         self.rendezvous = Rendezvous()
 
     # --- choosing -----------------------------------------------------------------------------------------------------
@@ -109,7 +116,6 @@ class Ttft:
 
     def warm(self, match: Match, candidates: Sequence[Candidate], costs: Sequence[Cost], best: int) -> tuple[int, str]:
         """Position and reason for a prefix that somebody holds."""
-        heat = self.heat.touch(match.deepest, match.at)
         deepest = match.holders[0].tokens
         deep = {holder.backend for holder in match.holders if holder.tokens == deepest}
         holds = [candidate.id in deep for candidate in candidates]
@@ -122,7 +128,7 @@ class Ttft:
                 return best, "moved"
         if not all(holds):
             copy = min(positions(holds, False), key=lambda at: costs[at].sum_s)
-            if self.pays(candidates[copy], costs[home].queue_s - costs[copy].queue_s, deepest, heat):
+            if self.pays(match, candidates, costs, home, copy, holds):
                 return copy, "spread"
         return home, "warm"
 
@@ -135,12 +141,29 @@ class Ttft:
         home = self.first(match.home, candidates, sums, homes, rng)
         return home if sums[home] - sums[best] <= self.paces.fleet.error_s else best
 
-    def pays(self, candidate: Candidate, saved_s: float, tokens: int, heat: float) -> bool:
-        """Whether another holder of a prefix is worth its prefill. One queue is longer than another for about as long
-        as it takes; those who ask for the prefix until then would save half of the difference each, on average."""
-        copy_s = tokens * self.paces[candidate.id].line().per_token * (1 + candidate.waiting)
-        following = heat / HEAT_S * max(0.0, saved_s)
-        return following * saved_s / 2 > copy_s
+    def pays(
+        self,
+        match: Match,
+        candidates: Sequence[Candidate],
+        costs: Sequence[Cost],
+        home: int,
+        copy: int,
+        holds: Sequence[bool],
+    ) -> bool:
+        """Count what this request loses at its best holder, and say whether a copy has become worth its prefill."""
+        queue_s, deepest = costs[home].queue_s, match.holders[0].tokens
+        prefix = match.home
+        if deepest > match.home_tokens + COMMON_SLACK_TOKENS:
+            prefix = match.deepest
+            held = {holder.backend for holder in match.holders}
+            nothing = [candidate.id not in held for candidate in candidates]
+            if any(nothing):
+                self.losses.add(match.home, match.at, queue_s - mean_queue_s(costs, nothing, True))
+        lost_s = self.losses.add(prefix, match.at, queue_s - mean_queue_s(costs, holds, False))
+        if lost_s <= deepest * self.paces[candidates[copy].id].per_token_s * (1 + candidates[copy].waiting):
+            return False
+        self.losses.forget(prefix)
+        return True
 
     def cost(self, candidate: Candidate, match: Match, held_tokens: int, mean: float = 0.0) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
@@ -186,26 +209,40 @@ class Ttft:
         found = []
         for candidate in candidates:
             cost = self.cost(candidate, match, held.get(candidate.id, 0), mean_waiting(candidates))
-            line = self.paces[candidate.id].line()
-            found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / line.per_token})
+            per_token_s = self.paces[candidate.id].per_token_s
+            found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / per_token_s})
         return found
 
 
-class Heat:
-    """How often each prefix was asked for within about a minute: a count that fades."""
+class Loss(NamedTuple):
+    """Of one prefix: sums that fade."""
+
+    sum_s: float
+    squares: float
+    at: float  # of the latest
+
+
+class Losses:
+    """What those who asked for a prefix within about a minute waited longer at its best holder than they would have
+    elsewhere."""
 
     __slots__ = ("forgotten", "known")
 
     def __init__(self) -> None:
-        self.known: OrderedDict[Fingerprint, tuple[float, float]] = OrderedDict()
+        self.known: OrderedDict[Fingerprint, Loss] = OrderedDict()
         self.forgotten = 0
 
-    def touch(self, prefix: Fingerprint, at: float) -> float:
-        """Count one more request for it; how many there were within the last minute, this one among them."""
-        count, last = self.known.pop(prefix, (0.0, at))
-        count = count * exp(-max(0.0, at - last) / HEAT_S) + 1.0
-        self.known[prefix] = (count, at)
-        if len(self.known) > HEATS_MAX:
+    def add(self, prefix: Fingerprint, at: float, lost_s: float) -> float:
+        """Count one more. Returns by how much the sum is more than chance would have made it, in seconds."""
+        before = self.known.pop(prefix, None) or Loss(0.0, 0.0, at)
+        share = exp(-max(0.0, at - before.at) / LOSSES_S)
+        loss = Loss(share * before.sum_s + lost_s, share * before.squares + lost_s * lost_s, at)
+        self.known[prefix] = loss
+        if len(self.known) > LOSSES_MAX:
             self.known.popitem(last=False)
             self.forgotten += 1
-        return count
+        return loss.sum_s - sqrt(loss.squares)
+
+    def forget(self, prefix: Fingerprint) -> None:
+        """It has another holder now."""
+        self.known.pop(prefix, None)

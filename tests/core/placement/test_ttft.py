@@ -10,7 +10,7 @@ import pytest
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement import Choice, Explains, Holder, Match, Service, Watches
 from ranvier_py.core.placement.rendezvous import Rendezvous
-from ranvier_py.core.placement.ttft import HEAT_S, HEATS_MAX, Heat, Ttft
+from ranvier_py.core.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft
 from tests.core.placement.engines import Engine
 
 PROMPT_TOKENS = 10_000
@@ -144,34 +144,61 @@ def test_a_queue_never_takes_less_than_no_time() -> None:
     assert policy.cost(candidates[0], late, 0).queue_s >= 0.0
 
 
-def asked(every_s: float, waiting_tokens: int = 6000) -> list[str]:
-    """Why a prefix of 9000 tokens, whose one holder has a queue, was placed each time it was asked for."""
-    policy, candidates, reasons = trained(), engines(waiting_tokens, 0, 0, 0), []
+def asked(every_s: float, *waiting_tokens: tuple[int, int]) -> list[str]:
+    """Why a prefix of 9000 tokens was placed each time it was asked for. What waits, at its one holder and at each of
+    the others, is repeated."""
+    policy, reasons = trained(), []
     for number in range(400):
-        candidates[0].progress_at = number * every_s
-        reasons.append(choose(policy, warm((0, 9000), at=number * every_s), candidates).reason)
+        at = number * every_s
+        here, elsewhere = waiting_tokens[number % len(waiting_tokens)]
+        candidates = engines(here, elsewhere, elsewhere, elsewhere)
+        for candidate in candidates:
+            candidate.progress_at = at
+        reasons.append(choose(policy, warm((0, 9000), at=at), candidates).reason)
     return reasons
 
 
-def test_a_prefix_in_demand_gets_a_second_holder_before_the_queue_is_as_long_as_its_prefill() -> None:
-    """6 requests/s during a queue of 0.6 s would save half of that each, and computing the prefix takes 0.9 s."""
-    reasons = asked(every_s=0.05)
-    assert set(reasons) == {"warm", "spread"}
-    assert reasons.index("spread") > 200  # it takes a while to see the demand
+def test_a_prefix_gets_a_second_holder_once_those_who_asked_have_waited_for_longer_than_its_prefill() -> None:
+    """A queue of 0.6 s is no reason to compute 0.9 s again for one request; four such waits are."""
+    assert asked(0.05, (6000, 0)).index("spread") == 3
+    assert asked(0.05, (1000, 0)).index("spread") == 12
 
 
 def test_a_prefix_that_is_asked_for_once_a_minute_gets_none() -> None:
-    assert set(asked(every_s=60.0)) == {"warm"}
+    assert set(asked(60.0, (6000, 0))) == {"warm"}
 
 
-def test_a_queue_that_is_soon_over_makes_no_copy_of_a_prefix_in_demand() -> None:
-    """Counted for a whole minute, a difference of a tenth of a second would seem to pay for it."""
-    assert set(asked(every_s=0.05, waiting_tokens=1000)) == {"warm"}
+def test_queues_that_come_and_go_by_chance_make_no_copy() -> None:
+    """What each of them would have saved adds up to much more than a prefill."""
+    assert set(asked(0.05, (6000, 0), (0, 6000))) == {"warm"}
+
+
+def test_nothing_is_copied_where_everybody_waits_as_long() -> None:
+    assert set(asked(0.05, (6000, 6000))) == {"warm"}
+
+
+def test_a_copy_is_dearer_where_others_wait() -> None:
+    busy = [asked(0.05, (here, here - 3000)).index("spread") for here in (3000, 6000)]
+    assert busy[1] > busy[0]
+
+
+def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
+    """Chats stay where they began: if all begin at the one holder of an instruction, the others stay idle."""
+    new_chat = warm((0, 5000))._replace(home_tokens=5000, prompt_tokens=6000, home=Fingerprint(7))
+    policy, candidates = trained(), engines(1000, 0, 0, 0)
+    assert choose(policy, new_chat, candidates).reason == "warm"
+    for turn in range(10):
+        chat = warm((0, 9000))._replace(home_tokens=5000, deepest=Fingerprint(20 + turn))
+        assert choose(policy, chat, candidates).reason == "warm"
+    spread = choose(policy, new_chat, candidates)
+    assert spread.reason == "spread"
+    assert spread.backend != 0
+    assert choose(policy, new_chat, candidates).reason == "warm", "one copy at a time"
 
 
 def test_what_a_holder_saves_is_no_chance_where_it_is_most_of_the_prompt() -> None:
     """Errors can be as long as a whole prefill, and the holder would be left for nothing."""
-    policy, candidates = trained(error=2.0), engines(1000, 0, 0, 0)
+    policy, candidates = trained(error=2.0), engines(30_000, 0, 0, 0)
     assert policy.paces.fleet.error_s > 1.0
     assert choose(policy, warm((0, 6000)), candidates).reason == "warm"
     assert choose(policy, warm((0, 4000)), candidates).reason == "common"
@@ -191,14 +218,14 @@ def test_its_terms_add_up_to_what_decides() -> None:
     assert terms[0]["tokens_per_s"] == pytest.approx(10_000, rel=0.05)
 
 
-def test_demand_fades_within_a_minute_and_is_bounded() -> None:
-    heat = Heat()
-    assert [round(heat.touch(Fingerprint(1), 0.0), 3) for _ in range(3)] == [1.0, 2.0, 3.0]
-    assert heat.touch(Fingerprint(1), 5 * HEAT_S) < 1.1
-    for number in range(HEATS_MAX + 5):
-        heat.touch(Fingerprint(10 + number), 400.0)
-    assert len(heat.known) == HEATS_MAX
-    assert heat.forgotten == 6
+def test_losses_fade_within_a_minute_and_are_bounded() -> None:
+    losses = Losses()
+    assert [round(losses.add(Fingerprint(1), 0.0, 0.1), 3) for _ in range(3)] == [0.0, 0.059, 0.127]
+    assert losses.add(Fingerprint(1), 5 * LOSSES_S, 0.0) < 0.01
+    for number in range(LOSSES_MAX + 5):
+        losses.add(Fingerprint(10 + number), 400.0, 0.1)
+    assert len(losses.known) == LOSSES_MAX
+    assert losses.forgotten == 6
 
 
 def test_a_prefill_costs_those_who_will_queue_behind_it() -> None:
