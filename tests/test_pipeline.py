@@ -58,6 +58,7 @@ class Scripted:
         self.bodies: list[bytes] = []
         self.asked = trio.Event()
         self.seen = trio.Event()  # by the client: what the script said so far
+        self.left = trio.Event()  # the node hung up
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
@@ -89,6 +90,7 @@ class Scripted:
                 await self.seen.wait()
             elif step == HANG:
                 await stream.receive_some()  # until the node hangs up
+                self.left.set()
                 return False
             else:
                 if step == RESET:
@@ -240,6 +242,24 @@ async def test_a_client_that_leaves_ends_the_flight_and_teaches_nothing(script: 
         routes = await node.at_rest()
     assert routes["outcomes"] == {"cancelled": 1}
     assert routes["rows"] == 0
+
+
+async def test_an_engine_hears_within_a_tenth_of_a_second_that_its_client_left() -> None:
+    """Of three the quickest: a busy machine is late, the node is not."""
+    backend = Scripted(STREAM_HEAD, TOKEN, HANG)
+    took_s = []
+    with trio.fail_after(DEADLINE_S):
+        async with lab(backend) as node:
+            for _ in range(3):
+                backend.left = trio.Event()
+                async with await trio.open_tcp_stream(*node.address) as client:
+                    await client.send_all(posted(chat(stream=True)))
+                    while TOKEN not in await client.receive_some():
+                        pass
+                left_at = trio.current_time()
+                await backend.left.wait()
+                took_s.append(trio.current_time() - left_at)
+    assert min(took_s) < 0.1
 
 
 async def test_a_backend_too_slow_to_begin_is_given_up_with_a_504_and_logged_as_that(
