@@ -117,7 +117,7 @@ class Calibrating:
                 self.tick(self._clock())
 
     def tick(self, now: float) -> None:
-        for change in self.calibration.tick():
+        for change in self.calibration.tick(now):
             log_change(change, self._name(change.backend))
         for backend, look in list(self._looks.items()):
             if now - look.at > STALE_INTERVALS * max(self._interval_s, 1.0) + LOOK_S:

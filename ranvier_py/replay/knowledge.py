@@ -63,7 +63,7 @@ class Calibrated:
         if now >= self._ticked_at + TICK_S:
             self._ticked_at = now
             for calibration in self._each:
-                calibration.tick()
+                calibration.tick(now)
         return ()
 
 
@@ -72,7 +72,7 @@ class Heard:
 
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
         self._truths = [truth_of(router, block_tokens) for router in routers]
-        self._caches = [engine.cache for engine in engines]
+        self._engines = engines
         self._held = [NamedBlocks(block_tokens) for _ in engines]
         self._swept_at = 0.0
         for engine, held in enumerate(self._held):
@@ -83,8 +83,8 @@ class Heard:
 
     def look(self, now: float) -> Sequence[int]:
         touched: dict[int, None] = {}
-        for engine, cache in enumerate(self._caches):
-            if self._read(engine, now) if cache.has_events else False:
+        for engine, model in enumerate(self._engines):
+            if model.cache.has_events and self._read(engine, now):
                 touched[self._reader(engine)] = None
         if now >= self._swept_at + TICK_S:
             self._swept_at = now
@@ -98,7 +98,7 @@ class Heard:
 
     def _read(self, engine: int, now: float) -> bool:
         held = self._held[engine]
-        for event in self._caches[engine].drain_events():
+        for event in self._engines[engine].cache.drain_events():  # a new process has another cache
             if isinstance(event, BlocksStored):
                 held.stored(event.keys, event.parent)
             elif isinstance(event, BlockRemoved):

@@ -66,7 +66,7 @@ class KnowingNodes(Nodes):
         if now >= self._ticked_at + TICK_S:
             self._ticked_at = now
             for calibration in self.calibrations:
-                calibration.tick()
+                calibration.tick(now)
         if self._exact:
             for engine, model in enumerate(self._engines):
                 for event in model.cache.drain_events():

@@ -7,42 +7,45 @@ a histogram of the error, and the evidence of `biases`.
 
 It corrects what it can, for engines whose caches nobody tells us (level ESTIMATED). A prefix that answered cold is
 withdrawn with what hangs below it (`core/routes/outcomes`), and no other. And claims that are older than the cache is
-large are *faded*: `capacity` learns beyond how many tokens computed since their last use prefixes answer cold; each
-tick turns that distance into one second per engine, up to which the route table takes evidence for too old. So a match
-pays one test of an empty dict, or one look into it, and nothing is searched or swept; when the limit moves, faded
-claims come back by themselves.
+large are *faded*: `capacity` learns beyond how many tokens used since their last use prefixes answer cold; each tick
+turns that distance into one second per engine, up to which the route table takes evidence for too old, and a depth for
+each of the next seconds. So a match pays one test of an empty dict, or one or two looks into it, and nothing is
+searched or swept; when the limit moves, faded claims come back by themselves.
+
+What a request uses again is young again, and stays young while it runs: then nothing pushes it out. What requests of
+peers used counts as it is heard of.
 
 Rules: faded claims are looked up too when their engine was chosen anyway, so what they would have been is still
 learned. Distances are those at departure, where claims are believed or not: what a queue pushes out before a request's
-turn comes counts against them. At most SAMPLES_PER_S_MAX flights a second are looked up. An engine that told cached
-tokens once means 0 where it leaves them out (vLLM does).
-Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 15 us more for a sampled flight.
+turn comes counts against them. At most SAMPLES_PER_S_MAX flights a second are looked up; of others only what they had
+computed is known. An engine that told cached tokens once means 0 where it leaves them out (vLLM does).
+Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 25 us more for a sampled flight,
+5 us for a lesson of a peer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from ranvier_py.core.backends import Outcome
 from ranvier_py.core.flight import Flight
-from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.kv.biases import Bias, Evidence, present
+from ranvier_py.core.kv.biases import Bias, present
 from ranvier_py.core.kv.calibration_values import (
-    ERROR_BUCKETS_TOKENS,
     BiasChange,
     CalibrationCounts,
     CalibrationView,
     Told,
 )
-from ranvier_py.core.kv.capacity import CapacityEstimate, StackClock
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.kv.capacity import CapacityEstimate
+from ranvier_py.core.kv.ledger import Ledger, Part, Sample, detail_of, spans
+from ranvier_py.core.prompt import Boundary, Stop
 from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.routes.outcomes import evidence_of, refute
+from ranvier_py.core.routes.table import NO_DEPTHS
+from ranvier_py.core.routes.uses import renew, used_before
 from ranvier_py.core.stream import Answer
-
-Part = tuple[int, float]
-"""A depth of a prompt, and how many tokens its engine had computed since its claim down to there had evidence."""
 
 SAMPLES_PER_S_MAX = 32
 """Look-ups of claims, 20 us each: below a thousandth of a core."""
@@ -51,7 +54,7 @@ FLIGHTS_MAX = 4096
 """Samples kept until their answer comes; beyond, the oldest is forgotten: its answer was lost."""
 
 FRESH_SHARE = 0.1
-"""A prompt was there «moments ago» if no more than this share of the capacity was computed since."""
+"""A prompt was there «moments ago» if no more than this share of the capacity was used since."""
 
 FRESH_TOKENS = 20_000
 """... or so many tokens, while no capacity is known: a tenth of the cache of a small engine."""
@@ -62,47 +65,8 @@ SMALL_SHARE = 0.7
 """A learned capacity below this share of what the engine tells is smaller than thought: our model is no more exact."""
 
 
-class Ledger:
-    """One backend, for as long as it is at one URL."""
-
-    __slots__ = (
-        "answers",
-        "biases",
-        "cached_tokens",
-        "clock",
-        "epoch",
-        "error",
-        "estimate",
-        "evidence",
-        "predicted_tokens",
-        "refuted",
-        "right_tokens",
-        "silent",
-        "tells_cached",
-        "told",
-        "url",
-    )
-
-    def __init__(self, url: str, epoch: int) -> None:
-        self.url = url
-        self.epoch = epoch
-        self.estimate = CapacityEstimate()
-        self.error = Histogram(ERROR_BUCKETS_TOKENS, "tokens")
-        self.answers = self.silent = self.refuted = 0
-        self.predicted_tokens = self.cached_tokens = self.right_tokens = 0
-        self.biases: dict[Bias, None] = {}
-        self.told = Told(None, None)
-        self.begin(epoch)
-
-    def begin(self, epoch: int) -> None:
-        """It is another process: what it held and how it counts is to be seen anew. How large it is stays learned."""
-        self.epoch = epoch
-        self.clock = StackClock()
-        self.evidence = Evidence()
-        self.tells_cached = False
-
-    def block_tokens(self, ours: int) -> int:
-        return self.told.block_tokens or max(ours, self.evidence.step_tokens)
+RENEW_SHARE = 0.25
+"""Of the capacity: when so much was used since a running request's last evidence, it is renewed."""
 
 
 class Calibration:
@@ -127,10 +91,12 @@ class Calibration:
         self._estimated = estimated
         self._contradicted = contradicted
         self._ledgers: dict[BackendId, Ledger] = {}
-        self._samples: dict[int, tuple[float, Sequence[Part]]] = {}  # by identity, which may come twice
+        self._fleet = CapacityEstimate()
+        self._samples: dict[int, Sample] = {}  # by identity of the flight, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
+        routes.hearing = self._heard
 
     # --- flights ----------------------------------------------------------------------------------------------------
 
@@ -148,22 +114,34 @@ class Calibration:
         self.counts.sampled += 1
         found = evidence_of(self._routes, flight.prompt.end.stops(), flight.backend, flight.epoch)
         clock = self._ledger(flight).clock
-        self._samples[id(flight)] = (flight.departed_at, [(tokens, clock.distance(second)) for tokens, second in found])
+        parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
+        self._samples[id(flight)] = Sample(flight.departed_at, parts)
         if len(self._samples) > FLIGHTS_MAX:
             del self._samples[next(iter(self._samples))]
 
     def started(self, flight: Flight, now: float) -> None:
-        if flight.prompt.kind != "opaque":
-            self._ledger(flight).clock.add(flight.computed_tokens, now)
+        if flight.prompt.kind == "opaque":
+            return
+        clock, sample = self._ledger(flight).clock, self._sample(flight)
+        if sample is None:
+            clock.add(flight.computed_tokens, now)
+            return
+        sample.used_at, sample.running = int(now), flight
+        for tokens, above, second, _ in spans(sample.parts):
+            clock.take(tokens - above, second)
+        clock.add(flight.prompt.tokens, now)  # all of it is in use, whatever was known of it
 
     def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # an Observer is told
-        if outcome is not Outcome.SUCCESS:
-            self._samples.pop(id(flight), None)  # its answer will not be read
+        sample = self._sample(flight)
+        if sample is not None:
+            sample.running = None
+            if outcome is not Outcome.SUCCESS:
+                del self._samples[id(flight)]  # its answer will not be read
 
     def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
-        departed_at, sample = self._samples.pop(id(flight), (0.0, ()))
-        if departed_at != flight.departed_at:
-            sample = ()
+        sample = self._sample(flight)
+        if sample is not None:
+            del self._samples[id(flight)]
         if answer.prompt_tokens is None or flight.prompt.kind == "opaque":
             return
         ledger = self._ledger(flight)
@@ -175,14 +153,13 @@ class Calibration:
         own = flight.prompt.end
         if own.state is not None and flight.prompt.kind == "chat":
             ledger.evidence.measured(answer.prompt_tokens - own.length)
-        computed = answer.prompt_tokens - (cached or 0)
-        ledger.clock.add(max(0, computed - flight.computed_tokens) + (answer.completion_tokens or 0), now)
+        self._note_used(ledger, flight, sample, answer, cached or 0, now)
         if cached is None:
             ledger.silent += 1
             return
         self._compare(ledger, flight, answer.prompt_tokens, cached)
         if self._estimated(flight.backend):
-            self._learn(ledger, sample, answer.prompt_tokens, cached)
+            self._learn(ledger, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
             self._refute(ledger, flight, end, answer.prompt_tokens, cached)
         elif not cached and self._usable(ledger, flight.decision.matched_tokens, answer.prompt_tokens):
             self._contradicted(flight.backend)
@@ -193,14 +170,19 @@ class Calibration:
         """What an engine says of its own cache."""
         ledger = self._ledgers.get(backend)
         if ledger is None or ledger.url != url:
-            ledger = self._ledgers[backend] = Ledger(url, epoch)
+            ledger = self._ledgers[backend] = Ledger(url, epoch, self._fleet)
         ledger.told = told
         ledger.estimate.told = told.capacity_tokens
 
-    def tick(self) -> list[BiasChange]:
+    def tick(self, now: float) -> list[BiasChange]:
         """Let too old claims fade, and name biases. Once a second. Returns what appeared or went since the last one."""
+        for sample in self._samples.values():
+            if sample.running is not None:
+                self._renew(sample, sample.running, now)
         for backend, ledger in self._ledgers.items():
-            self._routes.fade(backend, self._faded_to(backend, ledger))
+            second, learned = self._faded_to(backend, ledger), ledger.estimate.learned
+            parted = self._estimated(backend) and learned != inf
+            self._routes.fade(backend, second, ledger.clock.left_of(learned) if parted else NO_DEPTHS)
             self._judge(backend, ledger)
         changes, self._changes = self._changes, []
         return changes
@@ -218,10 +200,43 @@ class Calibration:
     def _ledger(self, flight: Flight) -> Ledger:
         ledger = self._ledgers.get(flight.backend)
         if ledger is None or ledger.url != flight.url:
-            ledger = self._ledgers[flight.backend] = Ledger(flight.url, flight.epoch)
+            ledger = self._ledgers[flight.backend] = Ledger(flight.url, flight.epoch, self._fleet)
         elif ledger.epoch < flight.epoch:
             ledger.begin(flight.epoch)
         return ledger
+
+    def _sample(self, flight: Flight) -> Sample | None:
+        sample = self._samples.get(id(flight))
+        return sample if sample is not None and sample.departed_at == flight.departed_at else None
+
+    def _heard(self, stops: Sequence[Stop], backend: BackendId, epoch: int, second: int) -> None:
+        """A peer's request used this prompt; its claims are about to be raised."""
+        ledger = self._ledgers.get(backend)
+        if ledger is None or ledger.epoch != epoch or not self._estimated(backend):
+            return
+        new_tokens, before = used_before(self._routes, stops, backend, epoch, second)
+        again = sum([ledger.clock.take(tokens, earlier) for earlier, tokens in before.items()])
+        ledger.clock.add(new_tokens + again, second)
+
+    def _note_used(
+        self, ledger: Ledger, flight: Flight, sample: Sample | None, answer: Answer, cached: int, now: float
+    ) -> None:
+        """It ended: prompt and answer were in use until now."""
+        clock = ledger.clock
+        if sample is not None and sample.used_at >= 0:
+            again = clock.take(flight.prompt.tokens, sample.used_at)
+        else:
+            again = max(0, (answer.prompt_tokens or 0) - cached - flight.computed_tokens)
+        clock.add(again + (answer.completion_tokens or 0), now)
+
+    def _renew(self, sample: Sample, flight: Flight, now: float) -> None:
+        ledger = self._ledger(flight)
+        limit = ledger.estimate.limit
+        if limit == inf or ledger.epoch != flight.epoch or ledger.clock.distance(sample.used_at) < RENEW_SHARE * limit:
+            return
+        renew(self._routes, flight.prompt.end.stops(), flight.backend, flight.epoch, int(now))
+        ledger.clock.add(ledger.clock.take(flight.prompt.tokens, sample.used_at), now)
+        sample.used_at = int(now)
 
     def _usable(self, ledger: Ledger, tokens: int, prompt_tokens: int) -> int:
         """Of that many tokens of a prompt, how many its engine could take from a cache."""
@@ -240,20 +255,22 @@ class Calibration:
         ledger.error.observe(cached - predicted)
 
     def _learn(self, ledger: Ledger, sample: Sequence[Part], prompt_tokens: int, cached: int) -> None:
-        """Which parts of the prompt were there, by how much had been computed since each was last used."""
-        parts = [(self._usable(ledger, tokens, prompt_tokens), distance) for tokens, distance in sample]
-        parts = [(tokens, distance) for tokens, distance in parts if tokens]
+        """Which parts of the prompt were there, by how much had been used since each was last used."""
+        parts = [(self._usable(ledger, tokens, prompt_tokens), second, since) for tokens, second, since in sample]
+        parts = [part for part in parts if part[0]]
         if not parts:
             return
-        deepest, oldest = parts[0]
-        estimate = ledger.estimate
-        for place, (tokens, distance) in enumerate(parts):
-            above = parts[place + 1][0] if place + 1 < len(parts) else 0
-            if tokens > above:
-                warm = min(max(cached - above, 0), tokens - above)
-                estimate.observe(distance, warm / deepest, (tokens - above - warm) / deepest)
-        estimate.counted()
-        if oldest < FRESH_SHARE * min(estimate.limit, FRESH_TOKENS / FRESH_SHARE):
+        deepest, _, oldest = parts[0]
+        for tokens, above, _, since in spans(parts):
+            warm = min(max(cached, above), tokens)  # down to here
+            for estimate in (ledger.estimate, self._fleet):
+                if warm > above:
+                    estimate.observe(since + (above + warm) / 2, (warm - above) / deepest, 0.0)
+                if tokens > warm:
+                    estimate.observe(since + (warm + tokens) / 2, 0.0, (tokens - warm) / deepest)
+        ledger.estimate.counted()
+        self._fleet.counted()
+        if oldest < FRESH_SHARE * min(ledger.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
             ledger.evidence.used_again(cached, deepest)
 
     def _refute(self, ledger: Ledger, flight: Flight, end: Boundary, prompt_tokens: int, cached: int) -> None:
@@ -274,14 +291,14 @@ class Calibration:
 
     def _faded_to(self, backend: BackendId, ledger: Ledger) -> int:
         limit = ledger.estimate.limit
-        if not self._estimated(backend) or limit == float("inf"):
+        if not self._estimated(backend) or limit == inf:
             return -1
         return ledger.clock.second_before(limit)
 
     def _judge(self, backend: BackendId, ledger: Ledger) -> None:
         strengths = ledger.evidence.strengths(self._block_tokens)
         learned, told = ledger.estimate.learned, ledger.told.capacity_tokens
-        small = learned < (float("inf") if told is None else SMALL_SHARE * told)
+        small = learned < (inf if told is None else SMALL_SHARE * told)
         strengths[Bias.SMALL_CACHE] = float(small and self._estimated(backend))
         for bias, strength in strengths.items():
             before = bias in ledger.biases
@@ -311,20 +328,8 @@ class Calibration:
             error=ledger.error,
             block_tokens=ledger.block_tokens(self._block_tokens),
             capacity_told_tokens=ledger.told.capacity_tokens,
-            capacity_learned_tokens=None if learned == float("inf") else int(learned),
+            capacity_learned_tokens=None if learned == inf else int(learned),
             lifetime_s=None if faded < 0 else now - faded,
             refuted=ledger.refuted,
             biases=tuple(ledger.biases),
         )
-
-
-def detail_of(bias: Bias, ledger: Ledger) -> str:
-    """What a reader of the log needs beside the name."""
-    if bias in (Bias.HYBRID, Bias.BLOCK_SIZE):
-        return f"hits at multiples of {ledger.evidence.step_tokens} tokens"
-    if bias is Bias.SMALL_CACHE:
-        told = ledger.told.capacity_tokens
-        return f"keeps about {ledger.estimate.learned:.0f} tokens" + (f", tells {told}" if told else "")
-    if bias is Bias.TEMPLATE:
-        return f"its prompts have {ledger.evidence.offset_tokens} tokens more than ours, or another number"
-    return ""

@@ -1,15 +1,15 @@
 """How much one engine's cache really keeps, learned from how old what it still had was.
 
-Age is counted in tokens, not seconds: what an engine has computed since a prefix was last used there is what pushes it
-out (the LRU stack distance; exact for a full cache but for blocks that are used again meanwhile). We see our own share
-of that alone, which does no harm: the limit is learned in the same measure. `StackClock` keeps the tokens by second;
-`CapacityEstimate` puts each outcome, warm or cold, at its distance, and finds the distance beyond which more answers
-were cold than warm.
+Age is counted in tokens, not seconds: the different tokens that an engine has used since a prefix was last used there
+are what pushes it out (the LRU stack distance, exact for a full cache). `StackClock` keeps them by the second of their
+last use. Of what was used in one second the deepest part goes first, so the distance of a prefix is its depth more than
+that of its second. `CapacityEstimate` puts each outcome, warm or cold, at its distance, and finds the one beyond which
+more answers were cold than warm.
 
 Rules: old outcomes fade, each to a half after HALF_LIFE further ones; what has faded limits nothing, so a limit that is
-too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. A capacity that the
-engine itself tells is never exceeded.
-Bounds: SECONDS_MAX entries of the clock, BUCKETS distances. Cost: 1 us for a token count, 10 us for an outcome.
+too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. An engine that has shown
+little borrows from all the others. A capacity that the engine itself tells is never exceeded.
+Bounds: SECONDS_MAX entries of the clock, BUCKETS distances. Cost: 3 us for a use, 15 us for an outcome.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from bisect import bisect_left, bisect_right
 from math import inf, log2
 
 SECONDS_MAX = 4096
-"""Entries of one clock; beyond, the older half keeps every second one. A TTL of an hour fits without."""
+"""Entries of one clock, a power of two; when it is full, the older half becomes half as many. A TTL of an hour fits."""
+
+PARTED_MAX = 64
+"""Seconds of whose prompts a cache may hold a part: each has a whole prompt or more."""
 
 FIRST_TOKENS = 256
-STEPS_PER_DOUBLING = 4
-BUCKETS = 4 * 28
-"""Distances from 256 tokens to 2**36, in steps of 19 %: LRU is no more exact a model of engines."""
+STEPS_PER_DOUBLING = 8
+BUCKETS = 8 * 28
+"""Distances from 256 tokens to 2**36, in steps of 9 %: as sharp as the end of a modelled LRU cache shows."""
 
 HALF_LIFE = 300.0
 """Answers after which an outcome counts half."""
@@ -34,65 +37,129 @@ COLD_MIN = 2.0
 """Net weight of cold answers beyond a limit that makes it one: two whole prompts. One may be chance; three cost a tenth
 of what is recovered where cold answers are rare (caches of half the working set, tests/replay/test_calibration.py)."""
 
+BORROWED = 40.0
+"""Answers that a limit should rest on: what one engine has not shown of them yet is borrowed from the fleet."""
+
 RESCALE = 1e9
 
 
 class StackClock:
-    """Tokens computed by one engine, by second."""
+    """Tokens that one engine has used, each by the second of its last use."""
 
-    __slots__ = ("_cums", "_seconds", "total")
+    __slots__ = ("_seconds", "_sums", "_tokens", "total")
 
     def __init__(self) -> None:
         self._seconds: list[int] = []
-        self._cums: list[float] = []  # total at the end of that second
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tokens = [0.0] * len(self._seconds)
+        self._sums = [0.0] * (SECONDS_MAX + 1)  # of runs of these: Fenwick's tree
         self.total = 0.0
 
     def add(self, tokens: float, now: float) -> None:
-        """So many more were computed, at least 0. Time does not go back."""
+        """So many are used that were not there, at least 0. What comes late counts for the last second."""
         second = int(now)
-        self.total += tokens
-        if self._seconds and self._seconds[-1] >= second:
-            self._cums[-1] = self.total
-            return
-        self._seconds.append(second)
-        self._cums.append(self.total)
-        if len(self._seconds) > SECONDS_MAX:
-            half = SECONDS_MAX // 2
-            self._seconds = self._seconds[1:half:2] + self._seconds[half:]
-            self._cums = self._cums[1:half:2] + self._cums[half:]
+        if not self._seconds or self._seconds[-1] < second:
+            if len(self._seconds) == SECONDS_MAX:
+                self._thin()
+            self._seconds.append(second)
+            self._tokens.append(0.0)
+        self._put(len(self._seconds) - 1, tokens)
+
+    def take(self, tokens: float, second: int) -> float:
+        """So many, last used in that second, are used again: they are to be added anew. Returns how many were known."""
+        place = bisect_left(self._seconds, second)
+        if place == len(self._seconds):
+            return 0.0
+        known = min(tokens, self._tokens[place])
+        if known <= 0.0:
+            return 0.0
+        self._put(place, -known)
+        return known
 
     def distance(self, second: int) -> float:
-        """Tokens computed since the middle of that second: evidence is kept by whole ones."""
-        place = bisect_right(self._seconds, second)
-        if not place:
-            return self.total
-        end = self._cums[place - 1]
-        if self._seconds[place - 1] != second:
-            return self.total - end
-        return self.total - (end + (self._cums[place - 2] if place > 1 else 0.0)) / 2
+        """Tokens used after that second."""
+        return self.total - self._up_to(bisect_right(self._seconds, second))
 
     def second_before(self, distance: float) -> int:
-        """The last second after which more than this was computed; -1: there is none."""
-        place = bisect_left(self._cums, self.total - distance)
+        """The last second after which more than this was used; -1: there is none."""
+        left, place, step = self.total - distance, 0, SECONDS_MAX
+        while step:
+            if place + step <= len(self._seconds) and self._sums[place + step] < left:
+                place += step
+                left -= self._sums[place]
+            step //= 2
         return self._seconds[place - 1] if place else -1
+
+    def left_of(self, distance: float) -> dict[int, int]:
+        """For the first seconds after that one: how deep a prefix of that second may be to be within the distance."""
+        first = bisect_right(self._seconds, self.second_before(distance))
+        left, found = distance - self.total + self._up_to(first), {}
+        for place in range(first, min(first + PARTED_MAX, len(self._seconds))):
+            left += self._tokens[place]
+            found[self._seconds[place]] = int(left)
+        return found
+
+    def _up_to(self, place: int) -> float:
+        """Tokens of so many seconds."""
+        found = 0.0
+        while place:
+            found += self._sums[place]
+            place &= place - 1
+        return found
+
+    def _put(self, place: int, tokens: float) -> None:
+        self._tokens[place] += tokens
+        self.total += tokens
+        place += 1
+        while place <= SECONDS_MAX:
+            self._sums[place] += tokens
+            place += place & -place
+
+    def _thin(self) -> None:
+        """Of the older half, two entries become one, at the later second."""
+        half, tokens = SECONDS_MAX // 2, self._tokens
+        kept = [tokens[place] + tokens[place + 1] for place in range(0, half, 2)] + tokens[half:]
+        self._seconds = self._seconds[1:half:2] + self._seconds[half:]
+        self._begin()
+        for place, each in enumerate(kept):
+            self._put(place, each)
 
 
 class CapacityEstimate:
-    """Outcomes by distance. `told`: what the engine says it can hold, in tokens; None while it says nothing."""
+    """Outcomes by distance. `told`: what the engine says it can hold, in tokens; None while it says nothing.
 
-    __slots__ = ("_cold", "_limit", "_unit", "_warm", "cold_outcomes", "outcomes", "told")
+    With no `fleet` it is that of all engines together.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_cold",
+        "_count",
+        "_fleet",
+        "_limit",
+        "_refit_at",
+        "_unit",
+        "_warm",
+        "cold_outcomes",
+        "outcomes",
+        "told",
+    )
+
+    def __init__(self, fleet: CapacityEstimate | None = None) -> None:
+        self._fleet = fleet
         self._warm = [0.0] * BUCKETS
         self._cold = [0.0] * BUCKETS
+        self._count = 0.0  # weight of all answers
         self._unit = 1.0  # weight of the next outcome; grows, so that older ones count less
         self._limit: float | None = inf  # None: to be found again
+        self._refit_at = 0  # outcomes of the fleet that make our part of them old
         self.outcomes = 0
         self.cold_outcomes = 0.0
         self.told: int | None = None
 
     def observe(self, distance: float, warm: float, cold: float) -> None:
-        """A part of a prompt, last used so many tokens ago, was found or not: shares of the prompt, 0 to 1."""
+        """A part of a prompt at this distance was found or not: shares of the prompt, 0 to 1."""
         place = bucket_of(distance)
         self._warm[place] += warm * self._unit
         self._cold[place] += cold * self._unit
@@ -102,17 +169,21 @@ class CapacityEstimate:
     def counted(self) -> None:
         """One whole answer was observed."""
         self.outcomes += 1
+        self._count += self._unit
         self._unit *= GROWTH
         if self._unit > RESCALE:
             self._warm = [weight / self._unit for weight in self._warm]
             self._cold = [weight / self._unit for weight in self._cold]
+            self._count /= self._unit
             self._unit = 1.0
 
     @property
     def learned(self) -> float:
         """The distance beyond which answers were cold, in tokens; inf while there is none."""
-        if self._limit is None:
+        fleet = self._fleet
+        if self._limit is None or (fleet is not None and fleet.outcomes >= self._refit_at):
             self._limit = self._find()
+            self._refit_at = int(1.1 * fleet.outcomes) + 1 if fleet is not None else 0
         return self._limit
 
     @property
@@ -123,13 +194,20 @@ class CapacityEstimate:
     def _find(self) -> float:
         """Where warm minus cold answers up to there are the most; the farthest such place."""
         best, best_place, total = 0.0, -1, 0.0
-        for place in range(BUCKETS):
-            total += self._warm[place] - self._cold[place]
+        for place, net in enumerate(self._net()):
+            total += net
             if total >= best:
                 best, best_place = total, place
-        if (best - total) / self._unit < COLD_MIN:
-            return inf
-        return edge_of(best_place)
+        return inf if best - total < COLD_MIN else edge_of(best_place)
+
+    def _net(self) -> list[float]:
+        """Warm minus cold answers by distance, with what is borrowed."""
+        unit, fleet, missing = self._unit, self._fleet, BORROWED - self._count / self._unit
+        own = [(warm - cold) / unit for warm, cold in zip(self._warm, self._cold, strict=True)]
+        if fleet is None or missing <= 0.0 or not fleet._count:
+            return own
+        share = min(1.0 / fleet._unit, missing / fleet._count)
+        return [net + share * (fleet._warm[place] - fleet._cold[place]) for place, net in enumerate(own)]
 
 
 def bucket_of(distance: float) -> int:

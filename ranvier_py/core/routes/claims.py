@@ -10,7 +10,7 @@ Epochs of one backend only grow: a claim of an older epoch than the known one is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ranvier_py.core.placement import Holder
@@ -24,6 +24,13 @@ class Claim(NamedTuple):
     evidence: int  # whole second
 
 
+class Faded(NamedTuple):
+    """Which claims of one backend are too old for its cache."""
+
+    second: int  # those with evidence up to it
+    left: Mapping[int, int]  # of later seconds: those deeper than so many tokens
+
+
 class Claims:
     """The claims of all rows: `counts[trust]` of them. `now` is the latest time its owner has seen, in seconds."""
 
@@ -33,7 +40,7 @@ class Claims:
         self._ttl_s = ttl_s
         self._others: dict[int, dict[int, Claim]] = {}
         self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
-        self.faded: dict[int, int] = {}  # backend -> second: evidence up to it is too old for its cache
+        self.faded: dict[int, Faded] = {}  # by backend
         self.now = 0.0
         self.counts = [0, 0, 0, 0]
 
@@ -78,6 +85,11 @@ class Claims:
         if rows.flags[row] & SHARED:
             return self._others[row].get(backend)
         return None
+
+    def is_faded(self, backend: int, evidence: int, tokens: int) -> bool:
+        """Whether a claim of this backend, at a row of so many tokens, is not to be matched."""
+        faded = self.faded.get(backend)
+        return faded is not None and (evidence <= faded.second or tokens > faded.left.get(evidence, tokens))
 
     def others(self, row: int) -> dict[int, Claim]:
         """The claims of a SHARED row that are not in the columns."""

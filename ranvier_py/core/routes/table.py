@@ -13,13 +13,14 @@ Cost: `benchmarks/decision.py` measures it (results/decision.json).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.placement import Holder
 from ranvier_py.core.prompt import Stop
-from ranvier_py.core.routes.claims import Claim, Claims
+from ranvier_py.core.routes.claims import Claim, Claims, Faded
 from ranvier_py.core.routes.leaves import LeafQueue
 from ranvier_py.core.routes.rows import SHARED, WHOLE, Rows
 from ranvier_py.core.routes.telling import Telling
@@ -41,6 +42,8 @@ NOT_TOLD = -1.0
 
 CHILDREN_COUNTED_MAX = 10_000
 """The admin page does not count further: about 1 ms."""
+
+NO_DEPTHS: Mapping[int, int] = MappingProxyType({})
 
 TOKENS_MAX = 2**32 - 1
 FINGERPRINT_BITS = 64
@@ -76,6 +79,7 @@ class RouteTable:
         self._expired = self._voided = self._withdrawn = 0
         self.ttl_s = ttl_s
         self._telling = Telling(self._rows, self._claims, ttl_s)
+        self.hearing: Callable[[Sequence[Stop], BackendId, int, int], object] | None = None  # see `core.routes.uses`
         self.news = self._telling.news
         self.withdrawn_news = self._telling.withdrawn
 
@@ -180,6 +184,8 @@ class RouteTable:
         claim = Claim(epoch, int(trust), second)
         if self._telling.collecting and trust >= Trust.LOCAL:
             self._telling.learned(unread, known, backend, claim, now)
+        if trust == Trust.REMOTE and self.hearing is not None:
+            self.hearing(unread, backend, epoch, second)
         if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
         path, linked = tree.store(unread, second)
@@ -230,13 +236,14 @@ class RouteTable:
         if row is not None and self._claims.get(row, backend) is not None:
             self._claims.set_tier(row, backend, tier)
 
-    def fade(self, backend: BackendId, second: int) -> None:
+    def fade(self, backend: BackendId, second: int, left: Mapping[int, int] = NO_DEPTHS) -> None:
         """From now on claims of this backend whose evidence is not after this second are not matched; -1: all are.
 
-        They stay, to be matched again after new evidence, or when this moves back, until they expire.
+        Of later seconds that `left` names, claims up to so many tokens deep are. What is not matched stays, to be
+        matched again after new evidence, or when this moves back, until it expires.
         """
-        if second >= 0:
-            self._claims.faded[backend] = second
+        if second >= 0 or left:
+            self._claims.faded[backend] = Faded(second, left)
         else:
             self._claims.faded.pop(backend, None)
 
@@ -345,8 +352,8 @@ class RouteTable:
             return row
         backend = rows.backend[row]
         live = 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon
-        if live and self._claims.faded and rows.evidence[row] <= self._claims.faded.get(backend, -1):
-            live = False
+        if live and self._claims.faded:
+            live = not self._claims.is_faded(backend, rows.evidence[row], rows.tokens[row])
         if not live or (found and any(holder.backend == backend for holder in found)):
             return 0
         found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
@@ -371,7 +378,7 @@ class RouteTable:
                     if backend < known and epochs[backend] == epoch and evidence > horizon
                 ]
         if claims.faded:
-            ranked = [each for each in ranked if -each[1] > claims.faded.get(each[2], -1)]
+            ranked = [each for each in ranked if not claims.is_faded(each[2], -each[1], each[3])]
         ranked.sort()
         if len(among) == 1 and not found:  # the usual row, in which nobody comes twice
             new = tuple.__new__  # `Holder(…)` takes twice as long, and a system prompt may have one for each backend

@@ -8,27 +8,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.kv.capacity import HALF_LIFE, SECONDS_MAX, CapacityEstimate, StackClock, bucket_of, edge_of
+from ranvier_py.core.kv.capacity import (
+    BORROWED,
+    HALF_LIFE,
+    SECONDS_MAX,
+    CapacityEstimate,
+    StackClock,
+    bucket_of,
+    edge_of,
+)
+
+USES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 500), st.integers(-1, 50)), max_size=40)
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 500)), max_size=40), st.integers(0, 60), st.integers(0, 9000)
-)
-def test_the_clock_counts_what_was_computed_after_a_second(
-    steps: list[tuple[int, int]], second: int, distance: int
+@given(USES, st.integers(0, 60), st.integers(0, 9000))
+def test_the_clock_counts_each_token_in_the_second_of_its_last_use(
+    uses: list[tuple[int, int, int]], second: int, distance: int
 ) -> None:
-    clock, said = StackClock(), sorted(steps)
-    for at, tokens in said:
-        clock.add(tokens, at + 0.5)
+    """Beside a plain dict. Each use is of new tokens, or of some that were last used in an earlier second."""
+    clock, model = StackClock(), dict.fromkeys(range(-1, 60), 0)
+    for at, tokens, again in sorted(uses):
+        used = tokens
+        if 0 <= again < at and again in [one for one, _, _ in uses if one < at]:
+            used = min(tokens, model[again])
+            assert clock.take(tokens, again) == used
+            model[again] -= used
+        clock.add(used, at + 0.5)
+        model[at] += used
 
     def after(moment: int) -> int:
-        return sum(tokens for at, tokens in said if at > moment)
+        return sum(tokens for at, tokens in model.items() if at > moment)
 
-    assert clock.distance(second) == (after(second) + after(second - 1)) / 2
+    assert clock.total == after(-2)
+    assert clock.distance(second) == after(second)
     before = clock.second_before(distance)
     assert before < 0 or after(before) > distance
-    assert all(after(at) <= distance for at, _ in said if at > before)
+    seen = [at for at, _, _ in uses]
+    assert all(after(at) <= distance for at in seen if at > before)
+    left = clock.left_of(distance)
+    assert list(left) == sorted({at for at in seen if at > before})
+    assert all(deep == distance - after(at) for at, deep in left.items())
 
 
 def test_a_clock_that_runs_for_long_forgets_single_seconds_only() -> None:
@@ -39,6 +59,8 @@ def test_a_clock_that_runs_for_long_forgets_single_seconds_only() -> None:
     for second in (100, SECONDS_MAX, 3 * SECONDS_MAX - 50):
         exact = 10 * (3 * SECONDS_MAX - 1 - second)
         assert clock.distance(second) == pytest.approx(exact, rel=0.01, abs=400)
+    assert clock.take(25, 3 * SECONDS_MAX - 50) == 10
+    assert clock.take(25, 3 * SECONDS_MAX) == 0  # nothing was used then
 
 
 @given(st.floats(0, 2**35))
@@ -92,6 +114,15 @@ def test_a_limit_that_nothing_renews_fades_away() -> None:
         estimate.observe(1000, 1.0, 0.0)
         estimate.counted()
     assert estimate.learned == inf
+
+
+def test_an_engine_that_has_shown_little_is_taken_for_as_large_as_the_others() -> None:
+    fleet = CapacityEstimate()
+    observe(fleet, 40_000, 400, Random(1))
+    estimate = CapacityEstimate(fleet)
+    assert 40_000 / 1.3 < estimate.learned < 40_000 * 1.3
+    observe(estimate, 160_000, int(2 * BORROWED), Random(2))
+    assert estimate.learned > 120_000
 
 
 def test_what_the_engine_tells_is_never_exceeded() -> None:

@@ -15,7 +15,7 @@ from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import Boundary, PromptMemory
 from ranvier_py.core.request import Prompt, PromptReader
 from ranvier_py.core.router import Flight, Router
-from ranvier_py.core.routes import RouteTable
+from ranvier_py.core.routes import RouteTable, Trust
 from ranvier_py.core.speculation import Speculation
 from ranvier_py.core.stream import Answer
 
@@ -146,7 +146,7 @@ def press(world: World, capacity: int, answers: int) -> float:
         while sum(kept.values()) > capacity:
             del kept[next(iter(kept))]
         world.now += 2.0
-        world.calibration.tick()
+        world.calibration.tick(world.now)
     return world.now
 
 
@@ -168,12 +168,40 @@ def test_old_prefixes_of_a_small_cache_fade_and_young_ones_stay() -> None:
     assert right / predicted > 0.9
 
 
+def test_what_a_running_request_holds_does_not_fade() -> None:
+    """Its engine can't push it out, however much passes by; the next turn belongs there."""
+    world = World()
+    now = press(world, 10_000, 200)
+    names = [10**6 + block for block in range(10)]
+    flight = world.depart(names, now)
+    world.router.first_token(flight, now + 0.1)
+    world.now += 1.0
+    now = press(world, 10_000, 60)
+    assert world.depth(names, now) == 160
+    world.answer(flight, 0, now)
+    now = press(world, 10_000, 60)
+    assert world.depth(names, now) == 0
+
+
+def test_what_peers_send_pushes_out_too() -> None:
+    world = World()
+    now = press(world, 10_000, 200)
+    names = [10**6 + block for block in range(10)]
+    world.served(names, 0, now)
+    for number in range(60):
+        stops = [(16 * (block + 1), 10**7 + 100 * number + block, 0) for block in range(40)]
+        world.router.routes.learn(stops[::-1], A, 1, Trust.REMOTE, now + 1 + number)
+    world.calibration.tick(now + 62)
+    assert world.depth(names, now + 62) == 0
+    assert world.depth([10**7 + 100 * 59 + block for block in range(40)], now + 62) == 640
+
+
 def test_what_engines_tell_of_their_capacity_limits_what_is_believed_at_once() -> None:
     world = World()
     world.calibration.told(A, "http://a:1", 1, Told(2000, 16))
     for number in range(8):
         world.served([number * 100 + block + 1 for block in range(40)], 0, 10.0 + 2 * number)
-    world.calibration.tick()
+    world.calibration.tick(world.now)
     assert world.depth([block + 1 for block in range(40)], 30.0) == 0
     assert world.depth([700 + block + 1 for block in range(40)], 30.0) == 640
 
@@ -183,11 +211,11 @@ def test_a_bias_is_told_once_when_it_appears_and_once_when_it_goes() -> None:
     changes = []
     for number in range(40):
         world.served([number + 1, number + 100], None, 10.0 + number)
-        changes += world.calibration.tick()
+        changes += world.calibration.tick(world.now)
     assert [(change.bias, change.appeared) for change in changes] == [(Bias.NO_COUNTS, True)]
     for number in range(200):
         world.served([number + 1000, number + 3000], 0, 60.0 + number)
-        changes += world.calibration.tick()
+        changes += world.calibration.tick(world.now)
     assert [(change.bias, change.appeared) for change in changes[1:]] == [(Bias.NO_COUNTS, False)]
 
 
@@ -205,7 +233,7 @@ def test_another_template_is_named_by_the_engines_own_count() -> None:
     for number in range(60):
         flight = world.depart([number + 1, number + 100], 10.0 + number)
         world.answer(flight, 0, 10.5 + number, prompt_tokens=32 + rng.choice((3, 50, 9, 14, 33, -7)))
-    [change] = world.calibration.tick()
+    [change] = world.calibration.tick(world.now)
     assert change.bias is Bias.TEMPLATE
 
 
@@ -215,7 +243,7 @@ def test_a_restart_forgets_what_was_there_and_not_how_large_it_is() -> None:
     learned = world.view.capacity_learned_tokens
     world.router.registry.restart(world.router.registry[A], "test", now)
     world.served([1, 2, 3], 0, now + 1)
-    world.calibration.tick()
+    world.calibration.tick(world.now)
     assert world.view.capacity_learned_tokens == pytest.approx(learned, rel=0.3)
     assert world.depth([1, 2, 3], now + 2) == 48
 
