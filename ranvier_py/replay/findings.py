@@ -28,6 +28,9 @@ FAILED_SHARE_MAX = 0.01
 CLOSE = 0.03
 """Another seed moves a p90 by about as much."""
 
+ENOUGH = 300
+"""Requests of which the slowest tenth is more than chance."""
+
 BELIEF_SHARE = 0.03
 """Of the prompt tokens: a router whose beliefs are wrong by more has something to be told."""
 
@@ -92,7 +95,7 @@ def findings(runs: Sequence[RunResult]) -> list[str]:
         *over_nodes(best, runs),
         *beliefs(best),
     ]
-    return [*found, *failures(runs), *advice(best, real, shown.at)]
+    return [*found, *failures(runs), *caution(best), *advice(best, real, shown.at)]
 
 
 def p90(run: RunResult) -> float:
@@ -164,6 +167,12 @@ def beliefs(best: RunResult) -> Iterator[str]:
             f"{best.policy} believed {percent(abs(wrong))} of the prompt tokens {less} to be cached than were: "
             + ("the caches are smaller than the traffic." if wrong > 0 else "answers or peers taught it too little.")
         )
+
+
+def caution(best: RunResult) -> Iterator[str]:
+    if best.served < ENOUGH:
+        few = counted(best.served - int(best.served * 0.9), "request")
+        yield f"Only {counted(best.served, 'request')}: the p90 hangs on {few}. Replay more traffic before you decide."
 
 
 def advice(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]:

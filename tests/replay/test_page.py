@@ -127,6 +127,12 @@ def test_requests_that_come_all_at_once_have_no_rate() -> None:
     assert "Least p90 to the first token at rate 2: ttft, 1.00 s." in report(*once)
 
 
+def test_a_few_requests_are_said_to_be_few() -> None:
+    few = [replace(run(policy, p90), requests=60) for policy, p90 in (("ttft", 1.0), ("affinity", 2.0))]
+    assert "Only 60 requests: the p90 hangs on 6 requests. Replay more traffic" in report(*few)
+    assert "Replay more traffic" not in report(run("ttft", 1.0), run("affinity", 2.0))
+
+
 def test_two_that_are_as_good_are_both_named() -> None:
     text = report(run("ttft", 1.0), run("affinity", 1.02), run("random", 1.2))
     assert "What to do: ttft or affinity, they are as good" in text

@@ -7,11 +7,13 @@ the request's own.
 
 Rules: a flight that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
 another line. Files of one node, or of several with one secret, may be put one after the other, in any order; each
-begins with its header, whose clock sets its times. A prompt of unknown length is taken for four bytes a token.
+begins with its header, whose clock sets its times. A prompt of unknown length is taken for four bytes a token. A last
+line without its end is left out: the node was writing it when the file was copied, or was killed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.recording import MARK, BadRecord, Header, Record, read_header, read_record
 from ranvier_py.replay.trace import Depth, Trace, TraceError, TraceRequest
 from ranvier_py.replay.traces.chains import linked, own_names
-from ranvier_py.replay.traces.lines import Line, json_lines, name_of
+from ranvier_py.replay.traces.lines import Line, json_line, name_of, raw_lines
 from ranvier_py.replay.traces.options import TraceOptions
 
 BYTES_PER_TOKEN = 4  # of English and code in JSON
@@ -37,7 +39,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
     """The requests of a file, in order of time. Raises TraceError."""
     header: Header | None = None
     served: list[Served] = []
-    for line in json_lines(path):
+    for line in finished_lines(path):
         try:
             if MARK in line.fields:
                 header = agreed(header, read_header(line.fields), line)
@@ -61,6 +63,18 @@ def load(path: Path, options: TraceOptions) -> Trace:
         for number, one in enumerate(served[: options.limit or None])
     ]
     return Trace(name_of(path), requests, size, timed=True)
+
+
+def finished_lines(path: Path) -> Iterator[Line]:
+    """The objects of a recording. Raises TraceError."""
+    for number, data in raw_lines(path):
+        try:
+            line = json_line(path, number, data)
+        except TraceError:
+            if data.endswith(b"\n"):
+                raise
+            return
+        yield line
 
 
 def agreed(before: Header | None, header: Header, line: Line) -> Header:

@@ -106,6 +106,18 @@ def test_files_may_be_put_one_after_the_other(tmp_path: Path) -> None:
     assert [one.at, two.at, three.at] == [0.0, 1.5, 100.0]
 
 
+def test_a_last_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
+    """A node that is recording, or that was killed: what it wrote before is worth as much as ever."""
+    whole = HEADER.line() + RECORD.line() + replace(RECORD, at=2.0).line()
+    path = tmp_path / "node.jsonl"
+    for cut in (1, 2, 50):
+        path.write_bytes(whole[:-cut])
+        assert len(open_trace(path, TraceOptions()).requests) == (2 if cut == 1 else 1)
+    path.write_bytes(whole[:-50] + b"\n" + RECORD.line())
+    with pytest.raises(TraceError, match="node.jsonl:3: found no JSON"):
+        open_trace(path, TraceOptions())
+
+
 def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"node.jsonl:3: found a recording under another secret"):
         loaded(tmp_path, HEADER, RECORD, replace(HEADER, scheme="b"), RECORD)
