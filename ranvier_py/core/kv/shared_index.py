@@ -14,7 +14,7 @@ backend; who hears that backend without a gap says it again. One job at a time: 
 and comes back with `done` or `failed`. What came of a job begun before the router was away, or cleared, is nothing.
 Invariant: `pending` is empty while away; an answer never contradicts what this router heard after it was asked for.
 Bounds: PENDING_MAX writes wait, more is as if Redis were away; questions and answers have theirs (`shared_answers`).
-Cost: 4 us an event, 3 us a prefix that is asked about.
+Cost: 5 us an event, of which half when it is said; 1 us a prefix that is asked about.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Job(NamedTuple):
     hello: bool = False
     questions: tuple[tuple[str, ...], ...] = ()
     clears: int = 0
-    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -111,7 +110,7 @@ class SharedIndex:
         self._stands = stands
         self._rng = rng
         self._job: Job | None = None
-        self._epoch = self._clears = self._clears_done = 0
+        self._clears = self._clears_done = 0
         self._pending: dict[tuple[str, str], Write] = {}
         self._pending_at = 0.0
         self._anew: list[tuple[str, BackendId]] = []  # newest last
@@ -221,7 +220,7 @@ class SharedIndex:
             return None
         if not self.sharing:
             clear = self._clears > self._clears_done
-            self._job = Job((words.hello(self.generation, clear),), True, (), self._clears, self._epoch)
+            self._job = Job((words.hello(self.generation, clear),), True, (), self._clears)
             return self._job
         calls = self._writes(now)
         asked = self.answers.take(CALLS_MAX * QUESTIONS_A_CALL)
@@ -231,7 +230,7 @@ class SharedIndex:
         if now >= self._tick_at + TICK_S:
             self._tick_at = now
             calls.append(words.tick(self.generation))
-        self._job = Job(tuple(calls), False, questions, self._clears, self._epoch) if calls else None
+        self._job = Job(tuple(calls), False, questions, self._clears) if calls else None
         return self._job
 
     def _writes(self, now: float) -> list[Call]:
@@ -282,10 +281,10 @@ class SharedIndex:
             raise BadReply("too few")
         states = [words.state_of(reply) for reply in replies]
         self.clock.learn(states[0].now, asked, answered)
-        if job.epoch != self._epoch:
-            return
         if job.hello:
             self._greet(job, states[0], replies[0], answered)
+        elif not self.sharing:  # it was begun before
+            return
         elif any(state.generation != self.generation for state in states):
             self._leave()
             self._retry_at = answered + GREET_INTERVAL_S
@@ -376,7 +375,6 @@ class SharedIndex:
     def _leave(self) -> None:
         """Nothing that is under way counts any more; all that is unsaid is in our own index."""
         self.sharing = False
-        self._epoch += 1
         self.counts.dropped += len(self._pending)
         self._pending.clear()
         self.answers.clear()

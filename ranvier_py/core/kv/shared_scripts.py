@@ -18,7 +18,7 @@ An end is in milliseconds of it. Rules:
 - At the bound what ends first goes. What no script comes by, its keys' own expiry removes.
 
 Source: Continuum Router, «KV cache optimization», tier 4; resolutions CX19, CX20. Needs Redis 5 or Valkey, no cluster.
-Cost: about 10 us of Redis for a write, 5 us for a question.
+Cost with Redis 7.0, client included, in full calls: 7 us a write, 16 us a question.
 """
 
 from __future__ import annotations

@@ -158,6 +158,21 @@ def test_cx19_redis_time_is_known_to_half_a_round_trip(offset: int, trips: list[
     assert clock.doubt_s(now) <= trips[-1][0] / 2 + 1e-9
 
 
+def test_cx19_a_slow_round_trip_does_not_spoil_what_a_fast_one_told() -> None:
+    clock = RedisClock()
+    clock.learn(redis_time(1.0), 0.9995, 1.0005)
+    clock.learn(redis_time(2.9), 2.0, 3.0)  # said late in the trip
+    assert clock.doubt_s(3.0) < 0.001
+    assert clock.moment(redis_time(5.0)) == pytest.approx(5.0, abs=0.001)
+
+
+def test_cx19_a_clock_that_was_set_is_believed_however_slow_the_trip() -> None:
+    clock = RedisClock()
+    clock.learn(redis_time(1.0), 0.9995, 1.0005)
+    clock.learn(redis_time(3602.5), 2.0, 3.0)
+    assert clock.moment(redis_time(3605.0)) == pytest.approx(5.0, abs=0.5)
+
+
 def test_cx18_a_stream_that_begins_anew_voids_what_was_to_be_said_of_its_backend_too() -> None:
     side = greeted()
     side.hear(Kind.CREATED, "aa", 1.0)
@@ -189,13 +204,33 @@ def test_cx21_only_what_a_standing_stream_vouches_for_is_said_anew() -> None:
     side.hear(Kind.CREATED, "fff", 0.0, X)
     del side.standing[Y]
     side.greet(1.0)
-    found, now = [], 1.0
+    assert side.shared.waiting == 2 + 151
+    found, now = written(side.work(1.01)), 1.01
+    assert len(found) == 2 + 128
     while side.shared.waiting:
         now += 0.01
         found += written(side.work(now))
     assert {name for prefix, name, _, _ in found if prefix} == {"http://x"}
     assert len([one for one in found if one[0]]) == 151
     assert next(one[0] for one in found if one[0]) == "fff", "the newest first"
+
+
+def test_what_is_said_anew_ends_when_it_would_have_ended() -> None:
+    side = Side(X)
+    side.hear(Kind.CREATED, "aa", 0.0)
+    side.greet(400.0)
+    job = side.work(400.1)
+    assert job is not None
+    (void, anew) = orjson.loads(job.calls[0].arguments[-1])
+    assert (void[3], anew[0], anew[5]) == ("v", "aa", 199_900)
+
+
+def test_cx18_a_stream_that_ends_before_all_is_said_anew_vouches_for_nothing_more() -> None:
+    side = Side(X)
+    side.hear(Kind.CREATED, "aa", 0.0)
+    side.greet(1.0)
+    del side.standing[X]
+    assert [verb for _, _, verb, _ in written(side.work(1.1))] == ["v"]
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------
@@ -243,14 +278,14 @@ def test_cx21_while_redis_is_away_what_was_heard_here_decides() -> None:
     assert not side.shared.prepare("aa", 1.4), "nobody waits for a Redis that is away"
 
 
-@pytest.mark.parametrize("heard_when", ["asked", "in flight", "answered"])
+@pytest.mark.parametrize("heard_when", ["asked", "in flight", "answered", "answered, a gap"])
 def test_cx28_an_answer_never_contradicts_what_was_heard_here_since(heard_when: str) -> None:
     side = greeted()
     side.shared.holders("aa", 1.0)
     answer = {"aa": said("http://x", 500, 0.9, 100.0) + said("http://y", 5, 0.9, 100.0)}
-    if heard_when == "answered":
+    if heard_when.startswith("answered"):
         side.work(1.0, answer)
-        side.hear(Kind.PURGED, "aa", 1.01)
+        side.hear(Kind.PURGED, "aa", 1.01) if heard_when == "answered" else side.shared.began(X, 1.01)
     else:
         job = side.shared.next_job(1.0)
         assert job is not None
@@ -337,6 +372,27 @@ def test_cx20_a_clear_is_told_until_redis_has_heard_it() -> None:
     assert side.greet(5.2, 3, redis_time(5.2)).calls[0].arguments == ("2", "1")
     assert side.shared.sharing
     assert side.shared.next_job(5.3) is None, "it has been told"
+
+
+def test_cx20_what_is_heard_after_a_clear_stays_though_redis_hears_of_the_clear_later() -> None:
+    side = greeted()
+    side.index.clear()
+    side.shared.clear(1.0)
+    side.hear(Kind.CREATED, "aa", 2.0)
+    side.greet(3.0, 2, cleared=redis_time(3.0))
+    assert len(side.index) == 1
+    assert written(side.work(3.1)) == [("aa", "http://x", "h", 64)]
+
+
+def test_what_comes_of_a_job_of_before_an_outage_is_nothing() -> None:
+    side = greeted()
+    job = side.shared.next_job(1.5)
+    assert job is not None
+    side.shared.clear(1.6)
+    wait_s = side.shared.wait_s(1.7)
+    side.reply(job, 1.7, generation=9)
+    assert side.shared.wait_s(1.7) <= wait_s
+    assert side.greet(1.7, 9).calls[0].arguments == ("1", "1")
 
 
 replies = st.recursive(
