@@ -24,10 +24,9 @@ from dataclasses import asdict, dataclass, replace
 
 from benchmarks.common import RESULTS, commit, machine
 from benchmarks.policies_workloads import ENGINES, WORKLOADS
-from benchmarks.truth import cache_tokens_of, wasted_of
-from ranvier_py.replay.jobs import Ready, Task, execute_all, make_ready
+from benchmarks.truth import cache_tokens_of, errors_of
+from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
-from ranvier_py.replay.results import RunResult
 from ranvier_py.replay.run import Plan, Restart
 
 TRAFFIC = "chat_threads"
@@ -49,6 +48,7 @@ class Row:
     restarts_per_s: float
     evicted_tokens_per_s: float  # of one engine
     wasted: float
+    unforeseen: float
     hit_rate: float
     ttft_p90_s: float
     failed: int
@@ -60,11 +60,14 @@ def plan_of(ready: Ready, share: float, restarts: int, seed: int) -> Plan:
     span_s = ready.summary.span_s / speed
     engine = replace(workload.engine, cache_tokens=cache_tokens_of(ready, share), block_size=ready.summary.block_tokens)
     times = tuple(Restart(span_s * (at + 1) / (restarts + 1), at % ENGINES) for at in range(restarts))
-    return Plan("affinity", 1, (engine,) * ENGINES, speed=speed, seed=seed, regret=False, restarts=times)
+    plan = Plan("affinity", 1, (engine,) * ENGINES, speed=speed, seed=seed, regret=False, per_request=True)
+    return replace(plan, restarts=times)
 
 
-def row_of(plan: Plan, result: RunResult, answers: float) -> Row:
+def row_of(plan: Plan, done: Done, answers: float) -> Row:
     """What was stored and does not fit was evicted; a restart empties a cache and is none."""
+    result = done.result
+    wasted, unforeseen = errors_of(done, plan.engines[0].block_size)
     capacity = plan.engines[0].cache_tokens
     stored = [computed + answers / ENGINES for computed in result.computed_by_engine]
     evicted = sum(max(0.0, each - capacity) for each in stored) / ENGINES
@@ -73,7 +76,8 @@ def row_of(plan: Plan, result: RunResult, answers: float) -> Row:
         cache_share=0.0,  # set by who knows it
         restarts_per_s=round(len(plan.restarts) / result.virtual_s, 4),
         evicted_tokens_per_s=0.0 if plan.restarts else round(evicted / result.virtual_s, 1),
-        wasted=round(wasted_of(result), 5),
+        wasted=round(wasted, 5),
+        unforeseen=round(unforeseen, 5),
         hit_rate=round(result.hit_rate, 5),
         ttft_p90_s=round(result.ttft_s["p90"], 5),
         failed=result.failed,
@@ -103,11 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
     rows = []
     for (share, _), plan, each in zip([case for case in cases for _ in KNOWLEDGE], plans, done, strict=True):
-        row = replace(row_of(plan, each.result, ready.summary.answer_tokens), cache_share=share)
+        row = replace(row_of(plan, each, ready.summary.answer_tokens), cache_share=share)
         rows.append(row)
         print(
             f"cache {share:5.3f}  restarts {row.restarts_per_s:6.3f}/s  evicted {row.evicted_tokens_per_s:8.1f} t/s  "
-            f"{row.knowledge:10}  wasted {row.wasted:.4f}  hits {row.hit_rate:.3f}  p90 {row.ttft_p90_s:.3f} s",
+            f"{row.knowledge:10}  wasted {row.wasted:.4f}  unforeseen {row.unforeseen:.4f}  "
+            f"hits {row.hit_rate:.3f}  p90 {row.ttft_p90_s:.3f} s",
             flush=True,
         )
     if not arguments.quick:

@@ -2,14 +2,15 @@
 
 `python -m benchmarks.truth [--quick] [--workload qmsum]`
 
-The real Router and modelled engines in virtual time (`ranvier_py.replay`), eight engines whose caches together hold 25,
-50 or 100 % of the working set (all prefixes of the trace, each once). What is told of a run: token hit rate by engine
-truth; tokens believed to be cached where they were not, as a share of all prompt tokens (`wasted`: prefill that placing
-had not reckoned with); p90 of the time to first token. With events and four nodes each engine is heard by one node, and
-the real gossip tells the others.
+The real Router and modelled engines in virtual time (`ranvier_py.replay`), engines whose caches together hold 25, 50 or
+100 % of the working set (all prefixes of the trace, each once), at LOAD of what such engines can bear (`CAPACITY`).
+Told of a run: token hit rate by engine truth; tokens believed to be cached where they were not, as a share of all
+prompt tokens (`wasted`: prefill that placing had not reckoned with), and the other way round (`unforeseen`); p90 of the
+time to first token. With events and four nodes each engine is heard by one node; the real gossip tells the others.
+The ceiling is who sees into the engines: `oracle_greedy` (hits), `oracle_ttft` (times).
 Goals: calibration alone recovers at least half of what events would, in wasted prefill and in hit rate where there is
 something to recover; four nodes with events within a point of one.
-Results: results/truth.json. A full run takes some ten minutes on two cores.
+Results: results/truth.json. A full run takes some twenty minutes of one core.
 """
 
 from __future__ import annotations
@@ -26,22 +27,31 @@ from typing import Any
 
 from benchmarks.common import RESULTS, commit, machine
 from benchmarks.policies_workloads import ENGINES, WORKLOADS, Workload
-from ranvier_py.replay.jobs import Ready, Task, execute_all, make_ready
-from ranvier_py.replay.knowledge import KNOWLEDGE, KnowledgeName
-from ranvier_py.replay.results import RunResult
+from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
+from ranvier_py.replay.knowledge import KNOWLEDGE
+from ranvier_py.replay.oracle_placer import ORACLES
 from ranvier_py.replay.run import Plan
 
 SHARES = (0.25, 0.5, 1.0)
 """Of the working set, in all caches together."""
 
-NODES = (1, 4)
-POLICIES = ("affinity", "ttft", "cache_aware", "least_loaded")
-TRAFFIC = ("mooncake", "qmsum", "chat_threads", "shared_prefix_groups")
-LOAD = 0.7
-"""Of the capacity that the policies benchmark measured with ample caches: where queues matter and nothing saturates."""
+POLICIES = {1: ("affinity", "ttft", "cache_aware"), 4: ("affinity", "ttft")}
+"""By nodes."""
 
-LOADS_BY_CACHE = {0.25: 0.5, 0.5: 0.6, 1.0: LOAD}
-"""Small caches compute more, so the same rate would drown them."""
+LOAD = 0.7
+"""Of the capacity: where queues matter and nothing saturates."""
+
+CAPACITY = {
+    "mooncake": (1.61, 1.76, 1.76),
+    "qmsum": (2.83, 4.56, 8.35),
+    "chat_threads": (0.247, 0.504, 1.35),
+    "shared_prefix_groups": (0.662, 1.08, 1.41),
+}
+"""By SHARES: speeds at which the p90 of `oracle_ttft` is four times that of idle engines, as in the policies benchmark.
+Small caches bear far less: they compute more, and have room for fewer requests at a time."""
+
+ENGINES_OF = {"qmsum": 4}
+"""Where an eighth of the smallest cache would not hold the longest prompt; else ENGINES."""
 
 QUICK_REQUESTS = 300
 RECOVERED_GOAL = 0.5
@@ -50,15 +60,19 @@ WORTH = 0.005
 """A difference between estimated and told below half a point is nothing to recover."""
 
 
+ORACLE = "oracle"
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     workload: str
     share: float  # of the working set
-    nodes: int
+    nodes: int  # 0: nobody's, an oracle places
     policy: str
-    knowledge: KnowledgeName
+    knowledge: str
     hit_rate: float
     wasted: float  # share of the prompt tokens
+    unforeseen: float  # the same
     ttft_p50_s: float
     ttft_p90_s: float
     failed: int
@@ -68,35 +82,32 @@ class Row:
         return self.workload, self.share, self.nodes, self.policy
 
 
-def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator[tuple[KnowledgeName, Task]]:
-    """All runs of a workload at one size of cache."""
-    cache_tokens = cache_tokens_of(ready, share)
+def cases(workload: Workload, ready: Ready, share: float, seed: int) -> Iterator[tuple[str, Task]]:
+    """All runs of a workload at one size of cache, and what each knows."""
+    engines = ENGINES_OF.get(workload.name, ENGINES)
+    cache_tokens = cache_tokens_of(ready, share, engines)
     engine = replace(workload.engine, cache_tokens=cache_tokens, block_size=ready.summary.block_tokens)
-    speed = workload.capacity["ample"] * LOADS_BY_CACHE[share]
-    for nodes in NODES:
-        for policy in POLICIES:
+    speed = round(LOAD * CAPACITY[workload.name][SHARES.index(share)], 5)
+    plan = Plan("", 0, (engine,) * engines, speed=speed, seed=seed, regret=False, per_request=True)
+    for oracle in ORACLES:
+        yield ORACLE, Task(ready, replace(plan, policy=oracle))
+    for nodes, policies in POLICIES.items():
+        for policy in policies:
             for knowledge in KNOWLEDGE:
-                plan = Plan(
-                    policy,
-                    nodes,
-                    (engine,) * ENGINES,
-                    speed=round(speed, 5),
-                    seed=seed,
-                    regret=False,
-                    knowledge=knowledge,
-                )
-                yield knowledge, Task(ready, plan)
+                yield knowledge, Task(ready, replace(plan, policy=policy, nodes=nodes, knowledge=knowledge))
 
 
-def cache_tokens_of(ready: Ready, share: float) -> int:
+def cache_tokens_of(ready: Ready, share: float, engines: int = ENGINES) -> int:
     """Of one engine, in whole blocks; never less than the longest request needs."""
     block_tokens = ready.summary.block_tokens
     blocks = len({block for item in ready.items for block in item.request.blocks})
     longest = max(len(item.request.blocks) for item in ready.items) + 2
-    return max(longest, int(blocks * share / ENGINES)) * block_tokens
+    return max(longest, int(blocks * share / engines)) * block_tokens
 
 
-def row_of(workload: str, share: float, knowledge: KnowledgeName, result: RunResult) -> Row:
+def row_of(workload: str, share: float, knowledge: str, done: Done, block_tokens: int) -> Row:
+    result = done.result
+    wasted, unforeseen = errors_of(done, block_tokens) if result.nodes else (0.0, 0.0)
     return Row(
         workload=workload,
         share=share,
@@ -104,16 +115,27 @@ def row_of(workload: str, share: float, knowledge: KnowledgeName, result: RunRes
         policy=result.policy,
         knowledge=knowledge,
         hit_rate=round(result.hit_rate, 5),
-        wasted=round(wasted_of(result), 5),
+        wasted=round(wasted, 5),
+        unforeseen=round(unforeseen, 5),
         ttft_p50_s=round(result.ttft_s["p50"], 5),
         ttft_p90_s=round(result.ttft_s["p90"], 5),
         failed=result.failed,
     )
 
 
-def wasted_of(result: RunResult) -> float:
-    """Tokens believed and not found, for each prompt token. What was found and not believed counts against it."""
-    return max(0.0, result.predicted_hit_rate - result.hit_rate)
+def errors_of(done: Done, block_tokens: int) -> tuple[float, float]:
+    """Tokens believed and not found, and found and not believed, for each prompt token: request by request, of what a
+    cache can give at all (whole blocks, and not the one of the last prompt token)."""
+    wasted = unforeseen = prompts = 0
+    for line in done.lines.splitlines():
+        row = json.loads(line)
+        if "cached" in row:
+            usable = (row["prompt"] - 1) // block_tokens * block_tokens
+            error = min(row["matched"], usable) - row["cached"]
+            prompts += row["prompt"]
+            wasted += max(0, error)
+            unforeseen += max(0, -error)
+    return wasted / max(1, prompts), unforeseen / max(1, prompts)
 
 
 # --- what is asked of the figures -------------------------------------------------------------------------------------
@@ -122,13 +144,15 @@ def wasted_of(result: RunResult) -> float:
 def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
     """How much of the distance between estimated and told calibration covers, where it is worth a word."""
     by_cell = {(row.cell, row.knowledge): getattr(row, measure) for row in rows}
-    shares = {}
-    for cell in dict.fromkeys(row.cell for row in rows):
+    shares, lost = {}, {}
+    for cell in dict.fromkeys(row.cell for row in rows if row.nodes):
         nothing, learned, told = (by_cell[cell, name] for name in KNOWLEDGE)
         distance = told - nothing if measure == "hit_rate" else nothing - told
         gained = learned - nothing if measure == "hit_rate" else nothing - learned
         if distance >= WORTH:
             shares[" ".join(map(str, cell))] = round(gained / distance, 3)
+        if gained <= -WORTH:
+            lost[" ".join(map(str, cell))] = round(-gained, 4)
     values = list(shares.values())
     return {
         "goal": RECOVERED_GOAL,
@@ -136,6 +160,7 @@ def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
         "mean": round(fmean(values), 3) if values else None,
         "reached": all(value >= RECOVERED_GOAL for value in values),
         "missed": {cell: value for cell, value in shares.items() if value < RECOVERED_GOAL},
+        "worse_than_estimated": lost,
     }
 
 
@@ -143,9 +168,9 @@ def four_as_one(rows: Sequence[Row]) -> dict[str, Any]:
     """Hit rates of four nodes that hear the engines, against one."""
     told = {row.cell: row.hit_rate for row in rows if row.knowledge == "events"}
     below = {
-        f"{workload} {share} {policy}": round(told[workload, share, 1, policy] - told[workload, share, 4, policy], 4)
-        for workload, share, nodes, policy in told
-        if nodes == 1
+        f"{workload} {share} {policy}": round(told[workload, share, 1, policy] - rate, 4)
+        for (workload, share, nodes, policy), rate in told.items()
+        if nodes == 4
     }
     missed = {cell: value for cell, value in below.items() if value > NODES_GOAL}
     return {"goal": NODES_GOAL, "greatest": max(below.values()), "reached": not missed, "missed": missed}
@@ -156,7 +181,7 @@ def four_as_one(rows: Sequence[Row]) -> dict[str, Any]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth", description=__doc__)
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), default=[])
+    parser.add_argument("--workload", action="append", choices=list(CAPACITY), default=[])
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a few requests of each; nothing is written")
@@ -173,22 +198,25 @@ def rows_of(name: str, arguments: argparse.Namespace) -> list[Row]:
     for share in SHARES:
         named = list(cases(workload, ready, share, arguments.seed))
         done = execute_all([task for _, task in named], arguments.jobs, time.process_time)
-        found += [row_of(name, share, knowledge, each.result) for (knowledge, _), each in zip(named, done, strict=True)]
-    for row in found:
-        print(shown(row), flush=True)
+        size = ready.summary.block_tokens
+        here = [row_of(name, share, knowledge, each, size) for (knowledge, _), each in zip(named, done, strict=True)]
+        for row in here:
+            print(shown(row), flush=True)
+        found += here
     return found
 
 
 def shown(row: Row) -> str:
     return (
         f"{row.workload:22} {row.share:4.0%} {row.nodes} {row.policy:13} {row.knowledge:11} hits {row.hit_rate:.3f}  "
-        f"wasted {row.wasted:.4f}  ttft p50 {row.ttft_p50_s * 1000:6.0f} p90 {row.ttft_p90_s * 1000:6.0f} ms"
+        f"wasted {row.wasted:.4f}  unforeseen {row.unforeseen:.4f}  "
+        f"ttft p50 {row.ttft_p50_s * 1000:6.0f} p90 {row.ttft_p90_s * 1000:6.0f} ms"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    names = [name for name in arguments.workload or TRAFFIC if WORKLOADS[name].there]
+    names = [name for name in arguments.workload or CAPACITY if WORKLOADS[name].there]
     rows = [row for name in names for row in rows_of(name, arguments)]
     goals = {
         "calibration_recovers_wasted_prefill": recovered(rows, "wasted"),
@@ -197,9 +225,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for name, goal in goals.items():
         print(name, json.dumps(goal))
-    if arguments.quick or arguments.workload or len(names) < len(TRAFFIC):
+    if arguments.quick or arguments.workload or len(names) < len(CAPACITY):
         return 0
-    result = {"commit": commit(), "machine": machine(), "seed": arguments.seed, "goals": goals}
+    settings = {"load": LOAD, "capacity": CAPACITY, "engines": {name: ENGINES_OF.get(name, ENGINES) for name in names}}
+    result = {"commit": commit(), "machine": machine(), "seed": arguments.seed, **settings, "goals": goals}
     lines = ",\n".join(f"    {json.dumps({slot: getattr(row, slot) for slot in Row.__slots__})}" for row in rows)
     text = json.dumps(result, indent=2)[:-2] + f',\n  "rows": [\n{lines}\n  ]\n}}\n'
     (RESULTS / "truth.json").write_text(text)
