@@ -114,7 +114,7 @@ def test_a_last_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
         path.write_bytes(whole[:-cut])
         assert len(open_trace(path, TraceOptions()).requests) == (2 if cut == 1 else 1)
     path.write_bytes(whole[:-50] + b"\n" + RECORD.line())
-    with pytest.raises(TraceError, match="node.jsonl:3: found no JSON"):
+    with pytest.raises(TraceError, match=r"node\.jsonl:3: found no JSON"):
         open_trace(path, TraceOptions())
 
 
@@ -127,7 +127,7 @@ def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> No
     ("lines", "says"),
     [
         ([HEADER, b"{}"], "node.jsonl:2: found no list of stops"),
-        ([HEADER, RECORD, b'{"at":'], "node.jsonl:3: found no JSON"),
+        ([HEADER, RECORD, b'{"at":', RECORD], "node.jsonl:3: found no JSON"),
         ([replace(HEADER, block_tokens=10), RECORD], "node.jsonl:2: found a stop inside a block"),
         ([b'{"ranvier_recording":9}'], "node.jsonl:1: found version 9 of a recording, expected 1"),
     ],
