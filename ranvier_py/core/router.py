@@ -221,7 +221,6 @@ class Router:
         flight.first_at = now
         if flight.prompt.stream:
             gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
-            first_token_s = now - flight.departed_at
             flight.service = Service(
                 backend=flight.backend,
                 computed_tokens=flight.computed_tokens,
@@ -229,8 +228,6 @@ class Router:
                 queued=flight.queued,
                 decoding=flight.decoding,
                 peer_tokens=flight.peer_tokens,
-                first_token_s=first_token_s,
-                at=now,
             )
             if self._watching is not None:
                 self._watching.served(flight.service)

@@ -144,8 +144,6 @@ class Service(NamedTuple):
     queued: bool  # others were waiting when this one departed
     decoding: int  # others that had their first token then
     peer_tokens: int  # that requests of peers had to compute before it
-    first_token_s: float  # from departure
-    at: float  # seconds, monotonic: when it came
 
 
 class Decision(NamedTuple):

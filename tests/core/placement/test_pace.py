@@ -19,7 +19,7 @@ IDLE = Ahead(0, 0, 0, 0.0)
 def service(
     tokens: int, gap_s: float, *, queued: bool = False, decoding: int = 0, peers: int = 0, backend: BackendId = FIRST
 ) -> Service:
-    return Service(backend, tokens, gap_s, queued, decoding, peers, gap_s, 0.0)
+    return Service(backend, tokens, gap_s, queued, decoding, peers)
 
 
 def show(

@@ -39,7 +39,7 @@ def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int]
         for backend in backends:
             tokens = rng.randrange(100, 8000)
             gap_s = tokens * per_token + rng.choice((0.0, 2 * error))
-            policy.served(Service(BackendId(backend), tokens, gap_s, False, 0, 0, gap_s, 0.0))
+            policy.served(Service(BackendId(backend), tokens, gap_s, False, 0, 0))
     return policy
 
 
@@ -85,7 +85,7 @@ def test_what_everybody_holds_gives_nobody_an_advantage() -> None:
 def test_a_slow_backend_is_left_to_prompts_that_are_worth_it() -> None:
     policy = trained(backends=range(1, 4))
     for tokens in range(100, 5000, 50):
-        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, 0, 0, tokens * 1e-3, 0.0))
+        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, 0, 0))
     assert choose(policy, warm((0, 5000)), engines(0, 0, 0, 0)).backend != 0
     assert choose(policy, warm((0, 9990)), engines(0, 0, 0, 0)) == Choice(BackendId(0), "warm", 9990)
 
