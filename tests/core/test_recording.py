@@ -28,31 +28,11 @@ from ranvier_py.core.recording import (
 )
 from ranvier_py.core.request import PromptReader
 from ranvier_py.core.stream import Answer
+from tests.core.recorded import a_record
 
 KEY = b"k" * 32
 SECRET = "my darkest secret"
-RECORD = Record(
-    at=1.5,
-    model="m",
-    kind="chat",
-    stops=((16, 0xFEDCBA9876543210), (32, 1), (160, 2)),
-    ends=(0, 2),
-    prompt_tokens=170,
-    answer_tokens=30,
-    backend="a",
-    policy="affinity",
-    reason="warm",
-    source="text",
-    matched_tokens=32,
-    holders=2,
-    outcome="success",
-    status=200,
-    first_token_s=0.25,
-    total_s=1.0,
-    cached_tokens=None,
-    request_bytes=800,
-    sent_bytes=90,
-)
+RECORD = a_record(stops=((16, 0xFEDCBA9876543210), (32, 1), (160, 2)), ends=(0, 2), prompt_tokens=170)
 
 
 def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Flight, PromptReader, TokenHasher]:

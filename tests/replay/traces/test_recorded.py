@@ -15,31 +15,11 @@ from ranvier_py.core.recording import Header, Record
 from ranvier_py.replay.trace import TraceError, TraceRequest
 from ranvier_py.replay.traces.opening import open_trace
 from ranvier_py.replay.traces.options import TraceOptions
+from tests.core.recorded import a_record
 from tests.replay.traces.given import is_sound, leading, written
 
 HEADER = Header(1_000.0, 16, "a")
-RECORD = Record(
-    at=1.5,
-    model="m",
-    kind="chat",
-    stops=((16, 11), (32, 12), (64, 13), (96, 14)),
-    ends=(1, 3),
-    prompt_tokens=100,
-    answer_tokens=30,
-    backend="a",
-    policy="affinity",
-    reason="warm",
-    source="text",
-    matched_tokens=32,
-    holders=2,
-    outcome="success",
-    status=200,
-    first_token_s=0.25,
-    total_s=1.0,
-    cached_tokens=None,
-    request_bytes=800,
-    sent_bytes=90,
-)
+RECORD = a_record()
 
 
 def loaded(path: Path, *lines: Header | Record | bytes, **options: Any) -> list[TraceRequest]:
