@@ -30,6 +30,7 @@ from ranvier_py.core.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.gossip_places import OFF
+from ranvier_py.core.health import Circuit, Health
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.edge import control
@@ -213,6 +214,10 @@ class Node:
             scope.cancel()
 
 
+WELL = (Health.HEALTHY.value, Circuit.CLOSED.value)
+"""What a backend is to be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """Where a running node listens: (host, port) pairs of the public port, URL of the control port."""
@@ -295,5 +300,7 @@ def listening_on(address: str) -> Iterator[None]:
 
 
 def log_transitions(transitions: Sequence[Transition]) -> None:
+    """A warning for what somebody may have to look at; good news and what is listed are none."""
     for change in transitions:
-        log.warning("backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)
+        level = logging.INFO if change.what == "models" or change.after in WELL else logging.WARNING
+        log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)

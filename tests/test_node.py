@@ -217,6 +217,19 @@ async def test_a_stream_that_breaks_off_is_cut_and_never_retried() -> None:
         assert statistics["outcomes"] == {"broken": 1}
 
 
+async def test_only_what_somebody_may_have_to_look_at_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A healthy start without one warning: else nobody reads them."""
+    with caplog.at_level("INFO", "ranvier_py"):
+        async with lab(engines=1, probe_interval_s=0.05, probe_failures=1) as node:
+            await node.backend(lambda backend: backend["health"] == "healthy")
+            assert [record for record in caplog.records if record.levelname != "INFO"] == []
+            await node.fault(node.engines[0], kind="status", status=503, health=True)
+            await node.backend(lambda backend: backend["health"] == "unhealthy")
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "backend.health" in warned
+    assert "healthy -> unhealthy" in warned
+
+
 async def test_a_restarted_engine_loses_its_claims() -> None:
     async with lab(engines=0, probe_interval_s=0.05) as node:
         url, scope = await start_engine(node.nursery, 1)
