@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import trio
 
 from ranvier_py.core.errors import RanvierError
-from ranvier_py.core.kv.events import PAYLOAD_BYTES_MAX
+from ranvier_py.core.kv.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.core.kv.publishers import Spot
 from ranvier_py.edge.kv_backlog import Backlog
 

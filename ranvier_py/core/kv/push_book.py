@@ -190,7 +190,8 @@ class BlockSource:
                         self.not_kept += 1
                         continue
                     kept = self._kept[key] = _Kept(stored)
-                kept.copies[event.medium] = kept.copies.get(event.medium, 0) + 1
+                if not (event.reused and kept.copies.get(event.medium)):
+                    kept.copies[event.medium] = kept.copies.get(event.medium, 0) + 1
         else:
             for key in event.hashes:
                 self._let_go(key, event)

@@ -5,7 +5,8 @@ size. A prefix is held where every block of the engine that it reaches into is h
 them. The engine itself reuses whole blocks of its own only, so a match is worth its depth rounded down to
 `block_tokens`. Names of blocks are never computed, only compared.
 
-Rules: one name may be stored several times, and is gone when it was removed as often. A block whose parent is unknown
+Rules: one name may be stored several times, and is gone when it was removed as often; what is told again because it was
+reused is no new copy. A block whose parent is unknown
 is parked until the parent comes. Blocks that hash more than tokens (images, embeddings), and all that continue them,
 are counted but have no fingerprint. Of several cache groups the first dense one counts: others keep no whole prefix.
 Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
@@ -58,12 +59,16 @@ class Residency:
         *,
         entries_max: int = 2_000_000,
         parked_max: int = 100_000,
+        tells_again: bool = False,
     ) -> None:
-        """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant."""
+        """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
+        `tells_again`: the engine may tell of blocks that a request reuses as if it stored them, see `_is_told_again`.
+        """
         self._hasher = hasher
         self._namespace_of = namespace_of
         self._entries_max = entries_max
         self._parked_max = parked_max
+        self._tells_again = tells_again
         self._group: int | None = None
         self._cleared = False
         self.frozen = 0  # number of the freeze that holds; 0 = none
@@ -79,6 +84,7 @@ class Residency:
         self._held = HeldPrefixes()
         self._stems: dict[Scope, Block] = {}
         self._nameless = stem(None)
+        self._reports = False  # it tells of blocks that it reuses
         self._unclaimed: dict[int, Block] = {}  # stems of a copy whose scope is not known yet, by their state's total
         self._fresh: list[Block] = []  # told of, not looked at yet
         self._unsettled: deque[Block] = deque()
@@ -221,13 +227,17 @@ class Residency:
             self.block_tokens = event.block_tokens
         salt, opaque_from = salt_and_media(event)
         parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
+        told_again = event.reused or (event.parent is None and self._tells_again and self._is_told_again(event))
         for place, key in enumerate(hashes):
             block = None if parent is None else self._place(key, parent)
             if block is None:
                 self.counts.refused += len(hashes) - place
                 break
-            self.counts.stored += 1
-            self.counts.uncounted += not block.more(tier)
+            if told_again and block.count(tier):
+                self.counts.told_again += 1
+            else:
+                self.counts.stored += 1
+                self.counts.uncounted += not block.more(tier)
             if block.known is READY:
                 self._look(block)
             elif block.known is NAME and self._tell(block, data[place * width : (place + 1) * width], weight):
@@ -248,6 +258,17 @@ class Residency:
         if self._group is None:
             self._group = event.group
         return event.group == self._group
+
+    def _is_told_again(self, event: BlocksStored) -> bool:
+        """Whether a run from the start of a prompt is no new copy: vLLM tells of what a request reuses, in the same
+        form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
+        stores a second block when it has the first; the only one of a short prompt it may.
+        """
+        first = self._index.blocks.get(event.hashes[0]) if event.hashes else None
+        if first is None or not first.count(event.tier):
+            return False
+        self._reports |= len(event.hashes) > 1
+        return self._reports
 
     def _parent_of(self, event: BlocksStored, salt: str | None) -> Block | None:
         """The block that this run continues. None: there is no room for it."""

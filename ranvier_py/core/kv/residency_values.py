@@ -64,6 +64,7 @@ class ResidencyCounts:
     """Counters since start, in blocks where nothing else is said."""
 
     stored: int = 0
+    told_again: int = 0  # because a request reused them: no new copies
     removed: int = 0
     cleared: int = 0  # events
     resolved_late: int = 0  # parked, and then their parent came

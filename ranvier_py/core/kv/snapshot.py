@@ -23,7 +23,7 @@ from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.fingerprint import TokenHasher, TokenState, is_anchor
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.kv.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, stem
-from ranvier_py.core.kv.events import HASH_BYTES_MAX
+from ranvier_py.core.kv.event_fields import HASH_BYTES_MAX
 from ranvier_py.core.kv.prefixes import HeldPrefixes
 from ranvier_py.core.kv.residency import STEMS_MAX, Residency
 from ranvier_py.core.kv.residency_values import Imported

@@ -64,7 +64,7 @@ class EventStream:
         self.names = names
         self.machine = GapMachine(settings)
         self.decoder = EventDecoder()
-        self.residency = Residency(hasher, names.namespace, entries_max=entries_max)
+        self.residency = Residency(hasher, names.namespace, entries_max=entries_max, tells_again=True)
         self._truth = truth
         self._hasher = hasher
         self._settle_at: float | None = None

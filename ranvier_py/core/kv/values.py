@@ -78,6 +78,7 @@ class BlocksStored(NamedTuple):
     session: str | None = None
     salt: str | None = None  # of the whole prompt, where an engine tells it apart from the extra keys
     media: bool = False  # keys of media came in a field of their own
+    reused: bool = False  # not stored anew: told of because a request used them
 
     @property
     def ids(self) -> TokenIds:

@@ -380,3 +380,15 @@ def test_a_rank_that_begins_anew_takes_its_own_claims_and_no_others(how: str) ->
     world.stream.live(1, payload(removed(1)), world.now)
     world.settle()
     assert world.depth() == 0
+
+
+def test_a_request_that_wants_a_full_report_leaves_no_phantoms() -> None:
+    """vLLM's kv_cache_report_mode: blocks told of twice, and removed once, are gone."""
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    world.stream.live(1, payload(stored(0, 3)), world.now)
+    world.stream.live(2, payload(removed(4, 3, 2, 1)), world.now)
+    world.settle()
+    assert world.depth() == 0
+    assert world.stream.counts()["blocks_told_again"] == 3

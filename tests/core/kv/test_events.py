@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.kv.events import EVENTS_MAX, PAYLOAD_BYTES_MAX, TAGS_KEPT_MAX, BadBatch, EventDecoder
+from ranvier_py.core.kv import event_frames
+from ranvier_py.core.kv.event_frames import EVENTS_MAX, PAYLOAD_BYTES_MAX
+from ranvier_py.core.kv.events import TAGS_KEPT_MAX, BadBatch, EventDecoder
 from ranvier_py.core.kv.values import Batch, BlocksRemoved, BlocksStored, CacheCleared, EngineLoad, Tier
 
 STORED = {
@@ -309,3 +311,87 @@ def test_whatever_stands_in_a_batch_its_other_events_are_read(
         decoder.decode(bytes(flipped))
     except BadBatch:
         assert decoder.counts.refused == 2
+
+
+MAP_BATCH = bytes.fromhex(
+    "83a27473cb41dab04f4d800000a66576656e747393"  # {"ts": …, "events": [
+    "88a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cfdab7b4f0b1d5a4c0"
+    "b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647392cd0102cd0304"
+    "aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0"
+    "83a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739105a66d656469756da3475055"
+    "81a474797065b0416c6c426c6f636b73436c6561726564"
+    "b2646174615f706172616c6c656c5f72616e6b01"  # ], "data_parallel_rank": 1}
+)
+"""As msgspec writes the structs of vLLM's revision 0181ea3173, where the batch, too, has no `array_like`."""
+
+
+def test_a_batch_that_is_a_map_is_read_as_one_that_is_an_array() -> None:
+    decoder = EventDecoder()
+    batch = decoder.decode(MAP_BATCH)
+    stored = BlocksStored((0xDAB7B4F0B1D5A4C0,), None, batch.events[0].token_bytes, 2, medium="GPU")  # type: ignore[union-attr]
+    assert batch == Batch(1791049014.0, (stored, BlocksRemoved((5,), "GPU"), CacheCleared()), 1)
+    assert stored.ids.tolist() == [0x0102, 0x0304]
+    assert decoder.counts.fields_skipped == 0
+    fields = msgpack.unpackb(MAP_BATCH)
+    assert EventDecoder().decode(msgpack.packb([fields["ts"], fields["events"], 1])) == batch
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_fields_of_a_map_may_come_in_any_order_be_missing_or_unknown(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_frames, "AT_ONCE_BYTES_MAX", 1 << 17 if at_once else 0)
+    decoder = EventDecoder()
+    event = {"type": "BlockRemoved", "block_hashes": [7]}
+    assert decoder.decode(msgpack.packb({"events": [event], "ts": 2.0})) == Batch(2.0, (BlocksRemoved((7,)),))
+    found = decoder.decode(
+        msgpack.packb({"new": {}, "ts": 2, "events": [event], "data_parallel_rank": 3, "x": "y" * 99})
+    )
+    assert found == Batch(2.0, (BlocksRemoved((7,)),), 3)
+    assert decoder.counts.fields_skipped == 2
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ts": 1.0, "data_parallel_rank": 0},
+        {"events": [], "data_parallel_rank": 0},
+        {"ts": 1.0},
+        {"ts": 1.0, "events": 5},
+        {"ts": 1.0, "events": {"a": 1}},
+        {"ts": [], "events": []},
+        {**dict.fromkeys(map(str, range(20))), "ts": 1.0, "events": []},
+    ],
+)
+def test_a_map_that_is_no_batch_is_refused(
+    wrong: dict[str, object], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_frames, "AT_ONCE_BYTES_MAX", 1 << 17 if at_once else 0)
+    with pytest.raises(BadBatch):
+        EventDecoder().decode(msgpack.packb(wrong))
+
+
+def test_keys_of_a_map_that_are_no_names_are_refused() -> None:
+    for key in (b"\x05", b"\xc0", b"\x90", b"\x91\x80", b"\x80"):
+        with pytest.raises(BadBatch):
+            EventDecoder().decode(b"\x82" + key + b"\x01\xa6events\x90")
+
+
+def test_the_salt_in_an_events_metadata_is_its_salt() -> None:
+    """SGLang's #37271: a salted block must not pass for one without."""
+    decoder = EventDecoder()
+    plain = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2}
+    for _ in range(2):
+        assert only(decoder, {**plain, "metadata": {"cache_salt": "tenant-a"}}).salt == "tenant-a"
+        assert only(decoder, plain).salt is None
+        assert only(decoder, {**plain, "metadata": None}).salt is None
+    assert decoder.decode(packed({**plain, "metadata": "tenant-a"})).unread == 1
+
+
+def test_what_an_engine_marks_as_reused_is_told_apart() -> None:
+    decoder = EventDecoder()
+    plain = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2}
+    told = [only(decoder, {**plain, "origin": origin}).reused for origin in ("NEW", "REUSED", None, "REUSED", 5)]
+    assert told == [False, True, False, True, False]
+    assert not only(decoder, plain).reused

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.kv import events as module
+from ranvier_py.core.kv import event_frames as module
 from ranvier_py.core.kv.events import EventDecoder
 from ranvier_py.core.kv.values import BlocksStored
 

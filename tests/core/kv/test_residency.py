@@ -16,7 +16,7 @@ from tests.core.kv.model import PLAIN, SIZE, Listener, fingerprint, hasher, name
 TEXT = list(range(100, 100 + 2048))
 
 
-def residency(**bounds: int) -> Residency:
+def residency(**bounds: Any) -> Residency:
     return Residency(hasher(), namespace_of, **bounds)
 
 
@@ -325,3 +325,46 @@ def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
     held.settle()
     held.apply(stored([1], TEXT[:16], salt="new"))
     assert depths(held, TEXT[:16], Scope(None, None, "new")) == [16]
+
+
+def test_blocks_that_a_request_reused_are_told_again_and_are_no_new_copies() -> None:
+    """vLLM's kv_cache_report_mode=full: their removal is told once, and what was counted twice would stay for ever."""
+    held = residency(tells_again=True)
+    held.apply(stored([1, 2, 3], TEXT[:48]))
+    for _ in range(3):
+        held.apply(stored([1, 2], TEXT[:32]))
+        held.apply(stored([1], TEXT[:16]))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
+    assert held.counts.told_again == 9
+    held.apply(removed(3, 2, 1))
+    assert depths(held) == []
+    assert held.view().blocks == 0
+
+
+def test_a_report_brings_back_what_was_missed() -> None:
+    held = residency(tells_again=True)
+    held.apply(stored([1], TEXT[:16]))
+    held.apply(stored([1, 2, 3], TEXT[:48]))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
+    assert depths(held) == [16, 32, 48]
+
+
+def test_a_mark_says_what_is_reused_wherever_it_begins() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(stored([2], TEXT[16:32], parent=1, reused=True))
+    held.apply(stored([1], TEXT[:16], reused=True))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1}
+    held.apply(stored([5], TEXT[32:48], parent=2, reused=True))
+    assert held.copies(Tier.GPU)[5] == 1
+
+
+def test_what_an_engine_computes_twice_is_two_copies() -> None:
+    """The end of a prompt whose beginning was there, and the only block of a prompt of one: both are computed anew."""
+    held = residency(tells_again=True)
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(stored([2], TEXT[16:32], parent=1))
+    held.apply(stored([1], TEXT[:16]))
+    assert held.copies(Tier.GPU) == {1: 2, 2: 2}
+    held.apply(stored([1, 2], TEXT[:32], medium="CPU"))
+    assert held.copies(Tier.CPU) == {1: 1, 2: 1}

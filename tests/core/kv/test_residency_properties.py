@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.kv.events import ARRAY_FIELDS, EventDecoder
+from ranvier_py.core.kv.event_fields import ARRAY_FIELDS
+from ranvier_py.core.kv.events import EventDecoder
 from ranvier_py.core.kv.residency import Residency
 from ranvier_py.core.kv.values import HELD_TIERS, BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
 from ranvier_py.replay.engine import block_cache

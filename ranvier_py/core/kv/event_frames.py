@@ -1,0 +1,150 @@
+"""The frame of one message of an engine's KV events: bytes in, a timestamp, events not read yet, and what is behind.
+
+A batch is `[timestamp, events, rank]`, whose last field may be missing, or a map of the same by name (vLLM's revision
+0181ea3173); `[LoadStat, …]` is SGLang's report of its load.
+
+Rules: what is no batch raises BadBatch, and nothing else is ever raised. A short message is built at once. One that is
+long, or no msgpack throughout, is walked before anything of it is built, so that a length that lies costs nothing, nor
+does nesting; then the places of its events are returned, for whoever reads them to build one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgpack  # type: ignore[import-untyped]
+from msgpack.exceptions import UnpackException  # type: ignore[import-untyped]
+
+from ranvier_py.core.errors import RanvierError
+
+PAYLOAD_BYTES_MAX = 8 << 20
+"""A step of 100,000 removals is 4 MB."""
+
+AT_ONCE_BYTES_MAX = 128 << 10
+"""A step of 8,192 tokens is 50 kB. At worst each byte is an empty map: 10 MB."""
+
+FIELDS_MAX = 16  # of a batch, which has three, or of a LoadStat
+EVENTS_MAX = 65_536  # of one batch: a step touches some thousand blocks
+SCALAR_BYTES_MAX = 64
+
+LOAD_STAT = "LoadStat"
+TIMESTAMP, EVENTS, RANK = "ts", "events", "data_parallel_rank"
+"""Fields of a batch that is a map."""
+
+MAP_BYTES = (*range(0x80, 0x90), 0xDE, 0xDF)
+"""What a map begins with, in msgpack."""
+
+UNPACK_ERRORS = (ValueError, UnpackException)
+"""All that msgpack raises for bytes; a text that is not UTF-8 is a ValueError."""
+
+
+class BadBatch(RanvierError):
+    """These bytes are no batch of events. The message has nothing of what they say."""
+
+    code = "bad_kv_batch"
+
+
+class Frame(NamedTuple):
+    """`events` are built, or the places (start, end) of events in the message. `tail`: the rank and what is behind."""
+
+    head: object
+    events: tuple[Any, ...]
+    tail: tuple[object, ...]
+    is_built: bool
+
+
+def frame_of(payload: bytes) -> Frame:
+    """Raises BadBatch."""
+    return _build(payload) or _walk(payload)
+
+
+def _build(payload: bytes) -> Frame | None:
+    """A short message; None: `_walk` shall see."""
+    if len(payload) > AT_ONCE_BYTES_MAX:
+        return None
+    try:
+        parts = msgpack.unpackb(payload, use_list=False)
+    except UNPACK_ERRORS:
+        return None
+    if type(parts) is dict and 2 <= len(parts) <= FIELDS_MAX:
+        parts = _in_order(parts)
+    if type(parts) is not tuple or not 2 <= len(parts) <= FIELDS_MAX:
+        return None
+    if parts[0] == LOAD_STAT:
+        return Frame(parts[0], (), parts[1:], is_built=True)
+    events = parts[1]
+    if type(events) is not tuple or len(events) > EVENTS_MAX:
+        return None
+    return Frame(parts[0], events, parts[2:], is_built=True)
+
+
+def _in_order(fields: dict[str, Any]) -> tuple[Any, ...]:
+    """The fields of a map as an array has them; those that nobody knows come last."""
+    known = [fields.pop(name, None) for name in (TIMESTAMP, EVENTS, RANK)]
+    return (*known, *fields.values())
+
+
+def _walk(payload: bytes) -> Frame:
+    """Where the events of a message lie. Raises BadBatch."""
+    if not payload or len(payload) > PAYLOAD_BYTES_MAX:
+        raise BadBatch("empty or too long")
+    walker = msgpack.Unpacker(None, max_buffer_size=len(payload), use_list=False)
+    walker.feed(payload)
+    try:
+        found = _walk_map(payload, walker) if payload[0] in MAP_BYTES else _walk_array(payload, walker)
+    except UNPACK_ERRORS as error:
+        raise BadBatch("no msgpack, or not of this shape") from error
+    if walker.tell() != len(payload):
+        raise BadBatch("not the length of a batch")
+    return found
+
+
+def _walk_array(payload: bytes, walker: Any) -> Frame:
+    count = walker.read_array_header()
+    if not 1 <= count <= FIELDS_MAX:
+        raise BadBatch("not the fields of a batch")
+    head = _scalar(payload, walker)
+    if head == LOAD_STAT:
+        return Frame(head, (), tuple([_scalar(payload, walker) for _ in range(count - 1)]), is_built=False)
+    if count < 2:
+        raise BadBatch("no events")
+    spans = _spans(walker)
+    return Frame(head, spans, tuple([_scalar(payload, walker) for _ in range(count - 2)]), is_built=False)
+
+
+def _walk_map(payload: bytes, walker: Any) -> Frame:
+    count = walker.read_map_header()
+    if not 2 <= count <= FIELDS_MAX:
+        raise BadBatch("not the fields of a batch")
+    fields: dict[str, Any] = {}
+    for _ in range(count):
+        name = _scalar(payload, walker)
+        if type(name) is not str:
+            raise BadBatch("a field without a name")
+        fields[name] = _spans(walker) if name == EVENTS else _scalar(payload, walker)
+    if EVENTS not in fields:
+        raise BadBatch("no events")
+    head, spans, *tail = _in_order(fields)
+    return Frame(head, spans, tuple(tail), is_built=False)
+
+
+def _spans(walker: Any) -> tuple[tuple[int, int], ...]:
+    events = walker.read_array_header()
+    if events > EVENTS_MAX:
+        raise BadBatch("too many events")
+    return tuple([_span(walker) for _ in range(events)])
+
+
+def _span(walker: Any) -> tuple[int, int]:
+    start = walker.tell()
+    walker.skip()
+    return start, walker.tell()
+
+
+def _scalar(payload: bytes, walker: Any) -> object:
+    """The next value if it is a short one; else it stays unbuilt and is an empty tuple, which nothing takes."""
+    start, end = _span(walker)
+    if end - start > SCALAR_BYTES_MAX:
+        return ()
+    found: object = msgpack.unpackb(payload[start:end], use_list=False)
+    return found
