@@ -214,8 +214,7 @@ class RedisLink:
             shared.failed(job, kind, why, time.monotonic())
         else:
             self.job_s.observe(answered - asked)
-            shared.done(job, replies, asked, answered)
-            if shared.trouble and not shared.sharing:
+            if not shared.done(job, replies, asked, answered):
                 self._cut()
 
     def _new_wire(self) -> Wire:

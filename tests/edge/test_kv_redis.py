@@ -289,6 +289,12 @@ def test_an_entry_that_cannot_be_read_is_left_out_and_replaced(server: RedisServ
     assert talk.held("ab") == {X: (7, Storage.HOT), Y: (64, Storage.HOT)}
 
 
+def test_a_void_far_in_the_future_is_none(server: RedisServer, talk: Talk) -> None:
+    server.client().hset(f"{ROOT}1:void", X, talk.now + 10**12)
+    talk.claim("ab", X, 1)
+    assert set(talk.held("ab")) == {X}
+
+
 def test_a_hash_with_thousands_of_fields_or_endless_names_is_no_answer(server: RedisServer, talk: Talk) -> None:
     talk.claim("ab", X, 1)
     server.client().hset(f"{ROOT}1:p:ab", "n" * 1_000_000, "64 h 5 9999999999999")
@@ -549,7 +555,10 @@ async def test_a_server_that_is_no_redis_is_done_without(nonsense: bytes) -> Non
 async def alone_with(handle: Callable[[trio.SocketStream], Any], kind: str, **options: Any) -> None:
     """A router with this for a Redis fails in this way, more than once, and serves its own index."""
 
+    connections = []
+
     async def safely(stream: trio.SocketStream) -> None:
+        connections.append(stream)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await handle(stream)
 
@@ -565,6 +574,7 @@ async def alone_with(handle: Callable[[trio.SocketStream], Any], kind: str, **op
                 assert await side.holders("ab") == {X: 10}
                 side.retry_now()
             assert not side.shared.sharing
+            assert len(connections) >= 2, "none is used again after an error"
             assert not kind or getattr(counts, kind) >= 2
             nursery.cancel_scope.cancel()
 

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv import shared_words as words
-from ranvier_py.core.kv.kv_index import PREFIX_CHARACTERS_MAX, Entry, IndexEvent, Kind, KvIndex
+from ranvier_py.core.kv.kv_index import PREFIX_CHARACTERS_MAX, TOKENS_MAX, Entry, IndexEvent, Kind, KvIndex
 from ranvier_py.core.kv.shared_answers import NOTHING, SharedAnswers, Told
 from ranvier_py.core.kv.shared_clock import RedisClock
 from ranvier_py.core.kv.shared_words import BadReply, Call, Said, Write
@@ -134,6 +134,8 @@ class SharedIndex:
         if not self.sharing or not event.prefix or len(event.prefix) > PREFIX_CHARACTERS_MAX:
             return
         tokens = event.tokens if event.tokens is not None else before.tokens if before is not None else -1
+        if tokens > TOKENS_MAX:
+            return
         if after is not None:
             verb = words.VERB_OF[after.storage]
         elif event.kind is Kind.PURGED or event.kind is Kind.EVICTED:
@@ -262,13 +264,15 @@ class SharedIndex:
 
     # --- what came of it --------------------------------------------------------------------------------------------
 
-    def done(self, job: Job, replies: Sequence[object], asked: float, answered: float) -> None:
-        """Redis replied, between two moments."""
+    def done(self, job: Job, replies: Sequence[object], asked: float, answered: float) -> bool:
+        """Redis replied, between two moments. False: no more is to be expected of this connection."""
         self._job = None
         try:
             self._take(job, replies, asked, answered)
         except BadReply as error:
             self._fail("other", f"a reply that is none: {error}", answered)
+            return False
+        return True
 
     def failed(self, job: Job, kind: str, why: str, now: float) -> None:
         """`kind` is connection, timeout or other; the connection is gone."""

@@ -233,6 +233,25 @@ def test_cx18_a_stream_that_ends_before_all_is_said_anew_vouches_for_nothing_mor
     assert [verb for _, _, verb, _ in written(side.work(1.1))] == ["v"]
 
 
+def test_what_our_own_index_refuses_is_not_said_either() -> None:
+    side = greeted()
+    side.hear(Kind.CREATED, "aa", 1.0, tokens=10**30)
+    side.hear(Kind.CREATED, "b" * 129, 1.0)
+    side.hear(Kind.CREATED, "", 1.0)
+    assert side.shared.waiting == len(side.index) == 0
+
+
+def test_what_is_new_is_said_before_what_is_said_anew() -> None:
+    side = Side(X)
+    side.hear(Kind.CREATED, "aa", 0.0)
+    side.greet(1.0)
+    for number in range(600):  # more than one job takes
+        side.hear(Kind.CREATED, f"{number:03x}", 1.0)
+    assert side.shared.waiting == 600 + 2
+    assert len(written(side.work(1.1))) == 512
+    assert [prefix for prefix, *_ in written(side.work(1.2))][-1] == "aa"
+
+
 # --- asking ---------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +279,8 @@ def test_cr20_an_answer_becomes_points_like_what_was_heard_here() -> None:
     assert found[X].tokens == 10
     assert found[Y] == Entry(500, Storage.WARM, pytest.approx(100.0, abs=0.01))
     assert not prepared.holders("aa", 90.0).get(Y), "an answer does not outlive its second"
+    side.work(90.0, {"aa": said("http://y", 500, 89.0, 1e6)})
+    assert prepared.holders("aa", 90.2)[Y].until <= 690.0, "nor a claim our own time to live"
 
 
 def test_cx21_while_redis_is_away_what_was_heard_here_decides() -> None:
