@@ -52,6 +52,7 @@ class Cluster:
     spread_s: float = 0.0  # the starts at 0 are spread evenly over so long
     dns: str = "all"  # what the name says at first
     profile: str = "lan"  # of membership: lan, wan
+    first_version: tuple[int, ...] = ()  # nodes that speak version 1 of the protocol; only where they are simulated
     names: tuple[str, ...] = ()  # of the nodes, where they matter (two alike); default n0, n1, …
     budget_bytes_per_s: int = 0  # of one node for gossip; 0 = the default of the node
     route_ttl_s: float = 0.0  # 0 = the default of the node
@@ -276,6 +277,9 @@ def check(scenario: Scenario, place: str) -> None:
     _one_of(cluster.profile, ("lan", "wan"), f"{place}: [cluster] profile")
     _one_of(cluster.dns, DNS_WORDS, f"{place}: [cluster] dns")
     check_selector(cluster.running, cluster.nodes, f"{place}: [cluster] running")
+    check_selector(cluster.first_version, cluster.nodes, f"{place}: [cluster] first_version")
+    if cluster.first_version and "processes" in scenario.runs_on:
+        raise ScenarioError(f"{place}: [cluster] first_version: processes have one version, say runs_on = ['sim']")
     before = 0.0
     for number, step in enumerate(scenario.steps, 1):
         where = f"{place}: step {number} ({step.do})"

@@ -15,6 +15,7 @@ from cluster.scenario import Cluster
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import KEY, TABLE_ROWS, Parts
 from cluster.sim_truth import SimTruth
+from cluster.sim_versions import make_first_version
 from ranvier_py.core.backends import ProbeResult
 from ranvier_py.core.gossip.backends.fact_settings import BACKENDS_MAX
 from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
@@ -68,7 +69,10 @@ class Minds:
         self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
 
     def __call__(self, birth: Birth) -> RealMind:
-        return RealMind(birth, self.subkeys)
+        mind = RealMind(birth, self.subkeys)
+        if birth.number in birth.cluster.first_version:
+            make_first_version(mind.node)
+        return mind
 
 
 class RealMind:

@@ -36,6 +36,8 @@ def test_every_scenario_of_the_lab_reads_and_writes_back_equal(name: str) -> Non
         (HEAD + "[cluster]\nnodes = true", "nodes"),
         (HEAD + "[cluster]\nnodes = 2\nnames = ['a']", "names"),
         (HEAD + "[cluster]\ndns = 'wrong'", "dns"),
+        (HEAD + "[cluster]\nfirst_version = [0]", "one version"),
+        (HEAD + "runs_on = ['sim']\n[cluster]\nnodes = 2\nfirst_version = [2]", "there are 0"),
         (HEAD + "[expect]\nagree_s = 'soon'", "agree_s"),
         (HEAD + "[step]\nat_s = 1", "two brackets"),
         (HEAD + "[[step]]\nat_s = 1", "do = VERB"),

@@ -13,13 +13,13 @@ import pytest
 import trio
 
 from cluster.sim_mind import RealMind
+from cluster.sim_versions import make_first_version, speak
 from ranvier_py.core.gossip.gossip import VERSION
-from ranvier_py.core.gossip.messages import Message, PartSums, TotalSum, Update
 from ranvier_py.core.gossip.packets.fields import FIELDS_MAX
 from ranvier_py.core.gossip.packets.frame import BadFrame, Reason
 from ranvier_py.core.gossip.packets.seal import BODY_BYTES_MAX, Opened
 from ranvier_py.core.gossip.packets.wire import Kind
-from ranvier_py.core.gossip.values import Peer, Plane, Send
+from ranvier_py.core.gossip.values import Plane, Send
 from tests.edge.mock_nodes import MockCluster, MockNode, agree, simulate, until
 
 LATER_KIND = 77
@@ -30,7 +30,7 @@ assert LATER_KIND not in list(Kind)
 def later_minor(mind: RealMind) -> None:
     """The next version."""
     gossip = mind.gossip
-    speak(mind, LATER)
+    speak(gossip, LATER)
     seal, take = gossip.sealer.seal, gossip.take
 
     def longer(plane: Plane, receiver: int, kind: int, body: bytes) -> bytes:
@@ -51,28 +51,8 @@ def later_minor(mind: RealMind) -> None:
     gossip.take = and_more  # type: ignore[method-assign]
 
 
-def speak(mind: RealMind, version: int) -> None:
-    """Say so in the node's own record."""
-    members = mind.gossip.members
-    members._identity.record = members.me._replace(version_max=version)
-    members._broadcasts.push(Update(members.me), 0.0)
-    mind.gossip.sessions.me = members.me
-
-
 def first_minor(mind: RealMind) -> None:
-    """Version 1: it neither sends TotalSum or PartSums nor understands them."""
-    speak(mind, 1)
-    routes = mind.gossip.routes
-    receive = routes.receive
-
-    def skip(peer: Peer, message: Message, now: float) -> None:
-        if isinstance(message, TotalSum | PartSums):
-            mind.gossip.sessions._drop("kind")
-        else:
-            receive(peer, message, now)
-
-    routes.receive = skip  # type: ignore[method-assign]
-    routes._pull._comparison._version_of = lambda _: 1
+    make_first_version(mind.node)
 
 
 def later_major(mind: RealMind) -> None:
