@@ -83,6 +83,7 @@ class Steps:
     seed: int
     labels: dict[int, str]
     killing: Callable[[int, float], None] = lambda _node, _at_s: None
+    loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
 
     async def run(
         self, steps: Sequence[Step], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -118,7 +119,15 @@ class Steps:
             self.plan.nodes[number].state_file.unlink(missing_ok=True)
         self.nodes[number].wanted = True
         self.show_peers()
-        await self.fleet.start(self.nodes[number])
+        await self.load(self.nodes[number])
+
+    async def load(self, member: Member) -> None:
+        """Start a process, and wait until it is ready."""
+        self.loading[member.name] = self.fleet.clock()
+        try:
+            await self.fleet.start(member)
+        finally:
+            del self.loading[member.name]
 
     async def kill_node(self, number: int) -> None:
         self.nodes[number].wanted = False
@@ -264,7 +273,7 @@ class Steps:
             await self.fleet.kill(self.engines[number])
             if step.for_s:
                 await trio.sleep(step.for_s)
-                await self.fleet.start(self.engines[number])
+                await self.load(self.engines[number])
 
         await self.each(step, chosen(step.engines), end)
 
@@ -272,7 +281,7 @@ class Steps:
         async def again(number: int) -> None:
             await self.fleet.kill(self.engines[number])
             await trio.sleep(step.down_s)
-            await self.fleet.start(self.engines[number])
+            await self.load(self.engines[number])
 
         await self.each(step, chosen(step.engines), again)
 

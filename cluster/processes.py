@@ -16,6 +16,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -53,6 +54,12 @@ LAST_ANSWERS_S = 180.0
 START_S = 180.0
 """All processes must be ready by then."""
 
+LOADING_S, LATE_S_MAX = 5.0, 120.0
+"""A process that is restarted is reckoned to be ready within this. What a machine takes longer, in all at most so much,
+is added to the run: what follows is not to be judged by it."""
+
+LOOK_S = 0.5
+
 FIRST_KEY = 1
 """Number of the key that everybody has at the beginning, as in the simulator."""
 
@@ -82,6 +89,7 @@ class Outcome:
     took_s: float
     counts: dict[str, dict[str, int]]
     timed_out: bool
+    late_s: float  # added to the run, for processes that took long to load
     words: dict[str, str]  # who disagreed last, what differed last
 
     @property
@@ -98,6 +106,7 @@ class Outcome:
             "links": asdict(self.way),
             "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
             "took_s": round(self.took_s, 1),
+            "late_s": self.late_s,
             "timed_out": self.timed_out,
             "requests": self.books.counts(),
             "retries_by_reason": self.books.reasons(),
@@ -133,6 +142,8 @@ class Run:
         self.quiet_s = quiet_at(scenario)
         self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
         self.began_s = trio.current_time()
+        self.late_s = 0.0  # what loading took too long
+        self.acting: list[trio.CancelScope] = []  # what ends with the run's time
 
     def clock(self) -> float:
         return trio.current_time() - self.began_s
@@ -153,7 +164,7 @@ class Run:
         async with trio.open_nursery() as nursery:
             fleet = Fleet(self.books, logs, self.clock, nursery)
             try:
-                with trio.move_on_after(self.scenario.for_s + START_S + LAST_ANSWERS_S) as patience:
+                with trio.move_on_after(self.scenario.for_s + LATE_S_MAX + START_S + LAST_ANSWERS_S) as patience:
                     await self.begin(nursery, fleet)
                     await self.traffic_and_steps()
                     await self.end(fleet)
@@ -229,15 +240,35 @@ class Run:
                 talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
                 acting.start_soon(clients.run_open, talks, until_s)
 
+    def run_time(self) -> trio.CancelScope:
+        """The time of the run, which grows with `late_s`."""
+        scope = trio.CancelScope(deadline=self.began_s + self.scenario.for_s + self.late_s)
+        self.acting.append(scope)
+        return scope
+
+    async def wait_for_loading(self) -> None:
+        """On a slow machine the run takes longer, and never ends while something is being started."""
+        while self.late_s < LATE_S_MAX:
+            await trio.sleep(LOOK_S)
+            now_s, since_s = self.clock(), min(self.steps.loading.values(), default=inf)
+            ends_s = self.scenario.for_s + self.late_s
+            if since_s + LOADING_S < now_s or (since_s < now_s and ends_s < now_s + 2 * LOOK_S):
+                self.late_s += LOOK_S
+                for scope in self.acting:
+                    scope.deadline += LOOK_S
+
     async def carry_out_steps(self) -> None:
         """What goes on for ever ends with the run's time. On a slow machine steps end later than the scenario says."""
-        with trio.move_on_at(self.began_s + self.scenario.for_s):
-            await self.steps.run(self.scenario.steps)
+        with self.run_time():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.wait_for_loading)
+                await self.steps.run(self.scenario.steps)
+                nursery.cancel_scope.cancel()
             self.quiet_s = max(self.quiet_s, self.clock())
 
     async def watch_peers(self) -> None:
         """For the run's time; while clients wait for their last answers nobody is asked any more."""
-        with trio.move_on_at(self.began_s + self.scenario.for_s):
+        with self.run_time():
             if self.options.gossip:
                 await self.watch.run(max(self.traffic_until_s, self.quiet_s))
             await trio.sleep_forever()
@@ -255,7 +286,9 @@ class Run:
         counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
         verdicts = tuple(self.verdicts(hits))
         words = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
-        return Outcome(scenario, self.options, self.way, self.books, hits, verdicts, took_s, counts, timed_out, words)
+        return Outcome(
+            scenario, self.options, self.way, self.books, hits, verdicts, took_s, counts, timed_out, self.late_s, words
+        )
 
     def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
         """Every bound that the scenario names."""
@@ -269,7 +302,7 @@ class Run:
             quiet_s = self.quiet_s
             census, cluster = self.watch.census, self.scenario.cluster
             deaths = len(census.false_deaths) if census.rounds else None
-            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s)
+            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s + self.late_s)
             same_s = census.same_s(max(quiet_s, self.traffic_until_s))
             measured: list[tuple[str, float | None, float | None]] = [
                 ("all agree who runs, s", expect.agree_s, census.agree_s(quiet_s)),
