@@ -6,6 +6,7 @@ import os
 import select
 import signal
 from dataclasses import replace
+from typing import Any
 
 import orjson
 import pytest
@@ -86,6 +87,17 @@ def test_gossip_gives_several_nodes_the_hits_of_one() -> None:
     assert done(plan("affinity", 4, gossip_delay_s=3600.0)).result.hit_rate < one - 0.05
 
 
+def test_a_slow_engine_among_fast_ones_is_slow_and_ttft_learns_it() -> None:
+    slow = replace(LIMITS, prefill_tokens_per_s=LIMITS.prefill_tokens_per_s / 20)
+    mixed = (LIMITS, LIMITS, LIMITS, slow)
+    turns = done(plan("round_robin", engines=mixed, per_request=True))
+    took = [(row["engine"], row["ttft_s"] / (row["prompt"] - row["cached"])) for row in rows(turns) if row["ttft_s"]]
+    slowest = min(each for engine, each in took if engine == 3)
+    assert slowest > 5 * min(each for engine, each in took if engine != 3)
+    assert turns.result.requests_by_engine[3] == 50
+    assert done(plan("ttft", engines=mixed)).result.requests_by_engine[3] < 25
+
+
 def test_twice_the_speed_is_half_the_time() -> None:
     slow, fast = done(plan()).result, done(plan(speed=2.0)).result
     assert fast.offered_per_s == pytest.approx(2 * slow.offered_per_s, rel=1e-3)
@@ -138,8 +150,12 @@ def test_load_is_told_in_few_samples_that_end_with_nothing_in_flight() -> None:
     assert any(sum(row[1:]) > 0 for row in result.load_over_time)
 
 
+def rows(run: Done) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in run.lines.splitlines()]
+
+
 def test_each_request_is_told_alone_where_that_is_wanted() -> None:
-    lines = [orjson.loads(line) for line in done(plan(per_request=True)).lines.splitlines()]
+    lines = rows(done(plan(per_request=True)))
     assert len(lines) == 200
     assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
     assert {"session", "engine", "reason", "matched", "cached", "prompt", "ttft_s", "terms", "policy"} <= lines[
