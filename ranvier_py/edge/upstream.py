@@ -19,7 +19,7 @@ import functools
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import trio
@@ -277,7 +277,7 @@ class Sent:
 
     __slots__ = ("connection", "data", "parts", "pool", "request", "unsent", "whole")
 
-    def __init__(self, pool: Pool, request: HttpRequest, parts: Sequence[bytes]) -> None:
+    def __init__(self, pool: Pool, request: HttpRequest, parts: tuple[bytes, bytes]) -> None:
         self.pool = pool
         self.request = request
         self.parts = parts
@@ -294,9 +294,11 @@ class Sent:
         except OSError:
             self.whole = False
             return
-        self.whole = True
-        if count != sum(map(len, self.parts)):
-            self.whole, self.unsent = False, memoryview(b"".join(self.parts))[count:]
+        head, body = self.parts
+        self.whole = count == len(head) + len(body)
+        if not self.whole:
+            within = count - len(head)
+            self.unsent = memoryview(body)[within:] if within >= 0 else memoryview(head[count:] + body)
 
     @property
     def waits(self) -> bool:
