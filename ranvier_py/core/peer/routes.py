@@ -27,11 +27,10 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.company import Company
 from ranvier_py.core.peer.removals import SharedRemovals
-from ranvier_py.core.peer.sheaves import BOUND_LEAST, SharedSheaves
+from ranvier_py.core.peer.sheaves import BOUND_LEAST, Pieces, SharedSheaves
 from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes import News, RouteTable, Trust
 from ranvier_py.core.routes.claims import Claim
-from ranvier_py.core.routes.orphans import Orphans
 
 HOLD_S = 2.0
 """News of the texts of a chat that goes on wait so long for its tokens and its answer, which repeat them: one lesson a
@@ -70,7 +69,7 @@ class SharedRoutes:
         self.counters = SharedRouteCounters()
         self._backends = backends
         self._copy = TableCopy(routes, backends)
-        self._orphans = Orphans(routes)
+        self._orphans = Pieces(routes)
         self._held: deque[News] = deque()
         self._complete: dict[int, tuple[BackendId, float]] = {}
         self._confirmed: deque[News] = deque()  # held back

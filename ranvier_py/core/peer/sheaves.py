@@ -9,7 +9,7 @@ Bound: what one call of `SharedRoutes.lessons` tells. Cost: 1 us a row told, 3 u
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,10 +36,17 @@ class Bound(NamedTuple):
     at: float
 
 
+class Pieces(Orphans):
+    """Orphans that say whom they wait for."""
+
+    def await_one_of(self, names: Iterable[int]) -> bool:
+        return bool(self._waiting) and any(name in self._waiting for name in names)
+
+
 class SharedSheaves:
     """`understood`: whether all peers know sheaves; the owner says so."""
 
-    def __init__(self, routes: RouteTable, orphans: Orphans) -> None:
+    def __init__(self, routes: RouteTable, orphans: Pieces) -> None:
         self.understood = False
         self.withdrawn = 0  # stops that were gone before they were told
         self._routes = routes
@@ -94,9 +101,10 @@ class SharedSheaves:
     def learn(self, sheaf: Sheaf, backend: BackendId, epoch: int, at: float, now: float) -> int:
         """Learn what a peer told, by evidence of that time. Returns the number of new rows."""
         _, _, parents, texts, tokens = sheaf
-        if len(texts) < MERGED_LEAST or len(self._orphans):
-            return self._one_by_one(sheaf, range(len(texts)), backend, epoch, at)
-        lost = self._lost(parents.tolist(), texts.tolist())
+        names = texts.tolist()
+        if len(names) < MERGED_LEAST or self._orphans.await_one_of(names):
+            return self._one_by_one(sheaf, range(len(names)), backend, epoch, at)
+        lost = self._lost(parents.tolist(), names)
         if lost:
             placed = np.ones(len(texts), np.bool_)
             placed[lost] = False

@@ -124,6 +124,28 @@ def test_rows_whose_chat_comes_later_are_hung_where_they_belong(turns: int) -> N
     assert tree(first) == tree(second)
 
 
+def test_who_waits_for_others_does_not_hold_up_a_sheaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece whose row never comes waits for long: one by one a sheaf would cost four times as much, all that time."""
+    first, second = nodes()
+    chats = beginnings(first)
+    begun = lessons(first, 10.0)
+    for lesson, at in begun[1:]:
+        second.routes.hear(lesson, 10.0 - at, 10.0)
+    first.serve([(72, 0, 4999), *chats[0]], 10.5)
+    ((lesson, _),) = lessons(first, 10.5 + HOLD_S)
+    second.routes.hear(lesson, 0.0, 13.0)
+    assert second.routes.orphans == 1
+    for number in range(40):
+        first.serve([(72, 0, 5000 + number), *chats[1]], 13.0, OTHER)
+    ((lesson, _),) = lessons(first, 13.0 + HOLD_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(second.routes.sheaves, "_one_by_one", lambda sheaf, rows, *_: len(rows) and 1 / 0)
+        assert second.routes.hear(lesson, 2.0, 15.0)
+    second.routes.hear(begun[0][0], 5.0, 15.0)
+    assert second.routes.orphans == 0
+    assert edges(first) == edges(second)
+
+
 def test_what_was_withdrawn_meanwhile_is_not_told() -> None:
     first, second = nodes()
     chats = beginnings(first)[:1]
