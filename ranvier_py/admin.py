@@ -13,8 +13,10 @@ import orjson
 from ranvier_py.calibrating import Calibrating
 from ranvier_py.clustering import Clustering
 from ranvier_py.config import Config
+from ranvier_py.config_loading import read_backend
+from ranvier_py.config_values import BackendSpec
 from ranvier_py.core.backends import BackendStatistics, Registry
-from ranvier_py.core.errors import NotFound
+from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.placement import Decision
 from ranvier_py.core.router import CHAT_PATH, COMPLETION_PATH, Router
@@ -55,7 +57,7 @@ class Administered(Protocol):
     def truthing(self) -> Truthing: ...
     @property
     def calibrating(self) -> Calibrating: ...
-    def add_backend(self, url: str, weight: float, name: str) -> BackendId: ...
+    def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId: ...
     def remove_backend(self, name_or_url: str) -> None: ...
 
 
@@ -69,11 +71,19 @@ class Admin:
     def backends(self) -> Sequence[Mapping[str, Any]]:
         return [backend_view(backend) for backend in self._node.registry.statistics().backends]
 
-    def add_backend(self, url: str, weight: float, name: str) -> Mapping[str, Any]:
-        backend = self._node.registry[self._node.add_backend(url, weight, name)]
+    def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fields of a backend as in the configuration. Raises ConfigError with all that is wrong, with nothing changed.
+
+        Peers that follow the order ask the engine where its events are: what is said of them here is for this node.
+        """
+        spec = read_backend(fields)
+        if spec.kv_index:
+            raise ConfigError(["kv_index: is read when a node starts, and can't be set here"])
+        backend = self._node.registry[self._node.add_backend(spec.url, spec.weight, spec.name, spec)]
         if self._node.clustering is not None:
-            self._node.clustering.order("add", backend.url, weight, name)
-        return self._view(backend.name)
+            self._node.clustering.order("add", backend.url, spec.weight, spec.name)
+        told = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
+        return {**self._view(backend.name), **told}
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
         view = self._view(url)

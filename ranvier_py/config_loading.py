@@ -20,9 +20,10 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from ranvier_py.config import ENV_PREFIX, SECRETS, Config
-from ranvier_py.config_values import BackendSpec
+from ranvier_py.config_values import NEEDS_EVENTS, BackendSpec
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip_places import OFF
 from ranvier_py.core.gossip_places import problems as cluster_problems
 
 FILE_VARIABLE = "RANVIER_CONFIG"
@@ -200,6 +201,28 @@ def flag_of(name: str) -> str:
 
 def variable_of(name: str) -> str:
     return ENV_PREFIX + name.upper()
+
+
+def read_backend(fields: Mapping[str, Any]) -> BackendSpec:
+    """One backend, as JSON has it: no number may be a text. Raises ConfigError with all that is wrong."""
+    try:
+        return BackendSpec.model_validate(dict(fields), strict=True)
+    except ValidationError as error:
+        problems = [f"{place(item['loc'])}: {backend_words(item)}".removeprefix(": ") for item in error.errors()]
+        if any(item["loc"] for item in error.errors()) and lacks_events(fields):
+            problems.append(NEEDS_EVENTS)  # which is looked at only when all else is right
+        raise ConfigError(problems) from error
+
+
+def backend_words(item: Mapping[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        return "there is no such member" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
+    return "is missing" if item["type"] == "missing" else reworded(item)
+
+
+def lacks_events(fields: Mapping[str, Any]) -> bool:
+    """Whether what needs `kv_events` is there without it."""
+    return fields.get("kv_events", "") in ("", OFF) and ("kv_replay" in fields or "kv_ranks" in fields)
 
 
 def place(location: Iterable[int | str]) -> str:

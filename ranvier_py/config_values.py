@@ -140,6 +140,9 @@ def key_prefix(text: str) -> str:
     return text
 
 
+NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
+
+
 class BackendSpec(BaseModel):
     """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
 
@@ -161,7 +164,7 @@ class BackendSpec(BaseModel):
     @model_validator(mode="after")
     def _kv_events_come_first(self) -> Self:
         if self.kv_events in ("", OFF) and (self.kv_replay or self.kv_ranks != 1):
-            raise ValueError("kv_replay and kv_ranks need kv_events, the endpoint of rank 0")
+            raise ValueError(NEEDS_EVENTS)
         return self
 
     @model_serializer(mode="wrap")

@@ -60,7 +60,7 @@ LIBRARIES = {
     "httpx": ("pages", "probes", "cli", "routers", "scraper", "kv_discovery", "kv_sse"),
     "zmq": ("kv_sockets",),
     "cryptography": ("seal",),
-    "msgpack": ("fields", "events"),
+    "msgpack": ("fields", "event_frames"),
     "pydantic": ("config", "config_loading", "config_values", "reference"),
     "pydantic_settings": ("config", "config_loading", "config_values"),
 }

@@ -287,3 +287,27 @@ async def readers(nodes: list[Lab], count: int) -> list[Lab]:
         if len(found) == count:
             return found
         await trio.sleep(0.05)
+
+
+async def test_where_an_engine_publishes_is_taken_over_the_control_port() -> None:
+    """The same fields as in the configuration, and `off` is off."""
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            engine, silent = await start_engine(nursery), await start_engine(nursery)
+            async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
+                events = (await http.get(f"{engine}/kv_event_sources")).json()
+            (source,) = events["sources"] if isinstance(events, dict) and "sources" in events else events.values()
+            node = await start_node(nursery, silent)
+            await node.http.delete(f"{node.control}/admin/backends", params={"url": silent})
+            said = {"kv_events": source["endpoint"], "kv_replay": source["replay_endpoint"]}
+            for body in ({"url": engine, **said}, {"url": silent, "kv_events": "off"}):
+                answer = await node.http.post(f"{node.control}/admin/backends", json=body)
+                assert answer.status_code == 200, answer.text
+            await node.until(lambda engine: engine["truth"] == "exact")
+            assert [one["truth"] for one in (await node.truth())["engines"]] == ["exact", "estimated"]
+            refused = await node.http.post(
+                f"{node.control}/admin/backends", json={"url": "http://a:1", "kv_index": "http://a:1/events"}
+            )
+            assert (refused.status_code, "kv_index" in refused.text) == (400, True)
+            await node.http.aclose()
+            nursery.cancel_scope.cancel()

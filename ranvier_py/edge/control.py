@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,7 +77,7 @@ class ControlPort(Protocol):
         """Each with at least "url" and "name"."""
         ...
 
-    def add_backend(self, url: str, weight: float, name: str) -> Mapping[str, Any]: ...
+    def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]: ...
     def remove_backend(self, url: str) -> Mapping[str, Any]: ...
     def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]: ...
     def routes(self) -> Mapping[str, Any]:
@@ -277,13 +276,9 @@ class Handlers:
         return json_response({"backends": self._port.backends()})
 
     async def add_backend(self) -> Response:
-        body = await json_body("url", "weight", "name")
-        url, name = text_of(body, "url"), text_of(body, "name", "")
-        weight = body.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise BadRequest("weight must be a number above 0")
+        body = await json_body("url", "weight", "name", "kv_events", "kv_replay", "kv_ranks", others=True)
         with input_errors():
-            return json_response(self._port.add_backend(url, float(weight), name))
+            return json_response(self._port.add_backend(body))
 
     async def remove_backend(self) -> Response:
         url = request.args.get("url") or text_of(await json_body("url"), "url")
@@ -345,7 +340,7 @@ class Handlers:
     async def add_worker(self) -> Response:
         url = worker_url()
         with input_errors():
-            self._port.add_backend(url, 1.0, "")
+            self._port.add_backend({"url": url})
         return Response(f"Successfully added worker: {url}", content_type="text/plain; charset=utf-8")
 
     async def remove_worker(self) -> Response:

@@ -32,8 +32,8 @@ async def raw_body() -> bytes:
     return data
 
 
-async def json_body(*members: str) -> Mapping[str, Any]:
-    """The request's JSON object, with no other members than these. Raises BadRequest."""
+async def json_body(*members: str, others: bool = False) -> Mapping[str, Any]:
+    """The request's JSON object, with no other members than these; `others`: somebody else looks. Raises BadRequest."""
     expected = "a JSON object with " + ", ".join(members)
     data = await raw_body()
     if not data.strip():
@@ -45,7 +45,7 @@ async def json_body(*members: str) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be {expected}")
     for name in body:
-        if name not in members:
+        if name not in members and not others:
             raise BadRequest(f"{name[:NAME_SHOWN]}: there is no such member, expected {expected}")
     return body
 

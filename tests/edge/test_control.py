@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ranvier_py.config_loading import read_backend
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.sample import Sample
 from ranvier_py.edge.control import ControlPort, ControlSettings, serve
@@ -38,11 +39,10 @@ class FakePort:
             raise RuntimeError("a bug that shows s3cret")
         return list(self.known.values())
 
-    def add_backend(self, url: str, weight: float, name: str) -> Mapping[str, Any]:
-        if not url.startswith("http"):
-            raise ValueError("url: must be a URL like http://10.0.0.1:8000")
-        self.known[url] = {"url": url, "weight": weight, "name": name, "draining": False}
-        return self.known[url]
+    def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        spec = read_backend(fields)
+        self.known[spec.url] = {**spec.model_dump(), "draining": False}
+        return self.known[spec.url]
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
         try:
@@ -182,6 +182,26 @@ async def test_backends_come_and_go_and_drain_at_run_time(served: Served) -> Non
         assert (await client.get("/admin/backends")).json() == {"backends": []}
 
 
+async def test_where_an_added_engine_publishes_its_events_can_be_said(served: Served) -> None:
+    body = {"url": "http://a:1", "kv_events": "tcp://*:5557", "kv_replay": "tcp://*:5657", "kv_ranks": 2}
+    async with served.client() as client:
+        added = (await client.post("/admin/backends", json=body)).json()
+        assert {name: added[name] for name in body} == body
+        off = (await client.post("/admin/backends", json={"url": "http://b:1", "kv_events": "off"})).json()
+        assert (off["kv_events"], "kv_replay" in off) == ("off", False)
+
+
+async def test_all_that_is_wrong_with_a_backend_is_said_at_once(served: Served) -> None:
+    body = {"weight": 0, "name": 5, "kv_replay": "nowhere", "kv_ranks": 999, "kv_event": "tcp://*:1"}
+    async with served.client() as client:
+        found = error_of(await client.post("/admin/backends", json=body))
+    assert found[0] == 400
+    assert [line.partition(" ")[0] for line in found[2].splitlines()] == [
+        *("url:", "weight:", "name:", "kv_replay:", "kv_ranks:", "kv_event:", "kv_replay")
+    ]
+    assert served.port.known == {}
+
+
 async def test_workers_are_managed_as_with_sglangs_router(served: Served) -> None:
     async with served.client() as client:
         added = await client.post("/add_worker", params={"url": "http://a:1"})
@@ -197,15 +217,24 @@ BAD_REQUESTS = [
     ("POST", "/admin/backends", b"{", 400, "not JSON"),
     ("POST", "/admin/backends", b"\xff\xfe", 400, "not JSON"),
     ("POST", "/admin/backends", b"[]", 400, "JSON object"),
-    ("POST", "/admin/backends", b"{}", 400, "url is missing"),
-    ("POST", "/admin/backends", b'{"url": 5}', 400, "url must be a text"),
+    ("POST", "/admin/backends", b"{}", 400, "url: is missing"),
+    ("POST", "/admin/backends", b'{"url": 5}', 400, "url: must be a valid string"),
     ("POST", "/admin/backends", b'{"url": "nonsense"}', 400, "must be a URL"),
     ("POST", "/admin/backends", b'{"url": "http://a", "weight": "2"}', 400, "weight"),
     ("POST", "/admin/backends", b'{"url": "http://a", "weight": true}', 400, "weight"),
     ("POST", "/admin/backends", b'{"url": "http://a", "weight": 0}', 400, "weight"),
     ("POST", "/admin/backends", b'{"url": "http://a", "weight": 1e999}', 400, "infinity"),
     ("POST", "/admin/backends", b'{"url": "http://a", "name": null}', 400, "name"),
-    ("POST", "/admin/backends", b'{"url": "http://a", "wieght": 2}', 400, "wieght: there is no such member"),
+    (
+        "POST",
+        "/admin/backends",
+        b'{"url": "http://a", "wieght": 2}',
+        400,
+        "wieght: there is no such member; did you mean weight?",
+    ),
+    ("POST", "/admin/backends", b'{"url": "http://a", "kv_ranks": true}', 400, "kv_ranks: must be a valid integer"),
+    ("POST", "/admin/backends", b'{"url": "http://a", "kv_ranks": 2}', 400, "need kv_events"),
+    ("POST", "/admin/backends", b'{"url": "http://a", "kv_events": "http://a:1"}', 400, "kv_events: must be tcp://"),
     ("DELETE", "/admin/backends", b"", 400, "expected a JSON object with url"),
     ("DELETE", "/admin/backends?url=http://x", b"", 404, "no backend http://x"),
     ("DELETE", "/admin/backends", b"{}", 400, "url is missing"),
@@ -338,7 +367,7 @@ async def test_without_a_key_a_web_page_can_not_command_the_node(served: Served)
         own = {"origin": served.url}
         assert (await client.post("/add_worker?url=http://b", headers=own)).status_code == 200
         local = {"host": "localhost:9180"}
-        assert (await client.get("/list_workers", headers=local)).json() == {"urls": ["http://b"]}
+        assert (await client.get("/list_workers", headers=local)).json() == {"urls": ["http://b:80"]}
 
 
 # --- the end --------------------------------------------------------------------------------------------------------

@@ -58,6 +58,15 @@ def frame_of(payload: bytes) -> Frame:
     return _build(payload) or _walk(payload)
 
 
+def event_in(payload: bytes, place: tuple[int, int]) -> object:
+    """One event of a message that was walked. Raises BadBatch: that event can't be read."""
+    try:
+        found: object = msgpack.unpackb(payload[place[0] : place[1]], use_list=False)
+    except UNPACK_ERRORS as error:
+        raise BadBatch("an event that can't be read") from error
+    return found
+
+
 def _build(payload: bytes) -> Frame | None:
     """A short message; None: `_walk` shall see."""
     if len(payload) > AT_ONCE_BYTES_MAX:

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
-
 from ranvier_py.core.kv.event_fields import (
     ARRAY_FIELDS,
     MAP_FIELDS,
@@ -35,7 +33,7 @@ from ranvier_py.core.kv.event_fields import (
     salt_in,
     tokens_of,
 )
-from ranvier_py.core.kv.event_frames import LOAD_STAT, UNPACK_ERRORS, BadBatch, frame_of
+from ranvier_py.core.kv.event_frames import LOAD_STAT, BadBatch, event_in, frame_of
 from ranvier_py.core.kv.values import Batch, BlocksRemoved, BlocksStored, EngineLoad, Event
 
 __all__ = ["BadBatch", "EventDecoder"]
@@ -118,8 +116,8 @@ class EventDecoder:
             self.counts.unread += 1
             return None
         try:
-            return self._event(msgpack.unpackb(payload[start:end], use_list=False))
-        except UNPACK_ERRORS:
+            return self._event(event_in(payload, span))
+        except BadBatch:
             self.counts.unread += 1
             return None
 
