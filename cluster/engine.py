@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from cluster.engine_http import Engine, EngineConfig
 from cluster.engine_kv import ENCODINGS, KvEvents
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
+from ranvier_py.core.addresses import host_port
 from ranvier_py.edge.server import DataServer, ServerLimits
 from ranvier_py.replay.engine.model import EngineLimits
 
@@ -89,14 +91,24 @@ def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT."""
     options = parser()
     arguments = options.parse_args(argv)
-    host, _, port = arguments.listen.rpartition(":")
     try:
-        config, port_number = config_of(arguments), int(port)
-        engine = Engine(config, load_tokenizer(arguments.tokenizer))
+        host, port = host_port(arguments.listen)
+    except ValueError as error:
+        options.error(f"--listen {error}")
+    try:
+        engine = Engine(config_of(arguments), load_tokenizer(arguments.tokenizer))
     except (ValueError, OSError) as error:
         options.error(str(error))
-    trio.run(run, engine, host.strip("[]") or "127.0.0.1", port_number)
-    return 0
+    refused: list[BaseException] = []
+    try:
+        trio.run(run, engine, host, port)
+    except* OSError as group:
+        refused += group.exceptions
+    while refused and isinstance(refused[0], BaseExceptionGroup):
+        refused = list(refused[0].exceptions)
+    if refused:
+        print(f"engine: can't listen on {arguments.listen}: {refused[0]}", file=sys.stderr)
+    return 1 if refused else 0
 
 
 async def run(engine: Engine, host: str, port: int) -> None:

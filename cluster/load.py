@@ -240,6 +240,14 @@ async def carry_out(plan: Plan, target: Target, ledger: Ledger) -> None:
         await runner.run_closed(plan.conversations, plan.starts_s, plan.duration_s)
 
 
+def make_place(path: Path) -> None:
+    """Before anything is sent. Raises LoadError."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise LoadError(f"--json {path}: {error.strerror}") from error
+
+
 def write_json(path: Path, options: argparse.Namespace, outcome: Report) -> None:
     settings: dict[str, Any] = {key: value for key, value in vars(options).items() if key != "api_key"}
     path.write_text(json.dumps({"settings": settings, **outcome.as_json()}, indent=2) + "\n", encoding="utf-8")
@@ -252,6 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ledger = Ledger()
     try:
         check(options)
+        if options.json:
+            make_place(Path(options.json))
         target, plan = make_target(options), make_plan(options)
         names = dict(parse_resolve(text) for text in options.resolve)
     except (LoadError, TraceError, NamesError) as error:

@@ -8,6 +8,7 @@ line's number: a trace that is half understood would give figures that are half 
 from __future__ import annotations
 
 import gzip
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             number = 0
             while line := file.readline(LINE_BYTES_MAX + 1):
                 number += 1
+                if number == 1:
+                    line = line.removeprefix(BOM_UTF8)  # some editors begin every file with it
                 if len(line) > LINE_BYTES_MAX:
                     raise TraceError(f"{path}:{number}: longer than {LINE_BYTES_MAX} bytes")
                 if line.strip():

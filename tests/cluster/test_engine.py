@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ import httpx
 import pytest
 import trio
 
+from cluster.engine import main as engine_command
 from cluster.engine import serve
 from cluster.engine_http import Engine, EngineConfig
 from cluster.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
@@ -424,7 +426,18 @@ def test_a_wrong_option_or_command_ends_with_code_2() -> None:
     for arguments in (
         ["engine", "--cache-tokens", "1", "--tokenizer", "bytes"],
         ["engine", "--answer-tokens", "9:1"],
+        ["engine", "--listen", "nonsense", "--tokenizer", "bytes"],
+        ["engine", "--decode-ms", "nan", "--tokenizer", "bytes"],
         ["x"],
     ):
         command = [sys.executable, "-m", "cluster", *arguments]
         assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 2
+
+
+def test_an_address_in_use_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        assert engine_command(["--listen", address, "--tokenizer", "bytes"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"engine: can't listen on {address}: ")
+    assert told.count("\n") == 1

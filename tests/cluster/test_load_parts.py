@@ -116,6 +116,8 @@ def test_a_trace_is_read_with_its_sessions_and_times(tmp_path: Path) -> None:
     assert [(one.name, one.start_s) for one in found] == [("s", 3.0), ("line-3", 1.5)]
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
     assert read_trace(tmp_path / "t.jsonl.gz") == found
+    (tmp_path / "t.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "t.jsonl").read_bytes())
+    assert read_trace(tmp_path / "t.jsonl") == found
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 
@@ -30,7 +31,7 @@ class EngineLimits:
     def __post_init__(self) -> None:
         sizes = (self.cache_tokens // max(self.block_size, 1), self.running_max, self.step_tokens_max, self.waiting_max)
         times = (self.decode_s, self.decode_s_per_running, self.decode_s_per_context_token)
-        if min(sizes) < 1 or self.prefill_tokens_per_s <= 0 or min(times) < 0:
+        if min(sizes) < 1 or not self.prefill_tokens_per_s > 0 or not all(0 <= each < inf for each in times):  # nor nan
             raise ValueError("engine sizes and speeds must be positive, times not negative")
         if self.running_max > self.step_tokens_max:  # vLLM refuses that too: somebody would never get a turn
             raise ValueError("a step must have a token for each running request: step_tokens_max >= running_max")

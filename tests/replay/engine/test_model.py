@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -458,7 +459,9 @@ def test_clearing_the_cache_lets_requests_in_work_go_on() -> None:
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"cache_tokens": 3}, {"running_max": 0}, {"prefill_tokens_per_s": 0.0}, {"decode_s": -1.0}):
+    refused = ({"cache_tokens": 3}, {"running_max": 0}, {"prefill_tokens_per_s": 0.0}, {"decode_s": -1.0})
+    endless = ({"prefill_tokens_per_s": nan}, {"decode_s": nan}, {"decode_s_per_running": inf})
+    for wrong in (*refused, *endless):
         with pytest.raises(ValueError, match="positive"):
             EngineLimits(**wrong)
     with pytest.raises(ValueError, match="step_tokens_max"):
