@@ -1,8 +1,9 @@
 """What the routers of a replay know of the engines' caches, beside what they have learned from requests.
 
-`estimated`: nothing more. `calibrated`: what the counts in answers teach (`core/kv/calibration`), as each node does for
-engines that publish no events. `events`: the engines tell what they store and drop; one node reads each engine, and the
-others hear of it as peers do.
+`estimated`: nothing more. `calibrated`: what the counts in answers and the engines' own metrics teach
+(`core/kv/calibration`), as each node does for engines that publish no events; one node looks at the metrics of each
+engine. `events`: the engines tell what they store and drop; one node reads each engine, and the others hear of it as
+peers do.
 
 Rules: an event is read before the next request that any node places or sees answered, so its way to the one node that
 reads it counts as nothing; from there on it takes as long as gossip does.
@@ -18,6 +19,7 @@ from typing import Literal, Protocol
 from ranvier_py.core.backends import Registry
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.calibration import Calibration
+from ranvier_py.core.kv.calibration_values import Told
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.named_blocks import NamedBlocks
 from ranvier_py.core.kv.truth import EngineTruth, Source
@@ -32,6 +34,7 @@ EVENTS_MAX = 1 << 20
 """More than one step of an engine can bring."""
 
 TICK_S = 1.0  # as a node does
+METRICS_S = 5.0  # as a node does by default
 SWEEP_ROWS_MAX = 2000
 
 
@@ -51,20 +54,33 @@ class Estimated:
 
 
 class Calibrated:
-    """Each router learns from answers."""
+    """Each router learns from answers; what engines tell of their size is seen by one, in turn."""
 
-    def __init__(self, routers: Sequence[Router], block_tokens: int) -> None:
+    def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
+        self._routers = routers
+        self._engines = engines
         self._each = [Calibration(router.routes, block_tokens=block_tokens) for router in routers]
-        self._ticked_at = 0.0
+        self._ticked_at = self._looked_at = 0.0
         for router, calibration in zip(routers, self._each, strict=True):
             router.observers += (calibration,)
+        self._look_at_metrics()
 
     def look(self, now: float) -> Sequence[int]:
+        if now >= self._looked_at + METRICS_S:
+            self._looked_at = now
+            self._look_at_metrics()
         if now >= self._ticked_at + TICK_S:
             self._ticked_at = now
             for calibration in self._each:
                 calibration.tick(now)
         return ()
+
+    def _look_at_metrics(self) -> None:
+        for engine, model in enumerate(self._engines):
+            node = engine % len(self._routers)
+            known, limits = self._routers[node].registry[BackendId(engine)], model.limits
+            told = Told(limits.cache_tokens, limits.block_size)
+            self._each[node].told(known.id, known.url, known.epoch, told)
 
 
 class Heard:
@@ -134,5 +150,5 @@ def make_knowledge(
 ) -> Knowledge:
     """`engines` must record their cache events where they are to be heard."""
     if name == "calibrated":
-        return Calibrated(routers, block_tokens)
+        return Calibrated(routers, engines, block_tokens)
     return Heard(routers, engines, block_tokens) if name == "events" else Estimated()

@@ -173,6 +173,7 @@ class Calibration:
             ledger = self._ledgers[backend] = Ledger(url, epoch, self._fleet)
         ledger.told = told
         ledger.estimate.told = told.capacity_tokens
+        self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
         """Let too old claims fade, and name biases. Once a second. Returns what appeared or went since the last one."""
@@ -190,6 +191,7 @@ class Calibration:
     def forget(self, backend: BackendId) -> None:
         """The backend was removed."""
         self._ledgers.pop(backend, None)
+        self._know_largest()
         self._routes.fade(backend, -1)
 
     def views(self, now: float) -> list[CalibrationView]:
@@ -204,6 +206,10 @@ class Calibration:
         elif ledger.epoch < flight.epoch:
             ledger.begin(flight.epoch)
         return ledger
+
+    def _know_largest(self) -> None:
+        told = [ledger.estimate.told for ledger in self._ledgers.values() if ledger.estimate.told is not None]
+        self._fleet.told = max(told, default=None)
 
     def _sample(self, flight: Flight) -> Sample | None:
         sample = self._samples.get(id(flight))

@@ -8,7 +8,8 @@ more answers were cold than warm.
 
 Rules: old outcomes fade, each to a half after HALF_LIFE further ones; what has faded limits nothing, so a limit that is
 too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. An engine that has shown
-little borrows from all the others. A capacity that the engine itself tells is never exceeded.
+little borrows from all the others. A capacity that the engine itself tells is never exceeded; one that tells none is
+taken to be no larger than the largest that tells, unless answers show otherwise.
 Bounds: SECONDS_MAX entries of the clock, BUCKETS distances. Cost: 3 us for a use, 15 us for an outcome.
 """
 
@@ -130,7 +131,7 @@ class StackClock:
 class CapacityEstimate:
     """Outcomes by distance. `told`: what the engine says it can hold, in tokens; None while it says nothing.
 
-    With no `fleet` it is that of all engines together.
+    With no `fleet` it is that of all engines together, and `told` is of the largest.
     """
 
     __slots__ = (
@@ -189,7 +190,15 @@ class CapacityEstimate:
     @property
     def limit(self) -> float:
         """The distance beyond which claims are not to be believed."""
-        return min(self.learned, inf if self.told is None else self.told)
+        told, fleet = self.told, self._fleet
+        if told is None and fleet is not None and fleet.told is not None and not self._is_warm_beyond(fleet.told):
+            told = fleet.told
+        return min(self.learned, inf if told is None else told)
+
+    def _is_warm_beyond(self, distance: float) -> bool:
+        """Whether answers say that it holds more than that."""
+        first = bucket_of(distance) + 1
+        return sum(self._warm[first:]) - sum(self._cold[first:]) >= COLD_MIN * self._unit
 
     def _find(self) -> float:
         """Where warm minus cold answers up to there are the most; the farthest such place."""

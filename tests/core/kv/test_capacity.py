@@ -132,6 +132,20 @@ def test_what_the_engine_tells_is_never_exceeded() -> None:
     assert estimate.learned == inf
 
 
+def test_one_that_tells_nothing_is_no_larger_than_the_largest_that_tells_unless_it_shows_more() -> None:
+    fleet = CapacityEstimate()
+    fleet.told = 30_000
+    estimate = CapacityEstimate(fleet)
+    assert estimate.limit == 30_000
+    estimate.told = 20_000
+    assert estimate.limit == 20_000
+    estimate.told = None
+    for _ in range(5):
+        estimate.observe(60_000, 1.0, 0.0)
+        estimate.counted()
+    assert estimate.limit == inf
+
+
 def test_weights_stay_numbers_over_a_long_life() -> None:
     estimate = CapacityEstimate()
     observe(estimate, 40_000, 20_000, Random(3))
