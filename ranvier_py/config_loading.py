@@ -192,6 +192,14 @@ def twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
                 return
 
 
+WORDS = {
+    "Input should be": "must be",
+    "String should have": "must have",
+    "Input is not a valid path for <class 'pathlib.Path'>": "must be a path",
+}
+"""Pydantic's, and what we say."""
+
+
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +247,9 @@ def reworded(item: Mapping[str, Any]) -> str:
         names = Config.model_fields if len(item["loc"]) == 1 else BackendSpec.model_fields
         return "no such key" + did_you_mean(str(item["loc"][-1]), names)
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return message.replace("Input should be", "must be")
+    for theirs, ours in WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -223,6 +223,13 @@ def test_a_secret_file_holds_one_line_of_text(content: bytes, tmp_path: Path) ->
     assert found.startswith(f"control_key_file: {path} ")
 
 
+def test_problems_are_told_in_words_of_an_operator(tmp_path: Path) -> None:
+    file = written(tmp_path, 'tokenizer = ""\nrecord_file = 3\nworkers = 1.5\nlisten = 8080\nbackend = 3\n')
+    told = problems({}, file)
+    assert len(told) == 5
+    assert not any(word in line for line in told for word in ("Input", "String", "class", "pathlib"))
+
+
 def test_a_secret_of_a_variable_or_the_file_is_one_line_of_text_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
