@@ -72,6 +72,7 @@ def test_requests_are_told_one_by_one_in_the_order_of_the_runs(trace: Path, tmp_
     assert lines[0]["terms"] == []
     assert len(lines[60]["terms"]) == 3  # one for each engine
     assert all({"queue_s", "prefill_s", "sum_s", "tokens_per_s"} <= each.keys() for each in lines[60]["terms"])
+    assert all(line["regret_s"] >= 0 for line in lines)
     late = lines[119]
     assert late["terms"][late["engine"]]["prefill_s"] < max(each["prefill_s"] for each in late["terms"])
 
