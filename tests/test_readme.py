@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from cluster.load_stats import Ledger, report
 from cluster.up_view import Column, rows
@@ -20,6 +21,7 @@ from ranvier_py.core.placement.policies import POLICIES
 from ranvier_py.edge.control import Handlers
 from ranvier_py.edge.internal import InternalHandlers
 from ranvier_py.replay.oracle_placer import ORACLES
+from tests.test_node import MODEL, lab
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -92,6 +94,19 @@ def test_every_policy_has_its_rule() -> None:
     for words in commands("ranvier replay"):
         if "--policy" in words:
             assert set(words[words.index("--policy") + 1].split(",")) <= {*POLICIES, *ORACLES}
+
+
+async def test_the_example_of_a_client_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall("(?s)```python\n(.*?)```", TEXT)
+    async with lab(engines=2) as node:
+        code = example.replace("http://127.0.0.1:8080", node.url).replace("Qwen/Qwen2.5-7B-Instruct", MODEL)
+        assert code.count(MODEL) == code.count(node.url) == 1
+        names: dict[str, Any] = {}
+        await trio.to_thread.run_sync(exec, code, names)
+        await trio.to_thread.run_sync(names["client"].close)
+    answered, placed = capsys.readouterr().out.splitlines()[-2:]
+    assert answered
+    assert re.fullmatch(r"127\.0\.0\.1:\d+ [a-z_]+ \d+", placed)
 
 
 def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:
