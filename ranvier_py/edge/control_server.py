@@ -4,7 +4,7 @@ hypercorn sends inside a shield without a deadline, so behind one client that st
 (hypercorn 0.18, trio/tcp_server.py). Here every send has a deadline, and whatever is left after the grace period is cut
 by closing its socket. hypercorn still does all of HTTP; this file replaces its accept loop only.
 
-Rules: connections are bounded, and carry one request each: after an answer quart-trio cancels the task in which
+Rules: connections are bounded, the oldest makes place, and they carry one request each: after an answer quart-trio cancels the task in which
 hypercorn would start the idle timer, so kept connections would stay for ever. A header must be complete within the idle
 time.
 No access log: it would copy the environment for every line.
@@ -32,7 +32,7 @@ from hypercorn.utils import wrap_app
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
-"""Scrapers, probes and people; further connections wait for their turn without being read."""
+"""Scrapers, probes and people. One more, and the oldest is cut: nobody who holds on shall keep others from asking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Connections:
         self._app = wrap_app(app, limits.body_bytes_max, "asgi")
         self._context = WorkerContext(None)
         self._limits = limits
-        self._limit = trio.CapacityLimiter(CONNECTIONS_MAX)
+        self._cut = 0
         self._open: dict[DeadlineStream, None] = {}
         self._all_closed = trio.Event()
 
@@ -94,18 +94,29 @@ class Connections:
         """One connection, accept to close. What hypercorn has closed is over, whatever its tasks still wait for."""
         scope = trio.CancelScope()
         stream = DeadlineStream(accepted, self._limits.send_timeout_s, on_close=scope.cancel)
+        self._make_place()
         self._open[stream] = None
         try:
-            async with self._limit:
-                with scope:
-                    await PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
+            with scope:
+                await PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
         except Exception:  # hypercorn's: what goes wrong in a handler of ours was answered inside
             log.exception("control connection failed")
         finally:
-            del self._open[stream]
+            self._open.pop(stream, None)
             accepted.socket.close()  # the kernel still delivers what was sent
             if not self._open:
                 self._all_closed.set()
+
+    def _make_place(self) -> None:
+        """The oldest connection goes when there are too many."""
+        if len(self._open) < CONNECTIONS_MAX:
+            return
+        oldest = next(iter(self._open))
+        del self._open[oldest]
+        oldest.cut()
+        self._cut += 1
+        if self._cut & (self._cut - 1) == 0:  # 1, 2, 4 …: a flood is told of in a few lines
+            log.warning("control.cut %d connections so far, each the oldest of %d", self._cut, CONNECTIONS_MAX)
 
     async def wait_closed(self) -> None:
         """Close idle connections, and wait for answers under way, but not for ever."""
@@ -186,6 +197,11 @@ class DeadlineStream:
     async def aclose(self) -> None:
         self._on_close()
         await self.stream.aclose()
+
+    def cut(self) -> None:
+        """Close now, and end whatever is done for it."""
+        self.abort()
+        self._on_close()
 
     def abort(self) -> None:
         """Close now. What was not sent yet is dropped by the kernel too, instead of lingering there for a reader."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import httpx
@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from ranvier_py.config_loading import read_backend
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.sample import Sample
+from ranvier_py.edge import control_server
 from ranvier_py.edge.control import ControlPort, ControlSettings, serve
 from ranvier_py.edge.control_server import DeadlineStream
 from ranvier_py.edge.metrics import render
@@ -457,6 +458,22 @@ async def test_a_client_that_never_finishes_its_header_is_cut_off(nursery: trio.
             await stream.send_all(b"GET /healthz HTTP/1.1\r\nHost: ")
             with suppress(trio.BrokenResourceError):
                 assert await stream.receive_some() == b""
+    served.shutdown.set()
+
+
+async def test_many_who_never_end_their_requests_keep_nobody_from_asking(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whoever reaches the port makes an orchestrator believe that the node is dead."""
+    monkeypatch.setattr(control_server, "CONNECTIONS_MAX", 4)
+    served = await start(nursery)
+    async with served.client() as client, AsyncExitStack() as held:
+        with trio.fail_after(DEADLINE_S):
+            for _ in range(9):
+                stream = await held.enter_async_context(await raw_client(served))
+                await stream.send_all(b"POST /explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+                assert (await client.get("/healthz", headers={"connection": "close"})).status_code == 200
+    assert "control.cut 4 connections" in caplog.text
     served.shutdown.set()
 
 
