@@ -2,11 +2,12 @@
 
 hypercorn sends inside a shield without a deadline, so behind one client that stops reading its own `serve` never ends
 (hypercorn 0.18, trio/tcp_server.py). Here every send has a deadline, and whatever is left after the grace period is cut
-by closing its socket. hypercorn still does all of HTTP; this file replaces its accept loop only.
+by closing its socket. hypercorn still does all of HTTP/1.1; this file replaces its accept loop, and keeps it from
+changing to anything else.
 
-Rules: connections are bounded, the oldest makes place, and they carry one request each: after an answer quart-trio cancels the task in which
-hypercorn would start the idle timer, so kept connections would stay for ever. A header must be complete within the idle
-time.
+Rules: connections are bounded, the oldest makes place, and each carries one request: after an answer quart-trio cancels
+the task in which hypercorn would start the idle timer, so kept connections would stay for ever. Those of HTTP/2 would
+be kept, and nothing here speaks WebSocket, so no upgrade is followed. A header must be complete within the idle time.
 No access log: it would copy the environment for every line.
 """
 
