@@ -10,7 +10,7 @@ Bounds: the owner's; `weight` is what a block counts against them. Cost: every c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -104,16 +104,18 @@ class Block:
 
     def more(self, tier: Tier) -> bool:
         """One more copy; False when they can't be counted any more."""
-        if self.count(tier) == COPIES_MASK:
+        shift = COPIES_BITS * tier
+        if self.copies >> shift & COPIES_MASK == COPIES_MASK:
             return False
-        self.copies += 1 << (COPIES_BITS * tier)
+        self.copies += 1 << shift
         return True
 
     def fewer(self, tier: Tier) -> bool:
         """One copy less; False when there was none."""
-        if not self.count(tier):
+        shift = COPIES_BITS * tier
+        if not self.copies >> shift & COPIES_MASK:
             return False
-        self.copies -= 1 << (COPIES_BITS * tier)
+        self.copies -= 1 << shift
         return True
 
     @property
@@ -148,6 +150,20 @@ class BlockIndex:
         self.parked_weight += 1
         return block
 
+    def born(self, key: EngineHash, parent: Block, token_bytes: bytes, weight: int, tier: Tier) -> Block:
+        """`add`, and all that a stored block that is new is told at once: half the time of one call for each."""
+        block = self.blocks[key] = self.parked[key] = Block(key)
+        block.parent = parent
+        below = block.after = parent.child
+        if below is not None:
+            below.before = block
+        parent.child = block
+        block.copies = 1 << COPIES_BITS * tier
+        block.token_bytes, block.known, block.weight = token_bytes, Known.TOKENS, weight
+        self.weight += weight
+        self.parked_weight += weight
+        return block
+
     def weigh(self, block: Block, weight: int) -> None:
         """Let a parked block count for more, or less."""
         self.weight += weight - block.weight
@@ -160,13 +176,28 @@ class BlockIndex:
         if self.parked.pop(block.key, None) is not None:
             self.parked_weight -= block.weight
 
+    def resolved(self, chain: Sequence[Block]) -> None:
+        """These are READY now, and will be looked at."""
+        parked, weight = self.parked, 0
+        for block in chain:
+            block.known = Known.READY
+            block.queued = True
+            if parked.pop(block.key, None) is not None:
+                weight += block.weight
+        self.parked_weight -= weight
+
     def release(self, block: Block | None) -> None:
         """Forget a block that nobody holds or continues, and those above it that were kept for its sake alone."""
+        blocks, parked = self.blocks, self.parked
         while block is not None and not block.copies and block.child is None and not block.queued:
-            if self.blocks.get(block.key) is not block:
+            key, above = block.key, block.parent
+            if blocks.get(key) is not block:
                 return  # a stem
-            above = block.parent
-            self._forget(block)
+            del blocks[key]
+            self.weight -= block.weight
+            if key in parked:
+                del parked[key]
+                self.parked_weight -= block.weight
             block.detach()
             block = above
 

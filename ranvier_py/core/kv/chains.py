@@ -17,6 +17,7 @@ from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, is_anc
 from ranvier_py.core.kv.blocks import Block, Known, Print
 
 TOKEN_BYTES = 4
+make = tuple.__new__  # of named tuples: half the time of their own
 TOKENS, READY = Known.TOKENS, Known.READY
 
 Chain = Sequence[Block]
@@ -46,12 +47,19 @@ def hash_chains(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
     others: list[Chain] = []
     row = hasher.block_tokens * TOKEN_BYTES
     for chain in chains:
-        is_whole = not state_above(chain).rest and not any(len(block.token_bytes) % row for block in chain)
-        (whole if is_whole else others).append(chain)
+        (whole if is_whole(chain, row) else others).append(chain)
     if whole:
         hash_whole(hasher, whole)
     if others:
         hash_others(hasher, others)
+
+
+def is_whole(chain: Chain, row: int) -> bool:
+    """Whether all its blocks begin and end where ours do. `row`: bytes of one of ours."""
+    for block in chain:
+        if len(block.token_bytes) % row:
+            return False
+    return not state_above(chain).rest
 
 
 def state_above(chain: Chain) -> TokenState:
@@ -66,19 +74,20 @@ def hash_whole(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
     jobs = [(state_above(chain), ids_of(chain)) for chain in chains]
     totals, fingerprints = hasher.every_block(jobs)
     size, place = hasher.block_tokens, 0
+    row = size * TOKEN_BYTES
     for chain, (state, _) in zip(chains, jobs, strict=True):
         tokens, anchor = state.tokens, chain[0].parent.anchor  # type: ignore[union-attr]  # state_above saw it
         for block in chain:
             first = place
-            place += len(block.token_bytes) // TOKEN_BYTES // size
-            prints = []
+            place += len(block.token_bytes) // row
+            prints: tuple[Print, ...] = ()
             for fingerprint in fingerprints[first:place]:
                 tokens += size
-                prints.append(Print(fingerprint, tokens))
+                prints += (make(Print, (fingerprint, tokens)),)
                 if is_anchor(tokens // size):
                     anchor = fingerprint
-            block.prints, block.anchor, block.token_bytes = tuple(prints), anchor, b""
-            block.state = TokenState(tokens, totals[place - 1], ())
+            block.prints, block.anchor, block.token_bytes = prints, anchor, b""
+            block.state = make(TokenState, (tokens, totals[place - 1], (), 0))
 
 
 def hash_others(hasher: TokenHasher, chains: Sequence[Chain]) -> None:

@@ -37,7 +37,13 @@ def hash_of(value: object) -> EngineHash:
 def hashes_of(value: object) -> tuple[EngineHash, ...]:
     if type(value) is not tuple:
         raise Unreadable
-    return tuple([each if type(each) is bytes and 0 < len(each) <= HASH_BYTES_MAX else hash_of(each) for each in value])
+    for each in value:
+        if type(each) is bytes:
+            if not 0 < len(each) <= HASH_BYTES_MAX:
+                raise Unreadable
+        elif type(each) is not int or not 0 <= each < U64:
+            return tuple([hash_of(one) for one in value])
+    return value
 
 
 def tokens_of(value: object) -> bytes:

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
 from ranvier_py.core.fingerprint import TokenHasher, is_anchor
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, stem
+from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, Print, stem
 from ranvier_py.core.kv.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.kv.prefixes import HeldPrefixes
 from ranvier_py.core.kv.residency_values import Changes, Imported, ResidencyCounts, ResidencyView, Scope, salt_and_media
@@ -43,7 +44,7 @@ FRESH_MAX = 4096
 """Blocks told of that are hashed together: one call for a few blocks costs as much as for hundreds."""
 
 NAME, READY, OPAQUE = Known.NAME, Known.READY, Known.OPAQUE
-GPU = Tier.GPU
+ABSENT = Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
 """Events, and their bytes, that wait for a copy to be read: some seconds of a busy engine."""
@@ -106,12 +107,15 @@ class Residency:
             self._cleared = True
 
     def apply(self, event: Event) -> None:
-        if isinstance(event, CacheCleared):
+        kind = type(event)
+        if kind is CacheCleared:
             self.clear()
         elif self.frozen or self._waiting:
-            self._wait(event)
+            self._wait(event)  # type: ignore[arg-type]  # mypy does not follow `kind`
+        elif kind is BlocksStored:
+            self._store(event)  # type: ignore[arg-type]
         else:
-            self._apply(event)
+            self._remove(event)  # type: ignore[arg-type]
 
     def _apply(self, event: BlocksStored | BlocksRemoved) -> None:
         if isinstance(event, BlocksStored):
@@ -182,8 +186,9 @@ class Residency:
             steps -= len(event.hashes)
             self._apply(event)
         self._resolve()
-        while self._unsettled and steps > 0:
-            self._settle_block(self._unsettled.popleft())
+        unsettled, settle_block = self._unsettled, self._settle_block
+        while unsettled and steps > 0:
+            settle_block(unsettled.popleft())
             steps -= 1
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
@@ -228,20 +233,19 @@ class Residency:
         salt, opaque_from = salt_and_media(event)
         parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
         told_again = event.reused or (event.parent is None and self._tells_again and self._is_told_again(event))
+        index, blocks, fresh, counts = self._index, self._index.blocks, self._fresh, self.counts
         for place, key in enumerate(hashes):
-            block = None if parent is None else self._place(key, parent)
-            if block is None:
-                self.counts.refused += len(hashes) - place
-                break
-            if told_again and block.count(tier):
-                self.counts.told_again += 1
+            own = data[place * width : (place + 1) * width]
+            block: Block | None
+            if key not in blocks and own and self._has_room(parent, weight):
+                block = index.born(key, parent, own, weight, tier)
+                counts.stored += 1
+                fresh.append(block)
             else:
-                self.counts.stored += 1
-                self.counts.uncounted += not block.more(tier)
-            if block.known is READY:
-                self._look(block)
-            elif block.known is NAME and self._tell(block, data[place * width : (place + 1) * width], weight):
-                self._fresh.append(block)
+                block = self._store_again(key, parent, tier, own, weight, told_again=told_again)
+                if block is None:
+                    counts.refused += len(hashes) - place
+                    break
             if place >= opaque_from:
                 self._darken(block)
             parent = block
@@ -249,6 +253,28 @@ class Residency:
             self._resolve()
         while self._index.parked_weight > self._parked_max:
             self.counts.dropped += self._index.drop(next(iter(self._index.parked.values())))
+
+    def _has_room(self, parent: Block | None, weight: int) -> TypeGuard[Block]:
+        """Whether a new block of so much can be put below this one, to get a fingerprint."""
+        return parent is not None and parent.known is not OPAQUE and self._index.weight + weight <= self._entries_max
+
+    def _store_again(
+        self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, told_again: bool
+    ) -> Block | None:
+        """A block that is known, or cannot have a fingerprint yet. None: there is no room for it."""
+        block = None if parent is None else self._place(key, parent)
+        if block is None:
+            return None
+        if told_again and block.count(tier):
+            self.counts.told_again += 1
+        else:
+            self.counts.stored += 1
+            self.counts.uncounted += not block.more(tier)
+        if block.known is READY:
+            self._look(block)
+        elif block.known is NAME and self._tell(block, own, weight):
+            self._fresh.append(block)
+        return block
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
         if event.kind is None:
@@ -323,15 +349,17 @@ class Residency:
         if event.group != (self._group or 0):
             self.counts.other_groups += 1
             return
-        tier, blocks = event.tier, self._index.blocks
+        tier, blocks, counts = event.tier, self._index.blocks, self.counts
         for key in event.hashes:
             block = blocks.get(key)
             if block is None or not block.fewer(tier):
-                self.counts.removed_unknown += 1
+                counts.removed_unknown += 1
                 continue
-            self.counts.removed += 1
+            counts.removed += 1
             if block.known is READY:
-                self._look(block)
+                if not block.queued:
+                    block.queued = True
+                    self._unsettled.append(block)
             elif not block.copies:
                 self._index.release(block)
 
@@ -348,9 +376,7 @@ class Residency:
             hash_chains(self._hasher, chains)
             for chain in chains:
                 resolved += len(chain)
-                for block in chain:
-                    self._index.settled(block, READY)
-                    block.queued = True
+                self._index.resolved(chain)
                 self._unsettled.extend(chain)
             starts = branches
         self.counts.resolved_late += resolved - sum([block.known is READY for block in fresh])
@@ -379,19 +405,29 @@ class Residency:
         block.queued = False
         parent = block.parent
         assert parent is not None
-        near = GPU if block.copies & COPIES_MASK else block.nearest
-        reach = max(near, parent.reach)
-        if reach is not block.reach:
-            above, prints, size = parent.anchor, block.prints, self._hasher.block_tokens
-            for fingerprint, tokens in prints:
-                self._held.move(fingerprint, tokens, above, block.reach, reach)
-                if len(prints) > 1 and is_anchor(tokens // size):
-                    above = fingerprint
+        copies, above, before = block.copies, parent.reach, block.reach
+        nearest = block.nearest if copies and not copies & COPIES_MASK else None
+        reach = (above if copies else ABSENT) if nearest is None else max(nearest, above)  # nothing is nearer than GPU
+        if reach is not before:
+            prints = block.prints
+            if len(prints) == 1:
+                fingerprint, tokens = prints[0]
+                self._held.move(fingerprint, tokens, parent.anchor, before, reach)
+            else:
+                self._move(prints, parent.anchor, before, reach)
             block.reach = reach
             child = block.child
             while child is not None:
                 if child.known is READY and not child.queued:
                     self._look(child)
                 child = child.after
-        if not block.copies:
+        if not copies and block.child is None:
             self._index.release(block)
+
+    def _move(self, prints: Sequence[Print], anchor: Fingerprint, before: Tier, reach: Tier) -> None:
+        """All prefixes in a block that is larger than ours."""
+        size = self._hasher.block_tokens
+        for fingerprint, tokens in prints:
+            self._held.move(fingerprint, tokens, anchor, before, reach)
+            if is_anchor(tokens // size):
+                anchor = fingerprint

@@ -214,12 +214,13 @@ class EngineTruth:
         routes, counts, known = self._routes, self.counts, self._known
         dense, step, engine = self._dense_anchors, self._anchor_step, self._engines[backend]
         full = engine.rows > self._rows_max
+        passed = 0
         run: list[Change] = []  # consecutive anchors of one prompt
         for change in changes:
             fingerprint, tokens, tier, parent = change
-            anchor = tokens in dense or (tokens % step == 0 and tokens > 0)
+            anchor = tokens in dense if tokens < step else not tokens % step
             if (full or not anchor) and fingerprint not in known:
-                counts.passed += 1
+                passed += 1
                 counts.refused += anchor
             elif tier is Tier.ABSENT:
                 if not self._is_held(backend, fingerprint) and routes.retract(fingerprint, backend, now):
@@ -234,6 +235,7 @@ class EngineTruth:
                     self._confirm(backend, epoch, run, now)
                     run = []
         self._confirm(backend, epoch, run, now)
+        counts.passed += passed
 
     def _is_held(self, backend: BackendId, fingerprint: Fingerprint) -> bool:
         """By another source: a rank, or a channel that knows better."""

@@ -52,7 +52,10 @@ def tier_of(medium: str | None, locality: str | None) -> Tier:
     """Engines that name no medium have none but the GPU; a REMOTE copy is nobody's own."""
     if locality is not None and locality.upper() == "REMOTE":
         return Tier.EXTERNAL
-    return Tier.GPU if medium is None else MEDIA.get(medium.upper(), Tier.EXTERNAL)
+    if medium is None:
+        return Tier.GPU
+    found = MEDIA.get(medium)
+    return found if found is not None else MEDIA.get(medium.upper(), Tier.EXTERNAL)
 
 
 class BlocksStored(NamedTuple):
