@@ -19,6 +19,9 @@ from cluster.proc_plan import PEERS_NAME, Plan, write_keys
 from cluster.proc_relay import Condition
 from cluster.scenario import Step
 
+LOOK_S = 0.5
+"""So often it is looked at whether the machine keeps up with the scenario's time."""
+
 FLAP_S = 1.0
 """How long a flapping name says one thing."""
 
@@ -84,6 +87,7 @@ class Steps:
     labels: dict[int, str]
     killing: Callable[[int, float], None] = lambda _node, _at_s: None
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
+    late_s: float = 0.0  # so long the scenario's time stood still, because the machine was slow
 
     async def run(
         self, steps: Sequence[Step], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -92,8 +96,16 @@ class Steps:
         async with trio.open_nursery() as nursery:
             task_status.started()
             for step in steps:
-                await trio.sleep(max(0.0, step.at_s - self.fleet.clock()))
+                await self.until(step.at_s)
                 nursery.start_soon(self.carry_out, step)
+
+    def time(self) -> float:
+        """Of the scenario, in seconds."""
+        return self.fleet.clock() - self.late_s
+
+    async def until(self, at_s: float) -> None:
+        while (left_s := at_s - self.time()) > 0:  # noqa: ASYNC110  # for a time that stands still now and then
+            await trio.sleep(min(left_s, LOOK_S))
 
     async def carry_out(self, step: Step) -> None:
         method: Callable[[Step], Awaitable[None]] = getattr(self, f"do_{step.do}")
@@ -104,7 +116,7 @@ class Steps:
         async with trio.open_nursery() as nursery:
             for place, number in enumerate(numbers):
                 if place and step.every_s:
-                    await trio.sleep(step.every_s)
+                    await self.until(self.time() + step.every_s)
                 nursery.start_soon(action, number)
 
     def show_peers(self) -> None:
@@ -157,10 +169,10 @@ class Steps:
         if not step.every_s:
             await self.each(step, chosen(step.nodes), lambda number: self.again(step, number, self.stop_node))
             return
-        next_s = self.fleet.clock()
+        next_s = self.time()
         for number in chosen(step.nodes):
-            await trio.sleep(max(0.0, next_s - self.fleet.clock()))
-            next_s = self.fleet.clock() + step.every_s
+            await self.until(next_s)
+            next_s = self.time() + step.every_s
             await self.again(step, number, self.stop_node)
 
     async def again(self, step: Step, number: int, end: Callable[[int], Awaitable[None]]) -> None:

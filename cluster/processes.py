@@ -42,7 +42,7 @@ from cluster.proc_plan import (
 )
 from cluster.proc_record import Recorder
 from cluster.proc_relay import Links, Relay
-from cluster.proc_steps import Faults, Steps, chosen
+from cluster.proc_steps import LOOK_S, Faults, Steps, chosen
 from cluster.proc_traffic import Clients, conversations, rates_of
 from cluster.proc_watch import Census, Watch
 from cluster.scenario import Scenario, quiet_at
@@ -54,11 +54,9 @@ LAST_ANSWERS_S = 180.0
 START_S = 180.0
 """All processes must be ready by then."""
 
-LOADING_S, LATE_S_MAX = 5.0, 120.0
-"""A process that is restarted is reckoned to be ready within this. What a machine takes longer, in all at most so much,
-is added to the run: what follows is not to be judged by it."""
-
-LOOK_S = 0.5
+LOADING_S, LATE_S_MAX = 3.0, 120.0
+"""A process that is restarted is reckoned to be ready within this. While one takes longer, in all at most so long, the
+scenario's time stands still: else the next ones would go before it is back, and all be gone together."""
 
 FIRST_KEY = 1
 """Number of the key that everybody has at the beginning, as in the simulator."""
@@ -142,7 +140,6 @@ class Run:
         self.quiet_s = quiet_at(scenario)
         self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
         self.began_s = trio.current_time()
-        self.late_s = 0.0  # what loading took too long
         self.acting: list[trio.CancelScope] = []  # what ends with the run's time
 
     def clock(self) -> float:
@@ -242,18 +239,19 @@ class Run:
 
     def run_time(self) -> trio.CancelScope:
         """The time of the run, which grows with `late_s`."""
-        scope = trio.CancelScope(deadline=self.began_s + self.scenario.for_s + self.late_s)
+        scope = trio.CancelScope(deadline=self.began_s + self.scenario.for_s + self.steps.late_s)
         self.acting.append(scope)
         return scope
 
     async def wait_for_loading(self) -> None:
         """On a slow machine the run takes longer, and never ends while something is being started."""
-        while self.late_s < LATE_S_MAX:
+        steps = self.steps
+        while steps.late_s < LATE_S_MAX:
             await trio.sleep(LOOK_S)
-            now_s, since_s = self.clock(), min(self.steps.loading.values(), default=inf)
-            ends_s = self.scenario.for_s + self.late_s
+            now_s, since_s = self.clock(), min(steps.loading.values(), default=inf)
+            ends_s = self.scenario.for_s + steps.late_s
             if since_s + LOADING_S < now_s or (since_s < now_s and ends_s < now_s + 2 * LOOK_S):
-                self.late_s += LOOK_S
+                steps.late_s += LOOK_S
                 for scope in self.acting:
                     scope.deadline += LOOK_S
 
@@ -286,8 +284,9 @@ class Run:
         counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
         verdicts = tuple(self.verdicts(hits))
         words = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
+        books, late_s = self.books, self.steps.late_s
         return Outcome(
-            scenario, self.options, self.way, self.books, hits, verdicts, took_s, counts, timed_out, self.late_s, words
+            scenario, self.options, self.way, books, hits, verdicts, took_s, counts, timed_out, late_s, words
         )
 
     def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
@@ -302,7 +301,7 @@ class Run:
             quiet_s = self.quiet_s
             census, cluster = self.watch.census, self.scenario.cluster
             deaths = len(census.false_deaths) if census.rounds else None
-            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s + self.late_s)
+            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s + self.steps.late_s)
             same_s = census.same_s(max(quiet_s, self.traffic_until_s))
             measured: list[tuple[str, float | None, float | None]] = [
                 ("all agree who runs, s", expect.agree_s, census.agree_s(quiet_s)),

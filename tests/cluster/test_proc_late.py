@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -10,10 +11,11 @@ import pytest
 import trio
 import trio.testing
 
+from cluster.proc_fleet import Fleet, Member
 from cluster.proc_net import Way
-from cluster.proc_steps import Steps
-from cluster.processes import LATE_S_MAX, LOADING_S, LOOK_S, Options, Run
-from cluster.scenario import Scenario, Step
+from cluster.proc_steps import LOOK_S, Steps
+from cluster.processes import LATE_S_MAX, LOADING_S, Options, Run
+from cluster.scenario import Cluster, Scenario, Step
 
 FOR_S = 60.0
 
@@ -26,12 +28,32 @@ class Loads:
         self.begins_s = begins_s
         self.takes_s = takes_s
         self.loading: dict[str, float] = {}
+        self.late_s = 0.0
 
     async def run(self, _steps: Sequence[Step]) -> None:
         await trio.sleep(self.begins_s)
         self.loading["n1"] = self.run_.clock()
         await trio.sleep(self.takes_s)
         del self.loading["n1"]
+
+
+class SlowFleet:
+    """Processes that are gone at once and take long to load."""
+
+    def __init__(self, run: Run, takes_s: float) -> None:
+        self.run = run
+        self.takes_s = takes_s
+        self.diary: list[tuple[str, str]] = []
+
+    def clock(self) -> float:
+        return self.run.clock()
+
+    async def kill(self, member: Member) -> None:
+        self.diary.append(("gone", member.name))
+
+    async def start(self, member: Member) -> None:
+        await trio.sleep(self.takes_s)
+        self.diary.append(("back", member.name))
 
 
 def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float, float]:
@@ -43,7 +65,7 @@ def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float,
         async with trio.open_nursery() as acting:
             acting.start_soon(run.carry_out_steps)
             acting.start_soon(run.watch_peers)
-        return run.clock(), run.quiet_s, run.late_s
+        return run.clock(), run.quiet_s, run.steps.late_s
 
     return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -62,6 +84,27 @@ def test_the_run_does_not_end_while_something_is_started(tmp_path: Path) -> None
     ended_s, quiet_s, _ = lasted(tmp_path, FOR_S - 2.0, 30.0)
     assert quiet_s == pytest.approx(FOR_S + 28.0)
     assert FOR_S + 28.0 <= ended_s < FOR_S + 30.0
+
+
+def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None:
+    """Restarted by the clock alone, all of them were gone at once on a machine that took ten seconds for each."""
+
+    async def main() -> list[tuple[str, str]]:
+        scenario = Scenario("x", "x", FOR_S, Cluster(nodes=3, running=(0, 1, 2)))
+        run = Run(scenario, Way("direct", "a test"), Options(gossip=False), tmp_path, print)
+        fleet = SlowFleet(run, 10.0)
+        run.steps = run.make_steps(cast("Fleet", fleet))
+        step = Step(10.0, "restart", nodes=(0, 1, 2), every_s=4.0)
+        run.scenario = replace(scenario, steps=(step,))
+        await run.carry_out_steps()
+        return fleet.diary
+
+    diary = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(diary) == 6
+    away = 0
+    for what, _ in diary:
+        away += 1 if what == "gone" else -1
+        assert away <= 2
 
 
 def test_what_never_is_ready_ends_all_the_same(tmp_path: Path) -> None:
