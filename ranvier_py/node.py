@@ -42,6 +42,7 @@ from ranvier_py.edge.probes import Prober
 from ranvier_py.edge.server import DataServer
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream
+from ranvier_py.indexing import Preparing
 from ranvier_py.parts import (
     backend_limits,
     calibrating_of,
@@ -112,7 +113,7 @@ class Node:
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
-            self.learner,
+            Preparing(self.learner, lambda: self.indexing),
             pipeline_limits(config),
             address_of=self._address_of,
             asking=self.asking,

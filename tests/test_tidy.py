@@ -59,6 +59,7 @@ LIBRARIES = {
     "huggingface_hub": ("tokenizer",),
     "httpx": ("pages", "probes", "cli", "routers", "scraper", "kv_discovery", "kv_sse"),
     "zmq": ("kv_sockets",),
+    "redis": ("kv_redis",),
     "cryptography": ("seal",),
     "msgpack": ("fields", "event_frames"),
     "pydantic": ("config", "config_loading", "config_values", "reference"),
