@@ -30,16 +30,17 @@ from ranvier_py.core.errors import NotFound
 from ranvier_py.core.flight import Flight
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.names import Names, base_names
+from ranvier_py.core.kv.names import Names
 from ranvier_py.core.kv.prefixes import Change
 from ranvier_py.core.kv.push import PushMap, PushSettings, Word, Worker
 from ranvier_py.core.kv.push_keys import LENGTHS_MAX
 from ranvier_py.core.kv.push_leases import Leases
 from ranvier_py.core.kv.push_links import Link, Links
 from ranvier_py.core.kv.push_messages import PREFIX_HASH, Eviction, Sync
+from ranvier_py.core.kv.push_said import Said, names_of, source_of
 from ranvier_py.core.kv.push_table import Entry, tier_in
 from ranvier_py.core.kv.residency_values import Changes
-from ranvier_py.core.kv.truth import EngineTruth, Held, Source
+from ranvier_py.core.kv.truth import EngineTruth, Held
 from ranvier_py.core.kv.values import Tier
 from ranvier_py.core.placement.sticky_least_loaded import prefix_len_of
 from ranvier_py.core.prompt import Boundary
@@ -254,7 +255,7 @@ class Pushing:
         return backend.id, worker
 
     def _open(self, backend: Backend, worker: Worker, now: float) -> None:
-        held: Held = Said(self, worker)
+        held: Held = Said(self.links, worker)
         if worker.scheme == PREFIX_HASH:
             self._inbox.urgent = True
             self._inbox.hasher.keep((*self._inbox.hasher.lengths, self.scheme.prefix_tokens))
@@ -392,25 +393,3 @@ class Pushing:
             start, namespace_of = self._router.hasher.start, self._router.reader.namespace_of
             self._models = {start(namespace_of(name)).total: name for name in names}
         return self._models
-
-
-class Said:
-    """What a worker holds by the report's keys, as the sink asks for it: by our fingerprints."""
-
-    def __init__(self, pushing: Pushing, worker: Worker) -> None:
-        self._pushing = pushing
-        self._worker = worker
-
-    def tier(self, fingerprint: Fingerprint) -> Tier:
-        links = self._pushing.links.of_fingerprint(fingerprint)
-        return min((self._worker.table.tier(link.key) for link in links), default=Tier.ABSENT)
-
-
-def names_of(backend: Backend, worker: Worker) -> tuple[str, ...]:
-    """Names of the model that a worker's fingerprints are of: first the one that they were made under."""
-    bases = base_names(backend.cards)
-    return tuple(dict.fromkeys((worker.model, *bases) if worker.model else bases))
-
-
-def source_of(backend: BackendId) -> Source:
-    return Source(backend, "push")

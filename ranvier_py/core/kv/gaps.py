@@ -17,11 +17,9 @@ for, and counted. Cost: about 5 us for a message.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 import xxhash
 
+from ranvier_py.core.kv.gap_parts import CopyAsked, Digests, Kept, Replay
 from ranvier_py.core.kv.gap_values import (
     Apply,
     AskPeer,
@@ -36,27 +34,6 @@ from ranvier_py.core.kv.gap_values import (
     Reset,
 )
 
-DIGESTS_MAX = 1024
-"""Messages whose digest is remembered, to tell a repetition from a restart."""
-
-
-@dataclass(slots=True)
-class _Replay:
-    ask: int
-    first: int
-    next_then: int
-    deadline: float
-    attempt: int
-    checked: bool  # that the engine is the one we knew
-    came: bool = False
-
-
-@dataclass(slots=True)
-class _Copy:
-    ask: int
-    deadline: float
-    offer: tuple[int, int] | None = None  # number and digest of its last message, which is still to come
-
 
 class GapMachine:
     """Every method returns what is to be done, in order. `tick` wants to be called at `wake_at`."""
@@ -67,16 +44,15 @@ class GapMachine:
         self._next = 0
         self._held: dict[int, bytes] = {}  # messages behind a hole
         self._held_bytes = 0
-        self._kept: deque[Apply] = deque()  # applied since a copy was asked for
-        self._kept_bytes = 0
-        self._digests: dict[int, int] = {}  # oldest first
+        self._kept = Kept(self._settings)
+        self._digests = Digests()
         self._live_last = -1
         self._loss = Loss.ALL
         self._loss_end = 0  # first number after what was lost
         self._run = 0  # messages in a row since then
         self._asks = 0
-        self._replay: _Replay | None = None
-        self._copy: _Copy | None = None
+        self._replay: Replay | None = None
+        self._copy: CopyAsked | None = None
         self._copy_tried = True
         self._copy_at: float | None = None
         self._cut_at: float | None = None
@@ -120,7 +96,7 @@ class GapMachine:
         """Go on from a copy that stands after message `seq`, before anything else is told: as if cut off there. An
         engine that has another message under that number was restarted."""
         self._next = seq + 1
-        self._remember(seq, digest)
+        self._digests.add(seq, digest)
         self._loss, self._cut_at, self._live_last = Loss.NOTHING, now, seq
         self.counts.resumed += 1
 
@@ -238,10 +214,7 @@ class GapMachine:
 
     def _contradicts(self, seq: int, payload: bytes) -> bool:
         """Whether another message is known under this number."""
-        known = self._digests.get(seq)
-        if known is not None:
-            return known != xxhash.xxh3_64_intdigest(payload)
-        return seq in self._held and self._held[seq] != payload
+        return self._digests.contradict(seq, payload) or self._held.get(seq, payload) != payload
 
     def _is_known(self, seq: int) -> bool:
         return seq in self._digests or seq in self._held
@@ -281,7 +254,7 @@ class GapMachine:
         message = Apply(seq, payload)
         self._outbox.append(message)
         self._next = seq + 1
-        self._remember(seq, xxhash.xxh3_64_intdigest(payload))
+        self._digests.add(seq, xxhash.xxh3_64_intdigest(payload))
         self.counts.applied += 1
         self._run += 1
         if seq == 0:
@@ -291,27 +264,21 @@ class GapMachine:
         if self._copy is not None:
             self._keep(self._copy, message, now)
 
-    def _keep(self, copy: _Copy, message: Apply, now: float) -> None:
+    def _keep(self, copy: CopyAsked, message: Apply, now: float) -> None:
         """For the copy that was asked for: it will lack this."""
-        self._kept.append(message)
-        self._kept_bytes += len(message.payload)
+        self._kept.add(message)
         if copy.offer is not None and message.seq >= copy.offer[0]:
             self._judge(copy, *copy.offer, now)
-        elif self._kept_bytes > self._settings.held_bytes_max or len(self._kept) > self._settings.held_messages_max:
+        elif self._kept.is_full:
             self.counts.copies_given_up += 1
             self._drop_copy(now)
-
-    def _remember(self, seq: int, digest: int) -> None:
-        self._digests[seq] = digest
-        if len(self._digests) > DIGESTS_MAX:
-            del self._digests[next(iter(self._digests))]
 
     def _ask_replay(self, now: float, why: str, attempt: int = 1) -> None:
         self._why = why
         self._asks += 1
         first = max(0, self._next - 1)
         deadline = now + self._settings.replay_timeout_s
-        self._replay = _Replay(self._asks, first, self._next, deadline, attempt, checked=self._next == 0)
+        self._replay = Replay(self._asks, first, self._next, deadline, attempt, checked=self._next == 0)
         if self._settings.replay:
             self._outbox.append(AskReplay(self._asks, first))
         else:
@@ -373,7 +340,7 @@ class GapMachine:
         self._held.clear()
         self._digests.clear()
         self._kept.clear()
-        self._held_bytes = self._kept_bytes = 0
+        self._held_bytes = 0
         self._replay = self._copy = None
         self._loss, self._why = Loss.ALL, why
 
@@ -381,7 +348,7 @@ class GapMachine:
         if not self._settings.peers or self._copy is not None:
             return
         self._asks += 1
-        self._copy = _Copy(self._asks, now + self._settings.peer_timeout_s)
+        self._copy = CopyAsked(self._asks, now + self._settings.peer_timeout_s)
         self._copy_at = None
         self._outbox.append(AskPeer(self._asks))
 
@@ -390,14 +357,13 @@ class GapMachine:
         self._copy_tried = True
         self._copy_at = now + self._settings.peer_interval_s
         self._kept.clear()
-        self._kept_bytes = 0
 
-    def _judge(self, copy: _Copy, seq: int, digest: int, now: float) -> None:
+    def _judge(self, copy: CopyAsked, seq: int, digest: int, now: float) -> None:
         """Take a copy whose last message was applied here too, after what was lost, with all that followed it.
 
         Before that it might be of a run that is over.
         """
-        again = [message for message in self._kept if message.seq > seq]
+        again = self._kept.after(seq)
         is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
         if self._digests.get(seq) == digest and is_whole:
             self.counts.copies_taken += 1

@@ -25,17 +25,15 @@ from typing import TypeGuard
 
 from ranvier_py.core.fingerprint import TokenHasher, is_anchor
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, Print, stem
+from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, Print
 from ranvier_py.core.kv.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.kv.prefixes import HeldPrefixes
 from ranvier_py.core.kv.residency_values import Changes, Imported, ResidencyCounts, ResidencyView, Scope, salt_and_media
+from ranvier_py.core.kv.stems import Stems
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
 
 DENSE_KINDS = frozenset(("full_attention", "mla_attention", "sink_full_attention"))
 """Kinds of cache group that keep every token of a prefix (vLLM's names)."""
-
-STEMS_MAX = 4096
-"""Adapters and salts of which something is held at a time; each costs some 500 bytes."""
 
 SETTLE_STEPS_MAX = 20_000
 """Blocks looked at by one `settle`: 50 ms at most."""
@@ -83,10 +81,8 @@ class Residency:
     def _start(self) -> None:
         self._index = BlockIndex()
         self._held = HeldPrefixes()
-        self._stems: dict[Scope, Block] = {}
-        self._nameless = stem(None)
+        self._stems = Stems(self._hasher, self._namespace_of)
         self._reports = False  # it tells of blocks that it reuses
-        self._unclaimed: dict[int, Block] = {}  # stems of a copy whose scope is not known yet, by their state's total
         self._fresh: list[Block] = []  # told of, not looked at yet
         self._unsettled: deque[Block] = deque()
 
@@ -151,7 +147,7 @@ class Residency:
 
     def parts(self) -> tuple[Block, Sequence[Block], int | None]:
         """For `snapshot`: what hangs above the blocks that we cannot name, the other stems, the group that counts."""
-        return self._nameless, [*self._stems.values(), *self._unclaimed.values()], self._group
+        return self._stems.nameless, self._stems.all(), self._group
 
     def catch_up(self) -> None:
         """What waits since the last freeze is applied now: then it stands where its stream does."""
@@ -167,8 +163,8 @@ class Residency:
         self._waiting.clear()
         before = self._held
         self._start()
-        self._index, self._held, self._nameless = copy.index, copy.held, copy.nameless
-        self._unclaimed = copy.stems
+        self._index, self._held = copy.index, copy.held
+        self._stems.adopt(copy.nameless, copy.stems)
         self._group, self.block_tokens = copy.group, copy.block_tokens
         if not self._cleared:
             self._held.replaces(before)
@@ -300,20 +296,10 @@ class Residency:
         """The block that this run continues. None: there is no room for it."""
         if event.parent is not None:
             return self._index.blocks.get(event.parent) or self._add(event.parent)
-        scope = Scope(event.lora_name, event.lora_id, salt)
-        found = self._stems.get(scope)
-        if found is not None:
-            return found
-        if len(self._stems) >= STEMS_MAX:
-            self._stems = {scope: block for scope, block in self._stems.items() if block.child is not None}
-            if len(self._stems) >= STEMS_MAX:
-                self.counts.stems_refused += 1
-                return self._nameless
-        namespace = self._namespace_of(scope)
-        if namespace is None:
-            return self._nameless
-        state = self._hasher.start(namespace)
-        self._stems[scope] = found = self._unclaimed.pop(state.total, None) or stem(state)
+        found = self._stems.find(Scope(event.lora_name, event.lora_id, salt))
+        if found is None:
+            self.counts.stems_refused += 1
+            return self._stems.nameless
         return found
 
     def _place(self, key: EngineHash, parent: Block) -> Block | None:

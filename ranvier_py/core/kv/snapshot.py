@@ -25,8 +25,9 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.kv.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, stem
 from ranvier_py.core.kv.event_fields import HASH_BYTES_MAX
 from ranvier_py.core.kv.prefixes import HeldPrefixes
-from ranvier_py.core.kv.residency import STEMS_MAX, Residency
+from ranvier_py.core.kv.residency import Residency
 from ranvier_py.core.kv.residency_values import Imported
+from ranvier_py.core.kv.stems import STEMS_MAX
 from ranvier_py.core.kv.values import HELD_TIERS, EngineHash, Tier
 
 CHUNK_BLOCKS = 256
