@@ -27,6 +27,9 @@ from ranvier_py.measures import plain_samples, samples_of, shadow_samples
 from ranvier_py.pushing import Pushing
 from ranvier_py.truthing import Truthing
 
+STOPS_SHOWN_MAX = 64
+"""Depths of a prompt in an explanation, the deepest first: a screen."""
+
 
 class Administered(Protocol):
     """What administration needs of a node; node.py has the real one."""
@@ -142,7 +145,8 @@ class Admin:
         prompt = router.read(path_of(body), body)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
             await self._node.learner.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
-        return router.explain(prompt, time.monotonic())
+        stops = islice(router.stops(prompt.end), STOPS_SHOWN_MAX)
+        return {**router.explain(prompt, time.monotonic()), "stops": [stop_view(*stop) for stop in stops]}
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         now = time.monotonic()
@@ -255,6 +259,12 @@ def shadow_view(shadows: Shadows) -> list[dict[str, Any]]:
         }
         for each in shadows.statistics()
     ]
+
+
+def stop_view(tokens: int, token: int, text: int) -> dict[str, Any]:
+    """A depth of a prompt by the names that /admin/routes takes; None for what it has none of."""
+    names = {"token_fingerprint": token, "text_fingerprint": text}
+    return {"tokens": tokens, **{name: f"{value:016x}" if value else None for name, value in names.items()}}
 
 
 def decision_view(decision: Decision, request_id: bytes, age_s: float) -> dict[str, Any]:

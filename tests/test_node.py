@@ -271,6 +271,24 @@ async def test_an_explanation_by_ttft_shows_what_every_candidate_would_cost() ->
         assert holder["prefill_s"] < other["prefill_s"] / 2, "it holds nearly all of the prompt"
 
 
+async def test_an_explanation_names_the_prefixes_whose_tree_can_be_looked_at() -> None:
+    """Nothing else tells an operator what a prefix is called."""
+    async with lab(engines=2) as node:
+        served = (await node.chat(turn("Where are the atlases? " * 40))).headers["x-ranvier-backend"]
+        await node.until(lambda s: s["learner"]["learned"] > 0)
+        body = {"model": MODEL, "messages": turn("Where are the atlases? " * 40, "There.", "And the maps?")}
+        stops = (await node.http.post(f"{node.control}/explain", json=body)).json()["stops"]
+        depths = [stop["tokens"] for stop in stops]
+        assert depths == sorted(depths, reverse=True)
+        assert len(stops) > 2
+        found = []
+        for stop in stops:
+            for name in filter(None, (stop["token_fingerprint"], stop["text_fingerprint"])):
+                tree = await node.http.get(f"{node.control}/admin/routes/{name}")
+                found += tree.json()["routes"] if tree.status_code == 200 else []
+        assert {holder["backend"] for route in found for holder in route["holders"]} == {served}
+
+
 async def test_a_completion_is_explained_as_one() -> None:
     async with lab(engines=3) as node:
         body = {"model": MODEL, "prompt": list(range(1, 200)), "max_tokens": 4}
