@@ -57,6 +57,7 @@ def report(options: argparse.Namespace) -> int:
         sender=SenderSettings(sync_s=options.sync_s),
         prefix_tokens=options.prefix_tokens,
         plain=options.plain,
+        tells_again=True,
         cluster_secret=cluster_secret.encode(),
     )
     try:

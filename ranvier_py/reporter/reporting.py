@@ -52,6 +52,7 @@ class ReportingSettings:
     prefix_tokens: int = PREFIX_TOKENS
     block_tokens: int = 16  # of prefix hashes; fingerprints take the routers'
     plain: bool = False  # speak the report's own form: evictions, and all hashes every 5 s
+    tells_again: bool = False  # the engine may tell of blocks that a request reuses as if it stored them
     cluster_secret: bytes = b""  # makes the key of the fingerprints where routers may not send it
 
 
@@ -95,9 +96,8 @@ class Reporting:
         self._settings = settings
         self._primary: _Router | None = None  # whose way of naming prefixes is ours
         if hashes is Hashes.PREFIX_HASH:
-            self.source = BlockSource(
-                self.book, BlockScheme(model, settings.prefix_tokens, block_tokens=settings.block_tokens)
-            )
+            scheme = BlockScheme(model, settings.prefix_tokens, block_tokens=settings.block_tokens)
+            self.source = BlockSource(self.book, scheme, tells_again=settings.tells_again)
         speaker = Speaker(worker, "" if settings.plain else secrets.token_hex(8), model)
         rng = Random(secrets.randbits(64))  # noqa: S311  # only for pauses
         self._routers = [
@@ -191,7 +191,7 @@ class Reporting:
         self._primary = router
         log.info("reporter.scheme %s of %s", scheme.mark, router.link.url)
         if self.source is None:
-            self.source = BlockSource(self.book, scheme)
+            self.source = BlockSource(self.book, scheme, tells_again=self._settings.tells_again)
         else:
             self.source.use(scheme)
             while not self.source.settle():

@@ -99,7 +99,11 @@ class _Kept:
 class BlockSource:
     """Events of blocks -> a Book. `settle` after events."""
 
-    def __init__(self, book: Book, scheme: BlockScheme, *, kept_max: int = BLOCKS_KEPT_MAX) -> None:
+    def __init__(
+        self, book: Book, scheme: BlockScheme, *, kept_max: int = BLOCKS_KEPT_MAX, tells_again: bool = False
+    ) -> None:
+        """`tells_again`: events may tell of blocks that a request reuses as if they were stored, as in Residency."""
+        self._tells_again = tells_again
         self._book = book
         self._kept: dict[EngineHash, _Kept] = {}
         self._kept_max = kept_max
@@ -109,6 +113,8 @@ class BlockSource:
         self.residency = self._made()
 
     def apply(self, event: Event) -> None:
+        if self._tells_again and isinstance(event, BlocksStored) and self.residency.is_told_again(event):
+            event = event._replace(reused=True)
         self._keep(event)
         self.residency.apply(event)
 

@@ -12,7 +12,7 @@ are counted but have no fingerprint. Of several cache groups the first dense one
 Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
 Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
 `parked_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
-Cost: 13 us for a block and the removal that makes room for it, some fifty at a time, with `settle`
+Cost: 11 us for a block and the removal that makes room for it, some fifty at a time, with `settle`
 (benchmarks/residency.py); what is stored between two calls of that is hashed together. About 620 bytes for a block of
 16 tokens.
 """
@@ -61,7 +61,7 @@ class Residency:
         tells_again: bool = False,
     ) -> None:
         """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
-        `tells_again`: the engine may tell of blocks that a request reuses as if it stored them, see `_is_told_again`.
+        `tells_again`: the engine may tell of blocks that a request reuses as if it stored them, see `is_told_again`.
         """
         self._hasher = hasher
         self._namespace_of = namespace_of
@@ -228,7 +228,7 @@ class Residency:
             self.block_tokens = event.block_tokens
         salt, opaque_from = salt_and_media(event)
         parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
-        told_again = event.reused or (event.parent is None and self._tells_again and self._is_told_again(event))
+        told_again = event.reused or (self._tells_again and self.is_told_again(event))
         index, blocks, fresh, counts = self._index, self._index.blocks, self._fresh, self.counts
         for place, key in enumerate(hashes):
             own = data[place * width : (place + 1) * width]
@@ -281,11 +281,13 @@ class Residency:
             self._group = event.group
         return event.group == self._group
 
-    def _is_told_again(self, event: BlocksStored) -> bool:
+    def is_told_again(self, event: BlocksStored) -> bool:
         """Whether a run from the start of a prompt is no new copy: vLLM tells of what a request reuses, in the same
         form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
         stores a second block when it has the first; the only one of a short prompt it may.
         """
+        if event.parent is not None:
+            return False
         first = self._index.blocks.get(event.hashes[0]) if event.hashes else None
         if first is None or not first.count(event.tier):
             return False

@@ -171,3 +171,15 @@ def test_whatever_a_message_holds_it_is_read_or_refused_with_a_4xx(body: Mapping
     for read in (read_eviction, read_sync):
         with suppress(BadRequest, UnknownScheme):
             read({"worker_id": "w0", **body}, "m")
+
+
+def test_blocks_that_an_engine_tells_of_again_because_they_were_reused_go_with_one_removal() -> None:
+    """vLLM's kv_cache_report_mode=full. A hook's words are taken as they are."""
+    for tells_again, left in ((True, 0), (False, 2)):
+        book = Book()
+        source = BlockSource(book, FINGERPRINTS, tells_again=tells_again)
+        apply(source, stored(1, IDS[:32]), stored(1, IDS[:32]), BlocksRemoved((1, 2)))
+        assert len(book.table) == left
+        source.use(FINGERPRINTS._replace(key=b"x" * 32))
+        apply(source)
+        assert len(book.table) == left
