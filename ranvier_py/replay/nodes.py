@@ -85,10 +85,27 @@ def prepare(trace: Trace) -> list[Prepared]:
     """The requests of a trace in order of time; equal prefixes share their boundaries."""
     root = Boundary(None, Fingerprint(0), 0)
     known: dict[tuple[int, Fingerprint], Boundary] = {}
-    return [prepared(request, root, known) for request in trace.requests]
+    names = names_of_blocks(trace)
+    return [prepared(request, root, known, names) for request in trace.requests]
 
 
-def prepared(request: TraceRequest, root: Boundary, known: dict[tuple[int, Fingerprint], Boundary]) -> Prepared:
+def names_of_blocks(trace: Trace) -> dict[int, int]:
+    """Blocks that end where a stop is, and are called otherwise: in a run engines call them as routers do, whom their
+    events would tell of other prefixes else."""
+    return {
+        request.blocks[stop.tokens // trace.block_tokens - 1]: stop.fingerprint
+        for request in trace.requests
+        for stop in request.stops
+        if stop.fingerprint != request.blocks[stop.tokens // trace.block_tokens - 1]
+    }
+
+
+def prepared(
+    request: TraceRequest,
+    root: Boundary,
+    known: dict[tuple[int, Fingerprint], Boundary],
+    names: Mapping[int, int],
+) -> Prepared:
     """`known` has the boundaries so far, by the identity of their parent and their name."""
     asked = sum(1 for stop in request.stops if stop.tokens <= request.prompt_tokens)
     ends = {*request.ends, asked - 1, len(request.stops) - 1}
@@ -103,7 +120,8 @@ def prepared(request: TraceRequest, root: Boundary, known: dict[tuple[int, Finge
         if index == asked - 1:
             end = at
     prompt = TracePrompt(request, end, root)
-    job = Job(request.prompt_tokens, request.answer_tokens, NO_IDS, tuple(request.blocks))
+    keys = tuple([names.get(block, block) for block in request.blocks]) if names else request.blocks
+    job = Job(request.prompt_tokens, request.answer_tokens, NO_IDS, keys)
     return Prepared(request, prompt, at, job)
 
 

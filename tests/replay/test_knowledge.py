@@ -67,6 +67,21 @@ def test_of_four_nodes_each_knows_of_all_engines_what_one_of_them_heard(delay_s:
     assert four.hit_rate > alone.hit_rate - 0.03
 
 
+def test_a_trace_may_call_blocks_otherwise_than_stops() -> None:
+    """As chats do: engines name blocks, routers fingerprint prefixes. Events would withdraw every claim."""
+    trace = pressed(20, 4, think_s=20.0, within_s=60.0)
+    renamed = [
+        replace(request, blocks=tuple(block ^ 1 << 60 for block in request.blocks)) for request in trace.requests
+    ]
+    plan = plan_of("events")
+    alike, otherwise = (
+        execute(Task(make_ready(replace(trace, requests=requests)), plan), lambda: 0.0).result
+        for requests in (trace.requests, renamed)
+    )
+    assert otherwise == alike
+    assert overestimate(alike) < 0.005
+
+
 RESTARTS = tuple(Restart(60.0 + 3 * number, number % ENGINES) for number in range(12))
 
 
