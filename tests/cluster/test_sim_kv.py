@@ -58,7 +58,7 @@ def test_all_nodes_know_the_truth_whatever_gets_lost_before_the_end(seed: int, l
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed: int) -> None:
-    """Nobody is DEGRADED for a moment, and what is believed is right 16 s after the death, of which 3 to notice it."""
+    """And nobody is DEGRADED for a moment."""
     run = Run(load_scenario("kv_standby"), seed, Minds())
     result = run.result()
     assert result.violation is None
@@ -67,6 +67,13 @@ def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed:
     assert sum(resumed) >= 1
     assert sum(truth.degraded for truth in truths) == 0
     assert result.measures["kv_readers_most"] == 1
+
+
+def test_five_seconds_after_the_death_all_is_known_again_while_chats_go_on() -> None:
+    """Of which two or three go by until it is noticed. What lately changed is on its way."""
+    soon = Expect(one_reader=True, exact=True, wrong_share_max=0.02, unknown_share_max=0.03)
+    result = simulate(replace(load_scenario("kv_standby"), for_s=45.0, expect=soon), 1, Minds())
+    assert result.violation is None
 
 
 def test_without_a_copy_the_same_death_is_not_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
