@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.problems = list(unknown_arguments(extra, options.flags()))
         if options.problems and not hasattr(options, "config"):
             raise ConfigError(options.problems)
-        return int(options.run(options))
+        code = int(options.run(options))
+        print(end="", flush=True)  # here, where an error has somebody to tell it
+        return code
     except ConfigError as error:
         print(
             "\n".join(["ranvier: the configuration has problems:", *(f"  {line}" for line in error.problems)]),
@@ -87,6 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `ranvier status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"ranvier: the output can't be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it can't be either
+        return EXIT_FAILED
 
 
 # --- the parser -----------------------------------------------------------------------------------------------------

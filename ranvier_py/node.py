@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -285,7 +285,8 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             if not config.backend:
                 log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
             log.info("node.ready on %s", addresses)
-            print(f"ranvier listening on {addresses}", flush=True)
+            with suppress(OSError):  # a full disk behind stdout: the node serves all the same
+                print(f"ranvier listening on {addresses}", flush=True)
             task_status.started(addresses)
         shutdown.set()
         nursery.cancel_scope.cancel()

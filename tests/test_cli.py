@@ -121,6 +121,15 @@ def test_config_check_shows_what_is_set_and_from_where_but_no_secret(
     ]
 
 
+@pytest.mark.parametrize("command", ["version", "config"])
+def test_a_full_disk_behind_the_output_is_said_in_one_line(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ranvier_py", command], stdout=full, stderr=-1, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "ranvier: the output can't be written: No space left on device\n")
+
+
 def test_every_problem_of_a_command_line_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--lisen", "0.0.0.0:1", "--control-key", KEY, "stray", "--workers", "0", "--policy", "best"]
     assert cli.main(["serve", *flags]) == cli.EXIT_CONFIG

@@ -389,6 +389,15 @@ async def test_a_node_that_knows_no_engine_says_so(caplog: pytest.LogCaptureFixt
     assert "node.no_backends" in caplog.text
 
 
+async def test_a_node_whose_output_can_not_be_written_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    await started_and_stopped()
+
+
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}"])
 async def test_a_template_that_must_be_read_in_full_is_a_warning_and_another_is_none(
     template: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -87,7 +87,8 @@ def summary_fields(summary: RequestSummary) -> dict[str, Any]:
 class LineHandler(logging.Handler):
     """Writes each record as one line, with secrets blacked out."""
 
-    def __init__(self, stream: TextIO, form: str, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, stream: TextIO | None, form: str, secrets: Sequence[str] = ()) -> None:
+        """`stream` is None where the process was started without one."""
         super().__init__()
         self.stream = stream
         self.lines_lost = 0
@@ -97,6 +98,9 @@ class LineHandler(logging.Handler):
         self._secrets = sorted(spelled, key=len, reverse=True)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is None:
+            self.lines_lost += 1
+            return
         try:
             self.stream.write(self.masked(self._line(record, self.timestamp(record.created))) + "\n")
             self.stream.flush()

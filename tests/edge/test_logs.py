@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -152,6 +153,16 @@ def test_a_stream_that_is_gone_loses_lines_and_nothing_else() -> None:
     (handler,) = log.logger.handlers
     assert isinstance(handler, LineHandler)
     assert handler.lines_lost == 1
+
+
+def test_a_process_without_a_stderr_logs_nowhere_and_goes_on(
+    restored_logging: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    set_up_logs("info", "text")
+    request_line(SUMMARY)
+    (handler,) = [each for each in logging.getLogger().handlers if isinstance(each, LineHandler)]
+    assert handler.lines_lost > 0
 
 
 @pytest.fixture
