@@ -1,5 +1,7 @@
 """What becomes of a request whose backend or client misbehaves: a whole node, and backends that follow a script."""
 
+import errno
+import io
 import json
 import logging
 import os
