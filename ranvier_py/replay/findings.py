@@ -19,7 +19,7 @@ from ranvier_py.replay.words import change, counted, length, named, percent, sec
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
 """What a load balancer without a memory does; the first of them that was run is what gains are told against."""
 
-SERVED_SHARE = 0.8
+SERVED_SHARE = 0.95
 """Who takes so much longer than the requests took to come, and the last one its time, did not keep up."""
 
 FAILED_SHARE_MAX = 0.01

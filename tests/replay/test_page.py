@@ -118,7 +118,7 @@ def test_a_short_trace_that_ends_before_its_last_answer_was_served_all_the_same(
     short = [replace(each, e2e_s=dict.fromkeys(each.e2e_s, 1.0)) for each in short]
     assert "no policy serves requests as fast" not in report(*short)
     assert "first token at rate 10" in report(*short)
-    slow = [replace(each, requests_per_s=4.0) if each.rate == 10 else each for each in short]
+    slow = [replace(each, requests_per_s=8.5) if each.rate == 10 else each for each in short]
     assert "From rate 10 on no policy serves" in report(*slow)
 
 
