@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 BATCH_MAX = 64  # lessons in one hop to the worker thread: about 5 ms of work, so that no lesson waits long
 GATHER_S = 0.004  # how long the first lesson of a batch waits for company: a hop costs as much as two lessons
 LEARN_SHARE = 0.1
-"""Most of one core's time that learning may take. It competes with the event loop for the interpreter lock: measured
-under full load (benchmarks/data_plane.py), more learning costs more requests than its matches can save."""
+"""Most of the time that learning may take, in its thread and on the event loop. It competes with requests for the
+interpreter lock: measured under full load (benchmarks/data_plane.py), more learning costs more requests than its
+matches can save."""
 
 QUEUE_BYTES_MAX = 64 << 20
 """Bodies and answers that wait. A lesson keeps its body, for templates that need the whole chat: a thousand of the
@@ -197,10 +198,13 @@ class Learner:
         began = time.monotonic()
         results = await trio.to_thread.run_sync(self.teach_all, batch)
         now = time.monotonic()
+        took_s = now - began
         for lesson, taught in zip(batch, results, strict=True):
+            began = time.monotonic()
             self._learn(lesson.flight, taught, now)
+            took_s += time.monotonic() - began
             await trio.lowlevel.checkpoint()  # each takes 0.1 ms of the event loop
-        await trio.sleep((now - began) * (1 / LEARN_SHARE - 1))
+        await trio.sleep(took_s * (1 / LEARN_SHARE - 1))
 
     def statistics(self) -> LearnerStatistics:
         return LearnerStatistics(
