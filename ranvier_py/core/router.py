@@ -38,6 +38,9 @@ __all__ = ["CHAT_PATH", "COMPLETION_PATH", "Counters", "Flight", "Found", "Obser
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
 
+new = tuple.__new__
+"""Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
+
 ENOUGH_SHARE = 0.5
 """A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
 
@@ -101,7 +104,7 @@ class Router:
             raise pool.error(prompt.model)
         unheld: list[Stop] = []
         learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
-        return Found(pool, holders, source_of(prompt, holders), learned, unheld, now)
+        return new(Found, (pool, holders, source_of(prompt, holders), learned, unheld, now))
 
     def too_little(self, prompt: Prompt, found: Found) -> bool:
         """Whether the text chain found so little that tokenizing before placement may pay."""
@@ -129,9 +132,8 @@ class Router:
         deepest = UNKNOWN
         if holders and self.policy.depths_wanted > 1:
             deepest = self._fingerprint_at(end, holders[0].tokens)
-        return Match(
-            holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens
-        )
+        told = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens)
+        return new(Match, told)
 
     def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
         """Of the stop at this depth."""
@@ -142,18 +144,20 @@ class Router:
 
     def _decision(self, prompt: Prompt, found: Found, choice: Choice) -> Decision:
         pool = found.pool
-        return Decision(  # by position: with names it takes twice as long
-            choice.backend,
-            self.registry[choice.backend].name,
-            "last_resort" if pool.last_resort else choice.reason,
+        backend, reason, tokens = choice
+        decided = (
+            backend,
+            self.registry[backend].name,
+            "last_resort" if pool.last_resort else reason,
             self.policy.name,
-            choice.tokens,
+            tokens,
             prompt.tokens,
             found.source,
             found.holders,
             pool.ids,
-            [backend.load for backend in pool.backends],
+            [each.load for each in pool.backends],
         )
+        return new(Decision, decided)
 
     def _holders(
         self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[Stop], *, touch: bool

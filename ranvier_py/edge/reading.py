@@ -70,7 +70,7 @@ class RequestHead:
         waits: the client expects a 100 before it sends the body.
     """
 
-    __slots__ = ("_complete", "_parser", "_shape", "_target", "headers", "length", "request", "waits")
+    __slots__ = ("_complete", "_length_at", "_parser", "_shape", "_target", "headers", "length", "request", "waits")
 
     def __init__(self) -> None:
         self.headers: Headers = []
@@ -79,6 +79,7 @@ class RequestHead:
         self.request: HttpRequest
         self._shape: HeadShape | None = None  # once finished
         self._target = b""
+        self._length_at = 0  # in `headers`, where it has one
         self._complete = False
         self._parser = httptools.HttpRequestParser(self)
 
@@ -132,9 +133,8 @@ class RequestHead:
             if int(digits) > limits.body_bytes_max:
                 return False
             self.length = int(digits)
-            self.headers = headers = [
-                (name, digits if name.lower() == b"content-length" else value) for name, value in headers
-            ]
+            self.headers = headers = headers.copy()  # the request before keeps its own
+            headers[self._length_at] = (headers[self._length_at][0], digits)
         minor, fields = request.http_minor, request.fields
         self.request = HttpRequest(request.method, request.target, headers, b"", minor, request.keep_alive, fields)
         return True
@@ -148,9 +148,10 @@ class RequestHead:
 
     def _read_fields(self, minor: int) -> None:
         hosts = 0
-        for name, value in self.headers:
+        for place, (name, value) in enumerate(self.headers):
             key = name.lower()
             if key == b"content-length":
+                self._length_at = place
                 self._read_length(value)
             elif key == b"host":
                 hosts += 1

@@ -190,8 +190,7 @@ class Affinity:
         """The one of `positions` that comes first in rendezvous order."""
         if len(positions) == 1:
             return positions[0]
-        scores = self.rendezvous.scores(match.home, candidates)
-        return max(positions, key=scores.__getitem__)
+        return self.rendezvous.first(match.home, candidates, positions)
 
 
 def median_of(loads: Sequence[float], kind: str = "upper") -> float:

@@ -25,6 +25,7 @@ from ranvier_py.core.placement import Candidate
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float64]
 
+KEPT_MAX = 256  # openings in use at once; of 64 backends 2 kB each
 TABLES_MAX = 64  # pools of different models in use at once; one table of 64 backends is about 1 kB
 MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the finaliser of splitmix64
 SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -34,10 +35,11 @@ SHIFT_53 = np.uint64(11)  # the upper 53 bits make an exact float
 class Rendezvous:
     """Orders candidates by their score for a key. Keeps tables of recent pools; the answers do not depend on them."""
 
-    __slots__ = ("tables",)
+    __slots__ = ("kept", "tables")
 
     def __init__(self) -> None:
         self.tables: dict[int, tuple[Sequence[Candidate], Words, Floats | None]] = {}
+        self.kept: dict[tuple[int, Fingerprint], list[float]] = {}  # by pool and key
 
     def best(self, key: Fingerprint, candidates: Sequence[Candidate]) -> int:
         """Position of the home among `candidates`."""
@@ -48,6 +50,19 @@ class Rendezvous:
         scores = self.scores(key, candidates)
         positions: list[int] = np.argsort(scores, kind="stable")[::-1].tolist()
         return positions
+
+    def first(self, key: Fingerprint, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
+        """The one of `positions` that comes first for a key that may come again: the opening of an application."""
+        place = (id(candidates), key)
+        scores = self.kept.get(place)
+        if scores is None:
+            found: list[float] = self.scores(key, candidates).tolist()
+            if id(candidates) in self.tables:  # it stays alive, so no other can have its identity
+                if len(self.kept) >= KEPT_MAX:
+                    self.kept.clear()
+                self.kept[place] = found
+            scores = found
+        return max(positions, key=scores.__getitem__)
 
     def scores(self, key: Fingerprint, candidates: Sequence[Candidate]) -> Words | Floats:
         seeds, weights = self.table(candidates)
@@ -69,6 +84,7 @@ class Rendezvous:
         if isinstance(candidates, tuple):
             if len(self.tables) >= TABLES_MAX:
                 self.tables.clear()
+                self.kept.clear()
             self.tables[id(candidates)] = (candidates, seeds, unequal)
         return seeds, unequal
 

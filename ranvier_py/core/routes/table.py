@@ -372,11 +372,9 @@ class RouteTable:
             if 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon:
                 ranked.append((-rows.trust[row], -rows.evidence[row], backend, tokens))
             if rows.flags[row] & SHARED:
-                ranked += [
-                    (-trust, -evidence, backend, tokens)
-                    for backend, (epoch, trust, evidence) in claims.others(row).items()
-                    if backend < known and epochs[backend] == epoch and evidence > horizon
-                ]
+                for backend, (epoch, trust, evidence) in claims.others(row).items():
+                    if backend < known and epochs[backend] == epoch and evidence > horizon:
+                        ranked.append((-trust, -evidence, backend, tokens))
         if claims.faded:
             ranked = [each for each in ranked if not claims.is_faded(each[2], -each[1], each[3])]
         ranked.sort()

@@ -75,9 +75,14 @@ class Tree:
         False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 3 us a row.
         """
         rows, index, capacity = self._rows, self._rows.index, self._capacity
-        names = [name for _, token, text in stops for name in (token, text) if name]
-        if len(stops) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
-            return False
+        if len(stops) == 1:  # the usual turn; 0 is nobody's name
+            _, token, text = stops[0]
+            if capacity == 1 or token in index or text in index or token == text:
+                return False
+        else:
+            names = [name for _, token, text in stops for name in (token, text) if name]
+            if len(stops) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
+                return False
         self._pinned[row] = None
         second = claim.evidence
         rows.used[row] = max(rows.used[row], second)

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.placement.rendezvous import TABLES_MAX, Rendezvous
+from ranvier_py.core.placement.rendezvous import KEPT_MAX, TABLES_MAX, Rendezvous
 from tests.core.placement.engines import Engine
 
 RNG = Random(5)
@@ -93,3 +93,25 @@ def test_the_kept_tables_are_bounded_and_change_no_answer() -> None:
         candidates = engines(1, 1, 2)
         assert rendezvous.order(KEYS[0], candidates) == Rendezvous().order(KEYS[0], list(candidates))
         assert len(rendezvous.tables) <= TABLES_MAX
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 1, 3)])
+def test_the_first_of_some_is_the_first_of_them_in_the_order_of_all(
+    weights: tuple[float, ...],
+) -> None:
+    rendezvous, candidates = Rendezvous(), engines(*weights)
+    for key in [*KEYS[: KEPT_MAX + 20], *KEYS[: KEPT_MAX + 20]]:
+        among = [3, 0, 2]
+        expected = next(place for place in Rendezvous().order(key, candidates) if place in among)
+        assert rendezvous.first(key, candidates, among) == expected
+        assert rendezvous.first(key, list(candidates), among) == expected, "a list may change: nothing is kept of it"
+        assert len(rendezvous.kept) <= KEPT_MAX
+
+
+def test_scores_are_forgotten_with_the_pool_that_they_are_of() -> None:
+    """Another pool at the same place in memory would be ranked by them."""
+    rendezvous = Rendezvous()
+    for number in range(3 * TABLES_MAX):
+        candidates = engines(1, 1, 1 + number % 5)
+        rendezvous.first(KEYS[0], candidates, [0, 1, 2])
+        assert {pool for pool, _ in rendezvous.kept} <= rendezvous.tables.keys()
