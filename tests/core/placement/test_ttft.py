@@ -198,7 +198,7 @@ def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
 
 def test_what_a_holder_saves_is_no_chance_where_it_is_most_of_the_prompt() -> None:
     """Errors can be as long as a whole prefill, and the holder would be left for nothing."""
-    policy, candidates = trained(error=2.0), engines(30_000, 0, 0, 0)
+    policy, candidates = trained(error=2.0), engines(11_000, 0, 0, 0)
     assert policy.paces.fleet.error_s > 1.0
     assert choose(policy, warm((0, 6000)), candidates).reason == "warm"
     assert choose(policy, warm((0, 4000)), candidates).reason == "common"
