@@ -23,12 +23,13 @@ than elsewhere on average, than one prefill costs and those who wait there (`spr
 differences that mean nothing add up to the root of the sum of their squares, and only what is beyond that counts.
 Without it documents with a few questions are copied all over small caches, and all wait for that. What a chat waits is
 counted for the first message as well, which it shares with other chats: else these would all begin, and so stay, where
-the first of them was. A holder that is no longer asked lapses with its claim.
+the first of them was. A holder that is no longer asked lapses with its claim. That claim is the lease against flapping:
+who has moved is held in both places, and coming back costs nothing.
 
 There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
 others and the deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
-Cost: O(candidates), about 0.6 us for each.
+Cost: O(candidates), 1 to 2 us for each.
 """
 
 from __future__ import annotations
@@ -107,27 +108,29 @@ class Ttft:
         sums = [cost.sum_s for cost in costs]
         best = self.first(match.own, candidates, sums, range(len(candidates)), rng)
         if match.holders:
-            position, reason = self.warm(match, candidates, costs, best)
+            position, reason = self.warm(match, candidates, costs, sums, best)
         elif match.home != UNKNOWN:
             position, reason = self.cold(match, candidates, sums, best, rng), "cold"
         else:
             position, reason = best, "no_prefix"
         return Choice(candidates[position].id, reason, held.get(candidates[position].id, 0))
 
-    def warm(self, match: Match, candidates: Sequence[Candidate], costs: Sequence[Cost], best: int) -> tuple[int, str]:
+    def warm(
+        self, match: Match, candidates: Sequence[Candidate], costs: Sequence[Cost], sums: Sequence[float], best: int
+    ) -> tuple[int, str]:
         """Position and reason for a prefix that somebody holds."""
         deepest = match.holders[0].tokens
         deep = {holder.backend for holder in match.holders if holder.tokens == deepest}
         holds = [candidate.id in deep for candidate in candidates]
-        home = best if holds[best] else min(positions(holds, True), key=lambda at: costs[at].sum_s)
+        home = best if holds[best] else min(positions(holds, True), key=sums.__getitem__)
         if not holds[best]:
             error_s, stake_s = self.paces.fleet.error_s, costs[best].prefill_s - costs[home].prefill_s
             if stake_s <= error_s and stake_s < COMMON_SHARE * costs[best].prefill_s:
                 return best, "common"
-            if costs[home].sum_s - costs[best].sum_s > error_s:
+            if sums[home] - sums[best] > error_s:
                 return best, "moved"
         if not all(holds):
-            copy = min(positions(holds, False), key=lambda at: costs[at].sum_s)
+            copy = min(positions(holds, False), key=sums.__getitem__)
             if self.pays(match, candidates, costs, home, copy, holds):
                 return copy, "spread"
         return home, "warm"
