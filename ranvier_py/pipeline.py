@@ -294,8 +294,8 @@ class Pipeline:
             address, extra = self._address_of(going.flight.url), self._extra_fields(going.request, going.progress)
             going.client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
             going.sent = self._upstream.begin(address, going.request, extra)
-            going.sent.when_answered(partial(self._go_on, going))
             self._is_sent(going)
+            going.sent.when_answered(partial(self._go_on, going))  # last: where anything failed, nobody goes on
 
     def _go_on(self, going: Going) -> bool:
         """The backend says something: its whole answer, mostly."""

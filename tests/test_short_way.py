@@ -13,7 +13,6 @@ import trio.testing
 
 from ranvier_py import pipeline
 from ranvier_py.core.usage_asking import UsageAsking
-from ranvier_py.edge.learner import Learner
 from tests.test_pipeline import CLOSE, GOOD, HANG, RESET, STREAM_HEAD, Lab, Scripted, Step, answer, chunk, lab, posted
 
 FIRST = {"role": "user", "content": "How many words are there in this question? " * 20}
@@ -270,7 +269,9 @@ async def test_a_stream_that_is_asked_for_its_counts_is_begun_shortly_and_goes_o
     assert handled == [turn(1)]
 
 
-@pytest.mark.parametrize(("part", "call"), [(UsageAsking, "body"), (Learner, "submit")], ids=["unsent", "sent"])
+@pytest.mark.parametrize(
+    ("part", "call"), [(UsageAsking, "body"), (pipeline.Pipeline, "_is_sent")], ids=["unsent", "sent"]
+)
 async def test_a_bug_on_the_short_way_is_a_500_and_leaves_nothing_in_flight(
     part: type, call: str, handled: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
