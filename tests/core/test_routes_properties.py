@@ -112,13 +112,22 @@ class Model:
         known = self.known[prefix]
         return max(trust for _, trust, _ in known.claims.values()), known.used
 
-    def evict(self, gone: set[Prefix], path: list[Prefix]) -> None:
-        """Remove one leaf that is first in order, and that the table has removed too. Equal ranks are equally good."""
+    def evict(self, gone: set[Prefix], path: list[Prefix]) -> bool:
+        """Remove what the table has removed, each a leaf that is first in order then. False: in no order it was.
+
+        Equal ranks are equally good, and which one goes decides what comes next.
+        """
+        if not gone:
+            return True
         candidates = [leaf for leaf in self.leaves() if leaf not in path]
         first = min(self.rank(leaf) for leaf in candidates)
-        chosen = [leaf for leaf in candidates if self.rank(leaf) == first and leaf in gone]
-        assert chosen, f"the table kept all of the leaves that are first in order, {first}"
-        del self.known[chosen[0]]
+        for leaf in candidates:
+            if self.rank(leaf) == first and leaf in gone:
+                kept = self.known.pop(leaf)
+                if self.evict(gone - {leaf}, path):
+                    return True
+                self.known[leaf] = kept
+        return False
 
     def drop(self, epochs: list[int], now: float) -> None:
         """A full sweep: dead claims go, then leaves without claims, from the deep end."""
@@ -226,8 +235,7 @@ class AgainstTheModel(RuleBasedStateMachine):
         assert created == len(new)
         gone = {prefix for prefix in model.known if not self.is_known(prefix)}
         assert len(gone) == max(0, len(model.known) + len(new) - model.capacity)
-        for _ in range(len(gone)):
-            model.evict(gone, path)
+        assert model.evict(gone, path), "the table kept a leaf that is before those which it evicted"
         for prefix, parent in pairwise([*path, None]):
             if prefix in new:
                 model.known[prefix] = Known(parent, 0)
