@@ -143,10 +143,8 @@ class Pipeline:
     def _own_answer(self, request: HttpRequest) -> tuple[int, bytes] | None:
         """Status and body of what the node answers itself; None for what goes to a backend."""
         path, reading = request.path, request.method in (b"GET", b"HEAD")
-        if path in (CHAT_PATH, COMPLETION_PATH):
-            if request.method != b"POST":
-                raise MethodNotAllowed(f"{path.decode()} takes POST")
-            return None
+        if path in (CHAT_PATH, COMPLETION_PATH) and request.method not in (b"POST", b"OPTIONS"):  # OPTIONS: for CORS
+            raise MethodNotAllowed(f"{path.decode()} takes POST")
         if path == b"/v1/models" and reading:
             return self._models()
         if path == b"/health" and reading:
@@ -165,7 +163,8 @@ class Pipeline:
 
     async def _forward(self, request: HttpRequest, client: Client, progress: Progress) -> None:
         router = self._router
-        prompt = router.read(request.path, request.body)
+        path = request.path if request.method == b"POST" and request.fields.readable else b""
+        prompt = router.read(path, request.body)
         found = router.find(prompt, self._clock())
         if router.too_little(prompt, found):
             await self._teacher.tokenize_first(prompt, self._limits.tokenize_deadline_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -103,6 +104,26 @@ async def test_whatever_else_is_under_v1_is_forwarded_as_it_is_and_by_load_alone
         "OPTIONS /v1/embeddings",
     ]
     assert engine.asked[1][1] == b"\x00\xff no JSON"
+
+
+async def test_a_prompt_that_only_an_engine_can_read_is_routed_by_load() -> None:
+    """Compressed, or with a number that is too long for our library: what it means is the engine's matter."""
+    engine = Engine("base")
+    chat = {"model": "base", "messages": [{"role": "user", "content": "hello"}]}
+    compressed = gzip.compress(json.dumps(chat).encode())
+    long = json.dumps(chat)[:-1].encode() + b', "seed": ' + b"7" * 5000 + b"}"
+    path = "/v1/chat/completions"
+    async with node([engine]) as client:
+        answers = [
+            await client.post(path, content=compressed, headers={"content-encoding": "gzip"}),
+            await client.post(path, content=long),
+            await client.request("OPTIONS", path, headers={"origin": "http://page", "x-api-key": "k"}),
+        ]
+        assert [(answer.status_code, answer.headers["x-ranvier-matched-tokens"]) for answer in answers] == [
+            (200, "0")
+        ] * 3
+        assert (await client.post(path, content=compressed)).status_code == 400, "that is no JSON, and says no coding"
+    assert engine.asked == [(f"POST {path}", compressed), (f"POST {path}", long), (f"OPTIONS {path}", b"")]
 
 
 async def test_the_node_answers_for_itself_that_it_lives() -> None:

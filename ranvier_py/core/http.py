@@ -73,16 +73,20 @@ class HeadShape(NamedTuple):
 
 
 class RequestFields(NamedTuple):
-    """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for."""
+    """What matters of a request's fields: the lines that go on to a backend, and what the pipeline asks for.
+
+    `readable`: the body is plain text to us; a compressed one is for an engine to read.
+    """
 
     lines: bytes
     request_id: bytes | None
     authorized: bool
+    readable: bool
 
     @classmethod
     def of(cls, headers: Headers) -> RequestFields:
         dropped = dropped_fields(headers) | WRITTEN_BY_US
-        request_id, authorized = None, False
+        request_id, authorized, readable = None, False, True
         lines: list[bytes] = []
         for name, value in headers:
             key = name.lower()
@@ -92,7 +96,9 @@ class RequestFields(NamedTuple):
                 request_id = value
             elif key == b"authorization":
                 authorized = True
-        return cls(b"".join(lines), request_id, authorized)
+            elif key == b"content-encoding":
+                readable = False
+        return cls(b"".join(lines), request_id, authorized, readable)
 
 
 class ResponseFields(NamedTuple):

@@ -365,8 +365,10 @@ def load_leniently(body: bytes, reason: str) -> Any:
         return json.loads(body)
     except RecursionError as error:
         raise BadRequest("the JSON body is nested too deeply") from error
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {reason}") from error
+    except ValueError:  # a number of more digits than this library reads: an engine's may
+        return None
 
 
 def load_rest(body: bytes, cut: int) -> dict[str, Any] | None:

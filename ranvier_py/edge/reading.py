@@ -143,6 +143,8 @@ class RequestHead:
         request = self.request
         if request.method in (b"CONNECT", b"TRACE"):
             raise MethodNotAllowed(f"{request.method.decode()} is not served here")
+        if request.target[:7].lower() == b"http://":  # absolute-form, as to a proxy: RFC 9112 3.2.2
+            request.target = origin_form(request.target, request.method)
         if request.target[:1] != b"/" and not (request.target == b"*" and request.method == b"OPTIONS"):
             raise BadRequest("the request target must be a path")
 
@@ -182,6 +184,19 @@ class RequestHead:
         if value.lower() != b"100-continue":
             raise ExpectationFailed("the only expectation served here is 100-continue")
         self.waits = minor == 1
+
+
+def origin_form(target: bytes, method: bytes) -> bytes:
+    """What a request for an absolute address asks of this host; whose name it is plays no part here."""
+    authority, slash, rest = target[7:].partition(b"/")
+    if not authority:
+        raise BadRequest("the request target names no host")
+    if slash:
+        return slash + rest
+    host, mark, query = authority.partition(b"?")
+    if not host:
+        raise BadRequest("the request target names no host")
+    return b"*" if method == b"OPTIONS" and not mark else b"/" + mark + query
 
 
 async def read_head(client: Client, limits: ServerLimits, head: RequestHead, data: bytes) -> tuple[bytes, int]:
