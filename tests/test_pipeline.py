@@ -23,6 +23,7 @@ from ranvier_py.cli import leaves
 from ranvier_py.config import Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.node import Addresses, run
+from tests.edge.wire import Asked
 
 DEADLINE_S = 10
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -64,22 +65,13 @@ class Scripted:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
-            data = b""
-            while True:
-                while b"\r\n\r\n" not in data:
-                    more = await stream.receive_some()
-                    if not more:
-                        return
-                    data += more
-                head, _, data = data.partition(b"\r\n\r\n")
+            asked = Asked(stream)
+            while (request := await asked.next()) is not None:
+                head, body = request
                 if head.startswith(b"GET"):
                     await stream.send_all(answer(200, b"{}"))
                     continue
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-                while len(data) < length:
-                    data += await stream.receive_some()
-                self.bodies.append(data[:length])
-                data = data[length:]
+                self.bodies.append(body)
                 self.asked.set()
                 if not await self.play(stream):
                     return

@@ -13,6 +13,7 @@ import trio
 
 from ranvier_py.config import Config
 from ranvier_py.node import run
+from tests.edge.wire import Asked
 
 DEADLINE_S = 20
 
@@ -26,18 +27,9 @@ class Engine:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         async with stream:
-            data = b""
-            while True:
-                while b"\r\n\r\n" not in data:
-                    more = await stream.receive_some()
-                    if not more:
-                        return
-                    data += more
-                head, _, data = data.partition(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
-                while len(data) < length:
-                    data += await stream.receive_some()
-                body, data = data[:length], data[length:]
+            asked = Asked(stream)
+            while (request := await asked.next()) is not None:
+                head, body = request
                 method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
                 answer = self.answer(method, target, body)
                 await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))

@@ -15,6 +15,7 @@ from ranvier_py.core.kv.engine_metrics import EngineMetrics
 from ranvier_py.core.kv.values import EngineLoad
 from ranvier_py.edge.scraper import PAGE_BYTES_MAX, Loop, ScrapeOptions, Scraper
 from tests.core.kv.test_engine_metrics import TRTLLM, VLLM
+from tests.edge.wire import Asked
 
 DEADLINE_S = 10
 FAST = ScrapeOptions(interval_s=0.02, interval_max_s=0.2, interval_unknown_s=0.3, share_max=1.0, timeout_s=0.5)
@@ -40,14 +41,9 @@ class Pages:
                 await self.answer(stream)
 
     async def answer(self, stream: trio.SocketStream) -> None:
-        data = b""
-        while True:
-            while b"\r\n\r\n" not in data:
-                more = await stream.receive_some()
-                if not more:
-                    return
-                data += more
-            head, _, data = data.partition(b"\r\n\r\n")
+        asked = Asked(stream)
+        while (request := await asked.next()) is not None:
+            head, _ = request
             self.heads.append(head)
             self.asked.append((trio.current_time(), head.split(b" ")[1].decode()))
             if self.hang:

@@ -211,3 +211,25 @@ async def proxying(
 async def echo(request: HttpRequest, client: Client) -> None:
     """A handler that answers with what it understood."""
     await client.respond(200, request.method + b" " + request.target + b" " + request.body, (), b"text/plain")
+
+
+class Asked:
+    """The requests that come on one stream, for engines that tests write by hand."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._data = b""
+
+    async def next(self) -> tuple[bytes, bytes] | None:
+        """Head and body; None when the stream has ended."""
+        while b"\r\n\r\n" not in self._data:
+            more = await self._stream.receive_some()
+            if not more:
+                return None
+            self._data += more
+        head, _, rest = self._data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        while len(rest) < length:
+            rest += await self._stream.receive_some()
+        self._data = rest[length:]
+        return head, rest[:length]
