@@ -16,7 +16,7 @@ from ranvier_py.core.kv.publishers import Publisher, Spot, spot
 from ranvier_py.edge.kv_zmq import KvSockets, KvSubscriber, LoadHeard, Options
 
 QUICK = Options(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
 
 
 class GapStream:
