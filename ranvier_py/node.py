@@ -42,7 +42,7 @@ from ranvier_py.edge.probes import Prober
 from ranvier_py.edge.server import DataServer
 from ranvier_py.edge.tokenizer import ChatTokenizer
 from ranvier_py.edge.upstream import Address, Upstream
-from ranvier_py.indexing import Preparing
+from ranvier_py.indexing import Indexing, Preparing
 from ranvier_py.parts import (
     backend_limits,
     calibrating_of,
@@ -134,7 +134,7 @@ class Node:
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
+        self.indexing: Indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
         self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
