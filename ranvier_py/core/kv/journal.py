@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from ranvier_py.core.fingerprint import TokenHasher
 from ranvier_py.core.kv.blocks import Block, Known
 from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.snapshot import CHUNK_BLOCKS, OPAQUE, STEM, BlockRows, RowsMade, written_name
+from ranvier_py.core.kv.snapshot import CHUNK_BLOCKS, OPAQUE, STEM, RowsMade, Written, written_name
 from ranvier_py.core.kv.values import EngineHash
 
 NAMES_MAX = 32_768
@@ -61,19 +61,12 @@ class Journal:
         return dict.fromkeys([name for at, names in self._entries if at > seq for name in names])
 
 
-class ChangesWriter:
-    """Writes what some blocks are now. A `snapshot.Written`."""
+class ChangesWriter(Written):
+    """Writes what some blocks are now."""
 
     def __init__(self, residency: Residency, hasher: TokenHasher, names: dict[EngineHash, None]) -> None:
         """`names` is used up by and by."""
-        self.chunks: list[BlockRows] = []
-        self.done = self.broken = False
-        self.left_out = 0  # blocks without a place in the tree
-        self._residency = residency
-        self._hasher = hasher
-        self._freeze = residency.freeze()
-        _, _, group = residency.parts()
-        self._head = (CHANGES | (0 if group is None else group + 1), residency.block_tokens)
+        super().__init__(residency, hasher, CHANGES)
         self._blocks = self._ordered(names)
         self._places: dict[EngineHash, int] = {}  # of names in these chunks
         self._stems: dict[int, int] = {}  # by their sum
@@ -81,30 +74,16 @@ class ChangesWriter:
         for _ in range(CHUNKS_AT_ONCE):
             self.step()
 
-    def step(self) -> None:
-        """One chunk."""
-        if self.done or self.broken:
-            return
-        if self._residency.frozen != self._freeze:
-            self.stop()
-            return
-        rows = RowsMade()
-        while len(rows.kinds) < CHUNK_BLOCKS and not self.done:
+    def _fill(self, rows: RowsMade) -> bool:
+        while len(rows.kinds) < CHUNK_BLOCKS:
             found = next(self._blocks, None)
             if found is None:
-                self.done = True
-                self._residency.thaw()
-            elif isinstance(found, Block):
+                return True
+            if isinstance(found, Block):
                 self._write(found, rows)
             else:
                 self._add_name(GONE, found[0], rows)
-        self.chunks.append(rows.packed(*self._head))
-
-    def stop(self) -> None:
-        """It is not wanted any more."""
-        if self._residency.frozen == self._freeze:
-            self._residency.thaw()
-        self.broken = not self.done
+        return False
 
     def _ordered(self, names: dict[EngineHash, None]) -> Iterator[Block | tuple[EngineHash]]:
         """What these blocks are now, each after those above it that changed too; names of those that are gone."""

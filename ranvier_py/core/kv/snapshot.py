@@ -14,8 +14,9 @@ read, 25 bytes a block of 16 tokens with a numeric name.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,18 +83,6 @@ NO_PLACE = Place(-1, 0)
 """Of who has no copy yet."""
 
 
-class Written(Protocol):
-    """What becomes chunks, step by step: `Writer`, or `journal.ChangesWriter`."""
-
-    chunks: list[BlockRows]
-    done: bool
-    broken: bool
-    left_out: int
-
-    def step(self) -> None: ...
-    def stop(self) -> None: ...
-
-
 class Original(NamedTuple):
     """A copy that begins to be written."""
 
@@ -109,21 +98,20 @@ def original_of(residency: Residency, hasher: TokenHasher, seq: int, digest: int
     return Original(seq, digest, Writer(residency, hasher))
 
 
-class Writer:
-    """Reads a residency into chunks. `step` until `done`, or until it is `broken`: no copy is to be had this time."""
+class Written(ABC):
+    """A residency that becomes chunks, frozen meanwhile. `step` until `done`, or until it is `broken`: no copy is to be
+    had this time."""
 
-    def __init__(self, residency: Residency, hasher: TokenHasher) -> None:
+    def __init__(self, residency: Residency, hasher: TokenHasher, kind: int = 0) -> None:
+        """`kind`: bits of the group in each chunk that say what these are."""
         self.chunks: list[BlockRows] = []
         self.done = self.broken = False
-        self.written = 0  # blocks
-        self.left_out = 0
+        self.left_out = 0  # blocks without a place in the tree
         self._residency = residency
         self._hasher = hasher
         self._freeze = residency.freeze()
-        nameless, stems, group = residency.parts()
-        self._head = (0 if group is None else group + 1, residency.block_tokens)
-        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *stems)]
-        self._places = 1
+        _, _, group = residency.parts()
+        self._head = (kind | (0 if group is None else group + 1), residency.block_tokens)
 
     def step(self) -> None:
         """One chunk: about half a millisecond."""
@@ -132,16 +120,10 @@ class Writer:
         if self._residency.frozen != self._freeze:
             self.stop()
             return
-        rows, todo = RowsMade(), self._todo
-        while todo and len(rows.kinds) < CHUNK_BLOCKS:
-            block, above = todo.pop()
-            if self._write(block, above, rows):
-                todo.extend([(child, self._places) for child in block.children()])
-                self._places += 1
+        rows = RowsMade()
+        self.done = self._fill(rows)
         self.chunks.append(rows.packed(*self._head))
-        if not todo:
-            self.done = True
-            self.left_out = self._residency.view().blocks - self.written
+        if self.done:
             self._residency.thaw()
 
     def stop(self) -> None:
@@ -149,7 +131,36 @@ class Writer:
         if self._residency.frozen == self._freeze:
             self._residency.thaw()
         self.broken = not self.done
+
+    @abstractmethod
+    def _fill(self, rows: RowsMade) -> bool:
+        """Write the next CHUNK_BLOCKS rows. Returns whether there are no more."""
+
+
+class Writer(Written):
+    """Writes all that is held."""
+
+    def __init__(self, residency: Residency, hasher: TokenHasher) -> None:
+        super().__init__(residency, hasher)
+        self.written = 0  # blocks
+        nameless, stems, _ = residency.parts()
+        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *stems)]
+        self._places = 1
+
+    def stop(self) -> None:
+        super().stop()
         self._todo.clear()
+
+    def _fill(self, rows: RowsMade) -> bool:
+        todo = self._todo
+        while todo and len(rows.kinds) < CHUNK_BLOCKS:
+            block, above = todo.pop()
+            if self._write(block, above, rows):
+                todo.extend([(child, self._places) for child in block.children()])
+                self._places += 1
+        if not todo:
+            self.left_out = self._residency.view().blocks - self.written
+        return not todo
 
     def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
         """False: it has no place in the tree, nor has what hangs under it."""
