@@ -25,7 +25,7 @@ Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from ranvier_py.core.backends import Outcome
@@ -215,12 +215,12 @@ class Calibration:
         sample = self._samples.get(id(flight))
         return sample if sample is not None and sample.departed_at == flight.departed_at else None
 
-    def _heard(self, stops: Sequence[Stop], backend: BackendId, epoch: int, second: int) -> None:
-        """A peer's request used this prompt; its claims are about to be raised."""
+    def _heard(self, prompts: Iterable[Sequence[Stop]], backend: BackendId, epoch: int, second: int) -> None:
+        """Peers' requests used these prompts; their claims are about to be raised."""
         ledger = self._ledgers.get(backend)
         if ledger is None or ledger.epoch != epoch or not self._estimated(backend):
             return
-        new_tokens, before = used_before(self._routes, stops, backend, epoch, second)
+        new_tokens, before = used_before(self._routes, prompts, backend, epoch, second)
         again = sum([ledger.clock.take(tokens, earlier) for earlier, tokens in before.items()])
         ledger.clock.add(new_tokens + again, second)
 

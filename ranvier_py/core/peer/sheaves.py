@@ -114,6 +114,10 @@ class SharedSheaves:
         epochs[backend] = epoch
         held_by, evidence = np.full(count, backend, np.int16), np.full(count, int(at), np.int32)
         columns = Columns(parents, tokens, np.zeros(count, U64), texts, held_by, evidence)
+        hearing = self._routes.hearing
+        if hearing is not None and at > self._claims.horizon:
+            pieces = zip(parents.tolist(), texts.tolist(), tokens.tolist(), strict=True)
+            hearing((((depth, 0, text), (0, 0, parent)) for parent, text, depth in pieces), backend, epoch, int(at))
         created = merge(self._routes, columns, epochs, now) if count else 0
         return created + self._one_by_one(sheaf, lost, backend, epoch, at)
 

@@ -40,6 +40,9 @@ WITHDRAW_CLAIMS_MAX = 2000
 
 NOT_TOLD = -1.0
 
+Hearing = Callable[[Iterable[Sequence[Stop]], BackendId, int, int], object]
+"""Told what peers' requests used, before it is learned: prompts, of which process, in which second (`routes.uses`)."""
+
 CHILDREN_COUNTED_MAX = 10_000
 """The admin page does not count further: about 1 ms."""
 
@@ -79,7 +82,7 @@ class RouteTable:
         self._expired = self._voided = self._withdrawn = 0
         self.ttl_s = ttl_s
         self._telling = Telling(self._rows, self._claims, ttl_s)
-        self.hearing: Callable[[Sequence[Stop], BackendId, int, int], object] | None = None  # see `core.routes.uses`
+        self.hearing: Hearing | None = None
         self.news = self._telling.news
         self.withdrawn_news = self._telling.withdrawn
 
@@ -185,7 +188,7 @@ class RouteTable:
         if self._telling.collecting and trust >= Trust.LOCAL:
             self._telling.learned(unread, known, backend, claim, now)
         if trust == Trust.REMOTE and self.hearing is not None:
-            self.hearing(unread, backend, epoch, second)
+            self.hearing((unread,), backend, epoch, second)
         if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
         path, linked = tree.store(unread, second)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import pytest
 
 from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, is_sheaf, rows_of
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.routes import HELD_MAX, HOLD_S
 from ranvier_py.core.peer.sheaves import BOUND_LEAST, MERGED_LEAST
 from ranvier_py.core.routes import Stop, Trust
+from ranvier_py.core.routes.uses import used_before
 from tests.core.peer.test_shared import ENGINE, OTHER, Node
 
 CHATS = 8
@@ -79,6 +83,36 @@ def test_a_sheaf_teaches_what_its_turns_would_teach_one_by_one(seed: int) -> Non
         assert first.routes.counters.bound == (400 if understood else 0)
     (alone, heard), (again, one_by_one) = trees
     assert alone == again == heard == one_by_one
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_uses_are_heard_of_a_sheaf_as_one_by_one(seed: int) -> None:
+    """Calibration counts by them what pushes other prefixes out; under full load nearly all turns come in sheaves."""
+    heard = []
+    for understood in (True, False):
+        first, second = nodes(understood=understood)
+        chats = beginnings(first)
+        first.tell(second)
+        used: Counter[object] = Counter()
+
+        def hear(
+            prompts: Iterable[Sequence[Stop]],
+            backend: BackendId,
+            epoch: int,
+            at: int,
+            second: Node = second,
+            used: Counter[object] = used,
+        ) -> None:
+            new_tokens, before = used_before(second.table, prompts, backend, epoch, at)
+            used.update({(backend, "new"): new_tokens, **{(backend, then): each for then, each in before.items()}})
+
+        second.table.hearing = hear
+        go_on(first, chats, 300, 11.0, seed)
+        for lesson, at in lessons(first, 11.0 + HOLD_S):
+            assert second.routes.hear(lesson, 13.0 - at, 13.0)
+        heard.append(dict(used))
+    assert heard[0] == heard[1]
+    assert sum(heard[0].values()) == 400 * 40 + CHATS * 32
 
 
 def test_few_turns_are_told_one_by_one() -> None:
