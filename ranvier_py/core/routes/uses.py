@@ -33,12 +33,11 @@ def used_before(
     told: dict[int, int] = {}  # names without a row that are counted: their depth
     for stops in prompts:
         (deepest, token, text), name = stops[0], stops[-1][1] or stops[-1][2]
-        row = get(name, 0)
-        if len(stops) == 2 and row and (token or text) not in rows.index:  # as nearly all are where many come at once
-            if backends[row] == backend and epochs[row] == epoch and evidences[row] >= second:
-                new_tokens += max(0, deepest - depths[row])
-                told[token or text] = deepest
-                continue
+        row = get(name, 0) if len(stops) == 2 and (token or text) not in rows.index else 0
+        if row and backends[row] == backend and epochs[row] == epoch and evidences[row] >= second:
+            new_tokens += max(0, deepest - depths[row])  # as nearly all are where many come at once
+            told[token or text] = deepest
+            continue
         row, above = _goes_on_from(table, stops, backend, epoch, counted, told)
         new_tokens += max(0, deepest - above)
         while row and row not in counted:
