@@ -8,7 +8,7 @@ over the rounds and their ratios to this node are the result; the ratios mean mo
 
 Cases: 16 connections with chats of 3 kB and of 60 kB, each request with a message nobody has seen; the same as streams
 of 100 chunks, which the engine writes at once, one by one back to back, or in ten steps; and one connection, whose
-latency beyond the direct one is what the router adds.
+latency beyond the direct one is what the router adds. `processor_us` is the router's own processor time for a request.
 The other routers are installed in environments of their own under --peers-dir, and left out where that fails.
 """
 
@@ -17,20 +17,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import shutil
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.common import ROOT, write_result
 
@@ -41,10 +39,15 @@ READY_S = 60.0
 WARM_UP_S = 3.0
 """Long enough to tokenize 64 histories of 60 kB once, 1 MB/s being the tokenizer's speed beside the load."""
 
-NODE, DIRECT = "ranvier_py", "direct"
-GOSSIPING, WORKERS = "ranvier_py with a peer", "ranvier_py, 2 workers"
-"""The same node in a cluster of two, the other one idle but for what it hears; and two nodes that share the port. The
-Rust routers use both cores of such a machine, one node of ours one."""
+NODE, DIRECT, WORKERS = "ranvier_py", "direct", "ranvier_py, 2 workers"
+"""Workers are two nodes that share the port: the Rust routers use both cores here, one node of ours one."""
+
+
+class Target(NamedTuple):
+    """What is under load: where, and whose processor time that costs (None: nobody's)."""
+
+    url: str
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,8 @@ def installed(peer: Peer, peers_dir: Path) -> Path:
 
 
 @contextmanager
-def process(command: list[str], **environment: str) -> Iterator[None]:
-    """A process that ends with the block."""
+def process(command: list[str], **environment: str) -> Iterator[int]:
+    """A process that ends with the block; gives its id."""
     running = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -124,7 +127,7 @@ def process(command: list[str], **environment: str) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        yield
+        yield running.pid
     finally:
         running.terminate()
         try:
@@ -159,30 +162,17 @@ def engines(count: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def node(urls: list[str], tokenizer: str, *more: str) -> Iterator[str]:
+def node(urls: list[str], tokenizer: str, *more: str) -> Iterator[Target]:
     port, control = free_port(), free_ports(2)
     command = [sys.executable, "-m", "ranvier_py", "serve", "--listen", f"127.0.0.1:{port}"]
     command += ["--control", f"127.0.0.1:{control}", "--tokenizer", tokenizer, "--policy", "affinity"]
     command += ["--log-level", "warning", *more]  # as the other routers are told
     for url in urls:
         command += ["--backend", url]
-    with process(command):
+    with process(command) as pid:
         for number in range(2 if "--workers" in more else 1):
             await_answer(f"http://127.0.0.1:{control + number}/readyz")
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextmanager
-def node_with_a_peer(urls: list[str], tokenizer: str) -> Iterator[str]:
-    places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    with tempfile.NamedTemporaryFile("w", suffix=".key") as key, ExitStack() as stack:
-        key.write(secrets.token_hex(32))
-        key.flush()
-        bases = []
-        for own, other in (places, reversed(places)):
-            flags = ("--gossip", own, "--join", other, "--cluster-key-file", key.name)
-            bases.append(stack.enter_context(node(urls, tokenizer, *flags)))
-        yield bases[0]
+        yield Target(f"http://127.0.0.1:{port}", pid)
 
 
 def free_ports(count: int) -> int:
@@ -199,23 +189,36 @@ def free_ports(count: int) -> int:
 
 
 @contextmanager
-def peer_router(peer: Peer, bin_dir: Path, urls: list[str]) -> Iterator[str]:
+def peer_router(peer: Peer, bin_dir: Path, urls: list[str]) -> Iterator[Target]:
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    with process([*peer.command(bin_dir, port, free_port()), *urls]):
+    with process([*peer.command(bin_dir, port, free_port()), *urls]) as pid:
         await_answer(f"{base}/workers", lambda body: body.count(b'"url"') >= len(urls))
         await_answer(f"{base}/readiness")
-        yield base
+        yield Target(base, pid)
 
 
-def load(base: str, case: Case, seconds: float) -> dict[str, float]:
-    """One run of wrk: requests/s, p50 and p99 in µs, and failures."""
+def load(target: Target, case: Case, seconds: float) -> dict[str, float]:
+    """One run of wrk: requests/s, p50 and p99 in µs, failures, and the target's processor time in µs a request."""
     command = ["wrk", "-t1", f"-c{case.connections}", f"-d{max(1, round(seconds))}s", "-s", str(SCRIPT)]
-    command += [f"{base}/v1/chat/completions", "--", str(case.history_bytes), "stream" if case.manner else ""]
+    command += [f"{target.url}/v1/chat/completions", "--", str(case.history_bytes), "stream" if case.manner else ""]
+    used_s = processor_s(target.pid)
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    used_s = processor_s(target.pid) - used_s
     found = json.loads(output.split("RESULT ", 1)[1])
     found["per_s"] = found["requests"] / found["seconds"]
+    found["processor_us"] = used_s / max(1, found["requests"]) * 1e6
     return dict(found)
+
+
+def processor_s(pid: int | None) -> float:
+    """Processor time of a process and of its children's so far; 0 without one."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own_s + sum(processor_s(int(child)) for child in children)
 
 
 def tell(engine_urls: list[str], case: Case) -> None:
@@ -224,18 +227,18 @@ def tell(engine_urls: list[str], case: Case) -> None:
         await_answer(f"{url}/manner/{case.manner or 'at_once'}")
 
 
-def measure(targets: dict[str, str], engine_urls: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+def measure(targets: dict[str, Target], engine_urls: list[str], rounds: int, seconds: float) -> dict[str, Any]:
     """By case and target: medians over the rounds, and all of them."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {case.name: {name: [] for name in targets} for case in CASES}
     for case in CASES:  # nobody is measured cold: each target has met the histories of each case
         tell(engine_urls, case)
-        for base in targets.values():
-            load(base, case, WARM_UP_S)
+        for target in targets.values():
+            load(target, case, WARM_UP_S)
     for number in range(rounds):
         for case in CASES:
             tell(engine_urls, case)
-            for name, base in targets.items():
-                runs[case.name][name].append(load(base, case, seconds))
+            for name, target in targets.items():
+                runs[case.name][name].append(load(target, case, seconds))
                 best = runs[case.name][name][-1]
                 print(
                     f"round {number + 1} {case.name:18} {name:20} {best['per_s']:9.0f}/s"
@@ -249,6 +252,7 @@ def summed(runs: list[dict[str, float]]) -> dict[str, Any]:
         "per_s": round(statistics.median(run["per_s"] for run in runs), 1),
         "p50_us": statistics.median(run["p50_us"] for run in runs),
         "p99_us": statistics.median(run["p99_us"] for run in runs),
+        "processor_us": round(statistics.median(run["processor_us"] for run in runs), 1),
         "failed": sum(run["failed"] for run in runs),
         "per_s_rounds": [round(run["per_s"], 1) for run in runs],
     }
@@ -280,11 +284,10 @@ def main() -> None:
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         urls = stack.enter_context(engines(2))
-        targets = {DIRECT: urls[0]}
+        targets = {DIRECT: Target(urls[0])}
         workers = ("--workers", "2", "--gossip", f"127.0.0.1:{free_ports(2)}")
         ours = (
             (NODE, node(urls, options.tokenizer)),
-            (GOSSIPING, node_with_a_peer(urls, options.tokenizer)),
             (WORKERS, node(urls, options.tokenizer, *workers)),
         )
         for name, started in ours:

@@ -1,0 +1,112 @@
+"""What a node's requests cost more when a peer hears of each turn: results/gossip_cost.json.
+
+    python -m benchmarks.gossip_cost [--pairs 12] [--seconds 2] [--tokenizer embedded]
+
+One node alone and one with an idle peer, both before the same two stub engines, take turns under `wrk`; each pair of
+runs is compared by itself, and which of the two comes first changes from pair to pair. The medians over the pairs are
+the result: single runs of a shared machine differ by a third.
+
+`processor` is the node's own processor time for a request, which is what a peer on another machine would leave of the
+cost. `per_s` and `p99` also pay for the peer, here on the same cores as nodes, engines and load; `peer_us` is its
+processor time for each turn that it hears.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import write_result
+from benchmarks.data_plane import CASES, WARM_UP_S, Case, Target, engines, free_port, load, node, processor_s, tell
+
+
+@contextmanager
+def node_with_a_peer(urls: list[str], tokenizer: str) -> Iterator[tuple[Target, Target]]:
+    """The node, and who hears it."""
+    places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    with tempfile.NamedTemporaryFile("w", suffix=".key") as key, ExitStack() as stack:
+        key.write(secrets.token_hex(32))
+        key.flush()
+        nodes = []
+        for own, other in (places, reversed(places)):
+            flags = ("--gossip", own, "--join", other, "--cluster-key-file", key.name)
+            nodes.append(stack.enter_context(node(urls, tokenizer, *flags)))
+        yield nodes[0], nodes[1]
+
+
+def pair(alone: Target, told: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
+    """One run of each: the second by the first, and what the peer needed for a turn."""
+    runs: dict[Target, dict[str, float]] = {}
+    for target in (told, alone) if swapped else (alone, told):
+        before_s = processor_s(peer.pid)
+        runs[target] = load(target, case, seconds)
+        heard_s = processor_s(peer.pid) - before_s
+        if target is told:
+            runs[target]["peer_us"] = heard_s / max(1, runs[target]["requests"]) * 1e6
+    one, other = runs[alone], runs[told]
+    return {
+        "per_s": other["per_s"] / one["per_s"],
+        "p99": other["p99_us"] / one["p99_us"],
+        "processor": other["processor_us"] / one["processor_us"],
+        "processor_us": one["processor_us"],
+        "peer_us": other["peer_us"],
+        "failed": one["failed"] + other["failed"],
+    }
+
+
+def summed(pairs: list[dict[str, float]]) -> dict[str, Any]:
+    """Each figure's median and quartiles."""
+    found: dict[str, Any] = {"failed": sum(each["failed"] for each in pairs)}
+    for name in ("per_s", "p99", "processor", "processor_us", "peer_us"):
+        ordered = sorted(each[name] for each in pairs)
+        low, median, high = statistics.quantiles(ordered, n=4)
+        found[name] = {"median": round(median, 3), "quartiles": [round(low, 3), round(high, 3)]}
+    return found
+
+
+def measure(stack: ExitStack, options: argparse.Namespace) -> dict[str, Any]:
+    urls = stack.enter_context(engines(2))
+    alone = stack.enter_context(node(urls, options.tokenizer))
+    told, peer = stack.enter_context(node_with_a_peer(urls, options.tokenizer))
+    found: dict[str, Any] = {}
+    for case in CASES:
+        tell(urls, case)
+        for target in (alone, told):
+            load(target, case, WARM_UP_S)
+        pairs = [
+            pair(alone, told, peer, case, options.seconds, swapped=bool(number % 2)) for number in range(options.pairs)
+        ]
+        found[case.name] = summed(pairs)
+        print(case.name, json.dumps(found[case.name]), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the cost of gossip to a node that serves")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
+    parser.add_argument("--tokenizer", default="embedded", help="as of `ranvier serve`")
+    parser.add_argument("--dry", action="store_true", help="print, and write no file")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        cases = measure(stack, options)
+    result = {
+        "question": "requests/s, p99 and processor time of a node that gossips, by those of one that does not",
+        "pairs": options.pairs,
+        "seconds": options.seconds,
+        "tokenizer": Path(options.tokenizer).name,
+        "cases": cases,
+    }
+    if not options.dry:
+        print(write_result("gossip_cost", result))
+
+
+if __name__ == "__main__":
+    main()
