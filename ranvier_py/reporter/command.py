@@ -150,7 +150,8 @@ class Listening:
 
     def certain(self) -> bool:
         """Whether the engine is known exactly: every rank of it."""
-        return bool(self._streams) and all(stream.level is Level.EXACT for stream in self._streams)
+        streams = self._streams
+        return bool(streams) and all(each.level is Level.EXACT and each.is_understood for each in streams)
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """The engine's streams are here now, and nowhere else."""

@@ -134,10 +134,14 @@ class Reporting:
         if self._hashes is Hashes.FINGERPRINT and self.source is None:
             return  # it waits until we know how to name it
         self._intake.take(self.book, self.source)
-        changed, certain = self.book.take_changed(), self.certain()
+        changed, certain = self.book.take_changed(), self.certain() and not self._lacks()
         for router in self._routers:
             router.sender.certain = certain
             router.sender.note(changed)
+
+    def _lacks(self) -> bool:
+        """Whether the engine may hold what has no fingerprint here; prefix hashes leave most of it out anyway."""
+        return self._hashes is Hashes.FINGERPRINT and self.source is not None and self.source.lacks
 
     # --- one router -------------------------------------------------------------------------------------------------
 

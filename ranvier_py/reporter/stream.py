@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ranvier_py.core.kv.events import BadBatch, EventDecoder
 from ranvier_py.core.kv.gap_values import Apply, AskReplay, Effect, GapSettings, Level, LevelChanged, Reset
 from ranvier_py.core.kv.gaps import GapMachine
-from ranvier_py.core.kv.values import CacheCleared, Event
+from ranvier_py.core.kv.values import BlocksStored, CacheCleared, Event
 from ranvier_py.reporter.intake import Call, Cleared, Heard
 from ranvier_py.reporter.ranks import renamed
 
@@ -26,6 +26,7 @@ class ReportedStream:
         self.rank = rank
         self.machine = GapMachine(GapSettings(replay=replay, peers=False))
         self.decoder = EventDecoder()
+        self._stores = False  # something that was stored could be read
         self._waiting = waiting
 
     def close(self) -> None:
@@ -35,6 +36,11 @@ class ReportedStream:
     @property
     def level(self) -> Level:
         return self.machine.level
+
+    @property
+    def is_understood(self) -> bool:
+        """False: nothing that it stored could be read, and there were events of names that we do not know."""
+        return self._stores or not self.decoder.counts.tags_skipped
 
     def connected(self, now: float) -> list[AskReplay | LevelChanged]:
         return self._carry(self.machine.connected(now), now)
@@ -78,6 +84,7 @@ class ReportedStream:
             batch = self.decoder.decode(message.payload)
         except BadBatch:
             return self.machine.unreadable(message.seq, now)
+        self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
         self._hand_on(batch.events)
         effects: list[Effect] = []
         if any(isinstance(event, CacheCleared) for event in batch.events):

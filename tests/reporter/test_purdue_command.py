@@ -17,7 +17,7 @@ from ranvier_py.core.kv.gap_values import AskReplay, Level
 from ranvier_py.core.kv.publishers import Publisher, of_operator
 from ranvier_py.core.kv.push_book import BlockScheme, BlockSource, Book
 from ranvier_py.core.kv.push_credentials import worker_of
-from ranvier_py.core.kv.values import BlocksStored
+from ranvier_py.core.kv.values import BlocksStored, CacheCleared
 from ranvier_py.reporter import command
 from ranvier_py.reporter.flags import KEY_VARIABLE
 from ranvier_py.reporter.intake import Call, Cleared, Heard, Intake
@@ -195,6 +195,24 @@ def test_a_stream_that_was_closed_hands_nothing_on() -> None:
     stream.close()
     stream.live(0, message(1), 1.0)
     assert not calls
+
+
+def test_an_engine_that_is_not_understood_is_not_certain() -> None:
+    """Routers would take what is not told for not held."""
+    stream = ReportedStream(deque(), replay=True)
+    connected(stream)
+    stream.live(0, bytes(msgpack.packb([0.0, [{"type": "BlockKept", "block_hashes": [1]}], 0])), 1.0)
+    assert stream.level is Level.EXACT
+    assert not stream.is_understood
+    stream.live(1, message(10), 1.0)
+    assert stream.is_understood
+    source = BlockSource(Book(), BlockScheme("m", key=b"k" * 32))
+    source.apply(BlocksStored((1,), None, b"\0" * 64, 16))
+    assert not source.lacks
+    source.apply(BlocksStored((2,), None, b"\0" * 64, 16, kind="sliding_window"))
+    assert source.lacks
+    source.apply(CacheCleared())
+    assert not source.lacks
 
 
 async def test_all_ranks_are_heard_and_the_engine_is_certain_when_all_are(monkeypatch: pytest.MonkeyPatch) -> None:

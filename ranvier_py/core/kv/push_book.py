@@ -21,7 +21,7 @@ from ranvier_py.core.kv.push_keys import KeyedPrefix, KeyHasher
 from ranvier_py.core.kv.push_messages import FINGERPRINT, PREFIX_HASH
 from ranvier_py.core.kv.push_table import Entry, HashTable, tier_in, tokens_in
 from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.residency_values import Scope
+from ranvier_py.core.kv.residency_values import Lack, Scope
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
 from ranvier_py.core.namespaces import TokenNamespaces
 
@@ -111,6 +111,11 @@ class BlockSource:
         self._links: dict[Fingerprint, int] = {}  # to the prefix hash, where that is the scheme
         self.scheme = scheme
         self.residency = self._made()
+
+    @property
+    def lacks(self) -> bool:
+        """Whether less is known of what is held than was told."""
+        return self.residency.lack is not Lack.NOTHING
 
     def apply(self, event: Event) -> None:
         if self._tells_again and isinstance(event, BlocksStored) and self.residency.is_told_again(event):

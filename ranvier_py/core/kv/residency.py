@@ -28,7 +28,15 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, Print
 from ranvier_py.core.kv.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.kv.prefixes import HeldPrefixes
-from ranvier_py.core.kv.residency_values import Changes, Imported, ResidencyCounts, ResidencyView, Scope, salt_and_media
+from ranvier_py.core.kv.residency_values import (
+    Changes,
+    Imported,
+    Lack,
+    ResidencyCounts,
+    ResidencyView,
+    Scope,
+    salt_and_media,
+)
 from ranvier_py.core.kv.stems import Stems
 from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event, Tier
 
@@ -68,7 +76,6 @@ class Residency:
         self._entries_max = entries_max
         self._parked_max = parked_max
         self._tells_again = tells_again
-        self._group: int | None = None
         self._cleared = False
         self.frozen = 0  # number of the freeze that holds; 0 = none
         self._freezes = 0
@@ -82,7 +89,9 @@ class Residency:
         self._index = BlockIndex()
         self._held = HeldPrefixes()
         self._stems = Stems(self._hasher, self._namespace_of)
+        self._group: int | None = None  # of caches, that counts
         self._reports = False  # it tells of blocks that it reuses
+        self.lack = Lack.NOTHING
         self._fresh: list[Block] = []  # told of, not looked at yet
         self._unsettled: deque[Block] = deque()
 
@@ -187,6 +196,11 @@ class Residency:
             settle_block(unsettled.popleft())
             steps -= 1
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether any prefix is held."""
+        return bool(len(self._held))
+
     def tier(self, fingerprint: Fingerprint) -> Tier:
         """Where this prefix is, as of the last `settle`."""
         return self._held.tier(fingerprint)
@@ -241,6 +255,7 @@ class Residency:
                 block = self._store_again(key, parent, tier, own, weight, told_again=told_again)
                 if block is None:
                     counts.refused += len(hashes) - place
+                    self.lack = Lack.ROOM
                     break
             if place >= opaque_from:
                 self._darken(block)
@@ -249,6 +264,7 @@ class Residency:
             self._resolve()
         while self._index.parked_weight > self._parked_max:
             self.counts.dropped += self._index.drop(next(iter(self._index.parked.values())))
+            self.lack = Lack.ROOM
 
     def _has_room(self, parent: Block | None, weight: int) -> TypeGuard[Block]:
         """Whether a new block of so much can be put below this one, to get a fingerprint."""
@@ -270,15 +286,21 @@ class Residency:
             self._look(block)
         elif block.known is NAME and self._tell(block, own, weight):
             self._fresh.append(block)
+        elif block.known is NAME and not own and tier is Tier.GPU:
+            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were told of with theirs
         return block
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
         if event.kind is None:
             return event.group == (self._group or 0)
         if event.kind not in DENSE_KINDS:
+            if self._group is None and self.lack is Lack.NOTHING:
+                self.lack = Lack.GROUP
             return False
         if self._group is None:
             self._group = event.group
+            if self.lack is Lack.GROUP:
+                self.lack = Lack.NOTHING
         return event.group == self._group
 
     def is_told_again(self, event: BlocksStored) -> bool:
@@ -299,10 +321,10 @@ class Residency:
         if event.parent is not None:
             return self._index.blocks.get(event.parent) or self._add(event.parent)
         found = self._stems.find(Scope(event.lora_name, event.lora_id, salt))
-        if found is None:
-            self.counts.stems_refused += 1
-            return self._stems.nameless
-        return found
+        if found is None or found is self._stems.nameless:
+            self.counts.stems_refused += found is None
+            self.lack = Lack.NAMES
+        return found or self._stems.nameless
 
     def _place(self, key: EngineHash, parent: Block) -> Block | None:
         block = self._index.blocks.get(key) or self._add(key)
@@ -328,6 +350,7 @@ class Residency:
             return False
         if not data or self._index.weight + weight - block.weight > self._entries_max:
             self.counts.refused += bool(data)
+            self.lack = Lack.ROOM if data else self.lack
             return False
         block.token_bytes, block.known = data, Known.TOKENS
         self._index.weigh(block, weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from ranvier_py.core.kv.blocks import Block, BlockIndex
@@ -46,6 +47,17 @@ class Imported:
     stems: dict[int, Block]  # by their state's total: whose scope that is shows when something is stored there
     group: int | None = None
     block_tokens: int = 0
+
+
+class Lack(Enum):
+    """Why less is known of what an engine holds than it told of, until all of that is gone."""
+
+    NOTHING = ""
+    SCHEMA = "its events have names that we do not know"  # `streams`, which reads them, sees this one
+    GROUP = "none of its groups of caches keeps whole prefixes"
+    TOKENS = "it tells of blocks without their tokens, or with others"
+    NAMES = "adapters without a name, or too many salts at a time"
+    ROOM = "it tells of more blocks than there is room for"
 
 
 class Changes(NamedTuple):

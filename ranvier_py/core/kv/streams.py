@@ -4,7 +4,8 @@ A shell keeps the connection and calls; every method returns what it has to do: 
 copy, write a change of level into the log. What became of the engine's prefixes goes to EngineTruth from here.
 
 Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
-an engine said that it holds nothing. A stream is EXACT for others only when all that was applied is settled.
+an engine said that it holds nothing. A stream is EXACT for others only when all that was applied is settled, and when
+nothing of what it told is beyond us (`Lack`): of that there may be more than we know of.
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
 Cost: that of its parts: 15 us for a block stored, 20 us for one that becomes a claim.
 """
@@ -33,9 +34,10 @@ from ranvier_py.core.kv.gaps import GapMachine
 from ranvier_py.core.kv.journal import ChangesWriter, Journal
 from ranvier_py.core.kv.names import Names
 from ranvier_py.core.kv.residency import Residency
+from ranvier_py.core.kv.residency_values import Lack
 from ranvier_py.core.kv.snapshot import Copy, Original, Place, original_of
-from ranvier_py.core.kv.truth import EngineTruth, Source
-from ranvier_py.core.kv.values import CacheCleared
+from ranvier_py.core.kv.truth import LEVELS, EngineTruth, Source
+from ranvier_py.core.kv.values import BlocksStored, CacheCleared
 
 SETTLE_S = 0.01
 """A claim this late is no later than the message itself, which an engine sends after its step."""
@@ -69,6 +71,10 @@ class EventStream:
         self._hasher = hasher
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
+        self._now_at = self.machine.level
+        self._reason = ""  # of the machine's last change
+        self._stores = False  # something that was stored could be read, since the engine began
+        self._skipped_before = 0  # tags, before it began
         self._copy: tuple[int, Copy] | None = None
         self._journal: Journal | None = None  # while a peer stands by
         self._closed = False
@@ -83,7 +89,7 @@ class EventStream:
 
     def resume(self, copy: Copy, now: float) -> None:
         """Go on where the copy stands, before anything was told. It is used up."""
-        self.residency.install(copy.state)
+        self._hold(copy)
         self.machine.resume(copy.seq, copy.digest, now)
         self._settle_soon(now, SETTLE_S)
 
@@ -136,7 +142,12 @@ class EventStream:
 
     @property
     def level(self) -> Level:
-        return self.machine.level
+        """Of all messages, and of what could be made of them."""
+        level = self.machine.level
+        if self._lack() is not Lack.NOTHING:
+            limit = Level.DEGRADED if self.residency.holds_any else Level.ESTIMATED
+            level = max(level, limit, key=LEVELS.index)
+        return level
 
     def stands_at(self) -> tuple[int, int] | None:
         """Number and digest of the last message that was applied; None where there is none."""
@@ -183,6 +194,7 @@ class EventStream:
         """What it knows, as JSON has it."""
         return {
             "level": self.level.value,
+            "lacks": self._lack().value,
             "next": self.machine.next_seq,
             **asdict(self.residency.view()),
             "unknown_tags": dict(self.decoder.unknown_tags),
@@ -193,7 +205,8 @@ class EventStream:
 
     def _carry(self, effects: Iterable[Effect], now: float) -> list[StreamEffect]:
         """Do here what can be done here."""
-        waiting, outside = deque(effects), []
+        waiting = deque(effects)
+        outside: list[StreamEffect] = []
         cleared = False
         while waiting:
             effect = waiting.popleft()
@@ -201,19 +214,32 @@ class EventStream:
                 cleared |= self._apply(effect, waiting, now)
             elif isinstance(effect, Reset):
                 self._clear()
+                self._stores, self._skipped_before = False, self.decoder.counts.tags_skipped
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
+            elif isinstance(effect, LevelChanged):
+                self._reason = effect.reason
             else:
-                if isinstance(effect, LevelChanged):
-                    self._level = effect
                 outside.append(effect)
         if self._copy is not None and self._copy[0] != self.machine.copy_ask:
             self._copy = None
+        level = self.level
+        if level is not self._now_at:
+            self._now_at = level
+            reason = self._reason if level is self.machine.level else self._lack().value
+            self._level = LevelChanged(level, reason)
+            outside.append(self._level)
         if cleared:
             self._settle(now)
         self._tell_level(now)
         return outside
+
+    def _lack(self) -> Lack:
+        """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
+        if not self._stores and self.decoder.counts.tags_skipped > self._skipped_before:
+            return Lack.SCHEMA
+        return self.residency.lack
 
     def _apply(self, message: Apply, waiting: deque[Effect], now: float) -> bool:
         """Whether it said that the engine holds nothing. What the machine makes of it waits."""
@@ -232,6 +258,7 @@ class EventStream:
             if self._journal is not None:
                 self._journal.add(message.seq, event.hashes)
         if batch.events:
+            self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
             self._settle_soon(now, SETTLE_S)
         if cleared:
             waiting.extend(self.machine.cleared(message.seq))
@@ -246,9 +273,13 @@ class EventStream:
 
     def _install(self, ask: int, now: float) -> None:
         assert self._copy is not None and self._copy[0] == ask, "the machine takes only what was offered"  # noqa: PT018
-        self.residency.install(self._copy[1].state)
+        self._hold(self._copy[1])
         self._copy = self._journal = None
         self._settle_soon(now, 0.0)
+
+    def _hold(self, copy: Copy) -> None:
+        self.residency.install(copy.state)
+        self._stores = self._stores or self.residency.view().blocks > 0
 
     def _settle_soon(self, now: float, wait_s: float) -> None:
         if self._settle_at is None or now + wait_s < self._settle_at:

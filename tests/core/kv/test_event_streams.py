@@ -12,6 +12,7 @@ from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
 from ranvier_py.core.kv.names import Names, base_names
+from ranvier_py.core.kv.residency import Residency
 from ranvier_py.core.kv.residency_values import Scope
 from ranvier_py.core.kv.snapshot import NO_PLACE, Copy, Place, Reader, Writer
 from ranvier_py.core.kv.standby import Building, Incoming, StandbyCopy
@@ -392,3 +393,121 @@ def test_a_request_that_wants_a_full_report_leaves_no_phantoms() -> None:
     world.settle()
     assert world.depth() == 0
     assert world.stream.counts()["blocks_told_again"] == 3
+
+
+def believed(world: World, count: int = 64) -> bool:
+    """Whether a claim that traffic made is left after the sweeps at the end of the grace."""
+    stops = [(count, fingerprint(count), 0)]
+    world.routes.learn(stops, ENGINE, world.epochs[0], Trust.LOCAL, world.now)
+    for _ in range(10):
+        world.now += 1.0
+        world.stream.tick(world.now)
+        world.truth.sweep(world.now, 1000)
+    return bool(world.routes.match(stops, world.epochs, world.now))
+
+
+def reasons(world: World) -> list[str]:
+    return [view.reason for view in world.truth.views(world.now)]
+
+
+def test_at_exact_what_the_engine_does_not_tell_is_not_held() -> None:
+    world = World()
+    world.exact()
+    assert not believed(world)
+
+
+def test_an_engine_whose_events_all_have_unknown_names_is_not_taken_for_empty() -> None:
+    """Another version of an engine must not cost the claims that traffic makes (llm-d-kv-cache#661, kthena#1535)."""
+    world = World()
+    world.exact()
+    told = world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
+    assert [(each.level, each.reason) for each in told if isinstance(each, LevelChanged)] == [
+        (Level.ESTIMATED, "its events have names that we do not know")
+    ]
+    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert reasons(world) == ["its events have names that we do not know"]
+    assert world.stream.view()["lacks"]
+    assert believed(world)
+    assert world.stream.original() is None, "nor is a peer to take it for empty"
+    world.stream.live(1, payload(stored()), world.now)
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.depth() == 64
+
+
+def test_unknown_names_beside_known_ones_are_only_counted() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload({"type": "BlockInactive"}, stored(count=1)), world.now)
+    world.stream.live(1, payload({"type": "BlockInactive"}), world.now)
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.stream.counts()["decoder_tags_skipped"] == 2
+
+
+def test_after_a_restart_as_another_version_it_is_seen_again_whether_it_is_understood() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    world.settle()
+    world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
+    assert world.stream.machine.counts.restarts == 1
+    assert world.truth.level(ENGINE) is Level.ESTIMATED
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kv_cache_spec_kind": "sliding_window"}, "none of its groups"),
+        ({"token_ids": []}, "without their tokens"),
+        ({"block_size": 15}, "without their tokens"),
+        ({"lora_id": 7}, "adapters without a name"),
+    ],
+)
+def test_an_engine_whose_blocks_can_not_be_named_is_not_taken_for_empty(fields: dict[str, Any], reason: str) -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload({**stored(), **fields}), world.now)
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert reason in reasons(world)[0]
+    assert believed(world)
+
+
+def test_a_model_of_several_kinds_of_caches_is_known_by_the_one_that_keeps_whole_prefixes() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload({**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 0}), world.now)
+    world.stream.live(1, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 1}), world.now)
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.depth() == 64
+
+
+def test_an_engine_with_more_blocks_than_there_is_room_for_is_degraded_until_it_is_empty() -> None:
+    world = World()
+    world.stream.residency = Residency(HASHER, world.stream.names.namespace, entries_max=4)
+    world.stream.open(world.now)
+    world.exact()
+    world.stream.live(0, payload(stored()), world.now)
+    world.settle()
+    world.stream.tick(world.now)
+    world.settle()
+    assert world.depth() == 32
+    assert world.truth.level(ENGINE) is Level.DEGRADED
+    assert reasons(world) == ["it tells of more blocks than there is room for"]
+    assert believed(world)
+    world.stream.live(1, payload({"type": "AllBlocksCleared"}), world.now)
+    world.settle()
+    assert world.truth.level(ENGINE) is Level.EXACT
+    assert not believed(world)
+
+
+def test_after_a_restart_another_group_of_caches_may_count() -> None:
+    world = World()
+    world.exact()
+    world.stream.live(0, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 1}), world.now)
+    world.stream.live(1, payload({"type": "AllBlocksCleared"}), world.now)
+    world.stream.live(2, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 0}), world.now)
+    world.settle()
+    assert world.depth() == 64
