@@ -139,8 +139,9 @@ class Members:
         if self._identity.leaving:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
         ledger = self._ledger
-        greetings_at = 0.0 if ledger.circle.widened else ledger.greetings.wake_at
-        return min(self._timers_at, greetings_at, ledger.contacts.wake_at)
+        if ledger.circle.widened:
+            return 0.0
+        return min(self._timers_at, ledger.greetings.wake_at, ledger.contacts.wake_at)
 
     @property
     def _timers_at(self) -> float:
@@ -249,7 +250,7 @@ class Members:
     def unreachable(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> None:
         """The edge could not send there: as good as a ping without an answer."""
         self._counts.sends_failed += 1
-        self._prober.unreachable(address, plane, now)
+        self._prober.unreachable(address, plane, now, relayed=self._relays.pinging(address))
 
     def leave(self, now: float) -> None:
         """Say goodbye. Until `left_at` the news spreads, and pings are answered as long as this object lives."""

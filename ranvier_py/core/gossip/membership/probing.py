@@ -11,7 +11,8 @@ instead of pinged, and proving itself is its answer; greetings take the two ways
 times, soon after each other, before it is suspected: nobody is on account of one way alone.
 
 A send that the edge could not make ends the wait for the direct answer at once; failing for another member makes it the
-next one to be probed (memberlist#242: it counted as success, and an isolated node saw everybody alive).
+next one to be probed (memberlist#242: it counted as success, and an isolated node saw everybody alive). Not if it was a
+ping for somebody else: all relays would probe the dead member, and then theirs, until every node does.
 
 Invariant: `wake_at` is always finite: the probing never stops, whoever is or is not there.
 Cost: O(relays) for each probe; a new round costs O(members) once in as many intervals.
@@ -156,15 +157,15 @@ class Prober:
         if self._probe is not None and self._probe.member.session == session:
             self._succeed(self._probe)
 
-    def unreachable(self, address: Address, plane: Plane, now: float) -> None:
-        """The edge could not send there."""
+    def unreachable(self, address: Address, plane: Plane, now: float, *, relayed: bool) -> None:
+        """The edge could not send there. `relayed`: somebody has asked for a ping there, and goes after it himself."""
         probe = self._probe
         if probe is not None and probe.member.address == address:
             if plane is self._first_plane(probe):
                 probe.help_at = min(probe.help_at, now)
                 self._arm()
             return
-        for member in self._ledger.roster.at(address):
+        for member in () if relayed else self._ledger.roster.at(address):
             self._ledger.turns.hasten(member.session)
 
     def void(self, now: float) -> None:

@@ -20,7 +20,7 @@ from ranvier_py.core.gossip.membership.post import Post
 from ranvier_py.core.gossip.membership.profile import Profile
 from ranvier_py.core.gossip.membership.roster import Roster
 from ranvier_py.core.gossip.messages import PingRequest, Update
-from ranvier_py.core.gossip.values import Peer, Plane
+from ranvier_py.core.gossip.values import Address, Peer, Plane
 
 RELAYS_MAX = 1024
 """Every member of the largest cluster may ask once at the same time."""
@@ -71,6 +71,10 @@ class Relays:
         heappush(self._due, (now + profile.nack_after_s, seq))
         self.wake_at = self._due[0][0]
         self._post.ping(target.address, target.session, seq, out, first)
+
+    def pinging(self, address: Address) -> bool:
+        """Whether a ping to this address is under way."""
+        return any(ping.target.address == address for ping in self._pings.values())
 
     def acked(self, session: int, seq: int) -> None:
         """An answer that may be to one of these."""

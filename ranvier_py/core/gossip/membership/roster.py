@@ -97,7 +97,7 @@ class Roster:
     def alive(self) -> tuple[Member, ...]:
         """The live ones, in the order in which they became known. The same object until something changes."""
         if self._alive is None:
-            self._alive = tuple(member for member in self._members.values() if member.live)
+            self._alive = tuple([one for one in self._members.values() if one.record.state <= State.SUSPECT])
         return self._alive
 
     def everybody(self) -> Iterable[Member]:
@@ -106,7 +106,8 @@ class Roster:
 
     def at(self, address: Address) -> list[Member]:
         """The live ones at this address: one, unless somebody has it twice. O(members): for what happens seldom."""
-        return [member for member in self.alive() if member.address == address]
+        host, port = address
+        return [one for one in self.alive() if one.record.host == host and one.record.port == port]
 
     def add(self, record: Record, now: float) -> Member:
         """A session that is not known yet, with a name that nobody has."""
@@ -166,7 +167,8 @@ class Round:
 
     def insert(self, session: int) -> None:
         """Somewhere in what is left of this round, or it would wait for the whole of it."""
-        self._order.insert(self._rng.randint(self._next, len(self._order)), session)
+        places = len(self._order) - self._next + 1
+        self._order.insert(self._next + int(self._rng.random() * places), session)
 
     def hasten(self, session: int) -> None:
         """Probe it next."""

@@ -249,8 +249,8 @@ class Logs:
                 log.absent_since = inf
             elif log.absent_since == inf:
                 log.absent_since = now
-        for origin in self._live:
-            self._forgotten.pop(origin, None)
+        for origin in [origin for origin in self._forgotten if origin in self._live]:
+            del self._forgotten[origin]
 
     def prune(self, now: float) -> bool:
         """Let go of what has expired: lessons, then origins, then the memory of these. Call it about once a second.

@@ -196,7 +196,7 @@ class RouteGossip:
     def _has_moved(self, before: Mapping[int, Peer], now_there: Mapping[int, None]) -> bool:
         """Whether somebody went, or who had gone is back. A newcomer has nothing that others lack."""
         gone = self._gone
-        back = [session for session in now_there if session in gone]
+        back = [session for session in gone if session in now_there]
         for session in back:
             del gone[session]
         went = [session for session in before if session not in now_there]

@@ -67,11 +67,15 @@ class Following:
     def wake_at(self) -> float:
         if self._transfers.followed:
             return -inf
-        asking = sum([one.asking for one in self._followed.values()])
-        times = [one.ask_at for one in self._followed.values() if one.donors and not one.asking and asking < AT_ONCE]
-        if any(one.copy.is_behind for one in self._followed.values()):
-            times.append(-inf)
-        return min(times, default=inf)
+        asking, at = 0, inf
+        for one in self._followed.values():
+            if one.copy.is_behind:
+                return -inf
+            if one.asking:
+                asking += 1
+            elif one.donors and one.ask_at < at:
+                at = one.ask_at
+        return at if asking < AT_ONCE else inf
 
     @property
     def rows(self) -> int:
@@ -92,6 +96,8 @@ class Following:
                 self._followed[subject] = _Followed(copy, donors, ask_at, now)
 
     def tick(self, now: float) -> None:
+        if not (self._followed or self._transfers.followed):
+            return
         answers, self._transfers.followed = self._transfers.followed, []
         for subject, copy in answers:
             one = self._followed.get(subject)

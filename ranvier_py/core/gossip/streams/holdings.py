@@ -173,6 +173,8 @@ class Transfers:
 
     def tick(self, now: float) -> None:
         """Some chunks written, one sent."""
+        if not (self._given or self._taking):
+            return
         for taking in [taking for taking in self._taking.values() if taking.deadline <= now]:
             self._resume(taking, now)
         for place in [place for place, given in self._given.items() if given.until <= now]:

@@ -353,3 +353,18 @@ def test_each_member_is_probed_in_its_turn() -> None:
     cluster.run(60.0)
     assert len(pinged) == 30
     assert longest <= (2 * 5 - 1) * 0.5 + 0.01
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_that_refuses_is_not_probed_by_all_who_were_asked_to_help() -> None:
+    """A relay that probed it too would ask other relays: until all have, each with three helpers."""
+    for seed in range(3):
+        cluster = Cluster(seed)
+        dead, *others = cluster.grow(30, 8.0)
+        cluster.refuses = True
+        cluster.crash(dead)
+        cluster.run(6.0)
+        assert all(host.saw("died", dead.name) for host in others)
+        assert sum(host.members.statistics().counts.relayed for host in others) < 150
