@@ -35,6 +35,7 @@ from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
 from ranvier_py.edge.discovery import Discovery, DiscoveryOptions, own_host
 from ranvier_py.edge.gossip_net import GossipNet, GossipSockets, open_sockets
+from ranvier_py.edge.gossip_rates import Rates
 from ranvier_py.edge.gossip_state import StateFile
 from ranvier_py.edge.keys import KeyFile, Keys, insecure_keys, keys_of
 from ranvier_py.measures import gossip_samples, plain_samples
@@ -153,7 +154,8 @@ class Clustering:
         self.peer = RouterPeer(router, settings, ring, rng, self._started_at)
         if self._key_file is not None:
             self._key_file.changed = self.peer.rekey
-        self.net = GossipNet(self.peer, ground.sockets, rng, changed=log_changes)
+        self.net = GossipNet(self.peer, ground.sockets, rng, changed=self._log_changes)
+        self.rates = Rates()
         self.peer.woken = self.net.poke
         places = config.gossip_places
         join = places.join if places else ()
@@ -184,6 +186,24 @@ class Clustering:
                 hooks.probe_soon(backend)
             for command in peer.commands():
                 hooks.follow(command)
+            if (stranger := peer.unopened()) is not None:
+                text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
+                self.net.traffic.complain("unopened", text)
+            if self.rates.due(now := time.monotonic()):
+                statistics = self.net.statistics()
+                self.rates.look(now, statistics.bytes_sent, statistics.bytes_received)
+
+    def _log_changes(self, changes: Sequence[MemberChange]) -> None:
+        for change in changes:
+            record = change.record
+            log.info(
+                "member.%s %s at %s: %s", change.what, record.name, spelled((record.host, record.port)), change.why
+            )
+            if change.what == "joined" and record.schema != self.peer.gossip.me.schema:
+                text = (
+                    "gossip.other_routes %s has another tokenizer, template, block size or secret: no route is shared"
+                )
+                log.warning(text, record.name)
 
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
@@ -206,7 +226,19 @@ class Clustering:
     def view(self) -> dict[str, Any]:
         """This node among its peers, for the control port."""
         now = time.monotonic()
-        return {**self.peer.view(now), "label": self.label, "traffic": asdict(self.net.statistics())}
+        traffic = self.net.statistics()
+        return {
+            **self.peer.view(now),
+            "label": self.label,
+            "bytes_per_s": self.rates.per_s(now, traffic.bytes_sent, traffic.bytes_received),
+            "traffic": asdict(traffic),
+            **{name: asdict(statistics) for name, statistics in self._files_and_names().items()},
+        }
+
+    def _files_and_names(self) -> dict[str, Any]:
+        """Statistics of what stands beside the peer itself: frozen dataclasses by name."""
+        parts = {"discovery": self.discovery, "state_file": self.state_file, "key_file": self._key_file}
+        return {name: part.statistics() for name, part in parts.items() if part is not None}
 
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
@@ -216,6 +248,8 @@ class Clustering:
         yield from gossip_samples(peer.gossip.statistics(), *counters)
         yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
         yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
+        for name, statistics in self._files_and_names().items():
+            yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))
         lag = "From being learned anywhere to being heard here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", net.lateness_s)
@@ -256,9 +290,3 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: Place, state: 
         facts=FactSettings(datagrams=config.gossip_udp),
         admin_key=blake2b(admin.get_secret_value().encode(), person=b"orders").digest() if admin else b"",
     )
-
-
-def log_changes(changes: Sequence[MemberChange]) -> None:
-    for change in changes:
-        where = spelled((change.record.host, change.record.port))
-        log.info("member.%s %s at %s: %s", change.what, change.record.name, where, change.why)

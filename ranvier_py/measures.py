@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ranvier_py.core.backends import BackendStatistics, RegistryStatistics
 from ranvier_py.core.gossip.gossip import GossipStatistics
+from ranvier_py.core.gossip.membership.counts import MembersStatistics
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.router import Router
 from ranvier_py.core.sample import Sample
@@ -55,8 +56,7 @@ def shadow_samples(shadows: Iterable[ShadowStatistics]) -> Iterator[Sample]:
 def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: Any, net: Any) -> Iterator[Sample]:
     """All samples of one node's gossip. The last four are dataclasses of plain numbers, by part."""
     members = gossip.members
-    yield from plain_samples("gossip_members", members, ("alive", "suspects", "dead", "contacts", "queued", "health"))
-    yield from plain_samples("gossip_events", members.counts, ())
+    yield from plain_samples("gossip_members", members, GOSSIP_MEMBERS_GAUGES)
     for name, number in gossip.sessions.items():
         kind: Literal["gauge", "counter"] = "gauge" if name in ("sessions", "own_addresses") else "counter"
         yield Sample(f"gossip_sessions_{name}", kind, f"{name.replace('_', ' ')} of gossip sessions.", number)
@@ -78,7 +78,8 @@ def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: An
     yield from plain_samples("gossip_net", net, ("streams_out", "streams_in", "queued_bytes", "receive_buffer_bytes"))
 
 
-GOSSIP_ROUTE_GAUGES = ("synced", "origins", "logged", "lazy_peers", "transfers")
+GOSSIP_MEMBERS_GAUGES = tuple(field.name for field in fields(MembersStatistics) if field.name != "counts")
+GOSSIP_ROUTE_GAUGES = ("synced", "origins", "logged", "lazy_peers", "transfers", "differing_buckets")
 
 ROUTE_GAUGES = ("rows", "fingerprints", "claims", "capacity")
 

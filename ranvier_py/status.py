@@ -62,8 +62,8 @@ def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]
 
 
-MEMBER_COLUMNS = ("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms")
-CLUSTER_FACTS = ("routes", "shared", "facts", "sessions")
+MEMBER_COLUMNS = ("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms", "routes")
+CLUSTER_FACTS = ("lag_ms", "routes", "shared", "facts", "sessions", "refused", "discovery", "state_file", "key_file")
 
 
 def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
@@ -75,8 +75,14 @@ def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
         {"topic": topic, **{f"{way}_{what}": each[way][what] for way in each for what in each[way]}}
         for topic, each in cluster["topics"].items()
     ]
+    rates = [
+        {"plane": plane, "sent_bytes_per_s": each["sent"], "received_bytes_per_s": each["received"]}
+        for plane, each in cluster.get("bytes_per_s", {}).items()
+    ]
+    lines += ["", "Gossip just now", *table(rates)] if rates else []
     lines += ["", "Gossip since the start", *table(traffic)]
-    facts = {name: {key: value for key, value in cluster[name].items() if value} for name in CLUSTER_FACTS}
+    told = {name: cluster.get(name, {}) for name in CLUSTER_FACTS}  # a node of an earlier version tells less
+    facts = {name: {key: value for key, value in each.items() if value} for name, each in told.items()}
     return [*lines, *pairs({name: fact for name, fact in facts.items() if fact})]
 
 

@@ -284,7 +284,7 @@ def test_status_can_be_watched_until_it_is_interrupted(
 
 
 def test_status_shows_who_the_peers_are_and_what_was_said() -> None:
-    member = {"name": "b", "state": "suspect", "address": "10.0.0.2:7946", "incarnation": 3, "rtt_ms": None}
+    member = {"name": "b", "state": "suspect", "address": "10.0.0.2:7946", "incarnation": 3, "routes": False}
     cluster = {
         "name": "a",
         "address": "10.0.0.1:7946",
@@ -295,6 +295,9 @@ def test_status_shows_who_the_peers_are_and_what_was_said() -> None:
         "shared": {},
         "facts": {},
         "sessions": {"replay": 2},
+        "lag_ms": {"p50": 21.5, "p99": 48.0},
+        "bytes_per_s": {"datagram": {"sent": 150.5, "received": 149.0}},
+        "refused": {"tag": 4},
     }
     page = status_page(NodeStatus("n", True, "", [], {}, cluster, divergence(b"\0" * 16, b"\0" * 15 + b"\1")))
     assert "Cluster: a at 10.0.0.1:7946, incarnation 1" in page
@@ -302,6 +305,9 @@ def test_status_shows_who_the_peers_are_and_what_was_said() -> None:
     assert "routes             7         700                 8             800" in page
     assert "announced=5" in page
     assert "dropped" not in page
+    assert "p50=21.5 p99=48" in page
+    assert re.search(r"datagram +150\.5 +149$", page, re.MULTILINE)
+    assert "tag=4" in page
     assert "1 of 2 buckets differ" in page
 
 

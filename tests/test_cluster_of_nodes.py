@@ -19,6 +19,7 @@ from tests.test_node import DEADLINE_S, MODEL, start_engine, turn
 KEY = "3f" * 16 + "a7" * 16
 OTHER_KEY = "19" * 16 + "c4" * 16
 ADMIN_KEY = "an operator's own secret"
+PLANES = ("datagram", "probe", "bulk")
 
 
 class Node:
@@ -191,7 +192,10 @@ async def test_a_backend_added_on_one_node_is_added_only_where_the_operator_allo
         assert {backend["url"] for backend in await careful.backends()} == set(places[:2])
 
 
-async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(tmp_path: Path) -> None:
+async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And who runs one is told, for it looks like a cluster of one."""
     async with lab(tmp_path) as place:
         first = await place.start()
         (tmp_path / "other").write_text(OTHER_KEY)
@@ -200,6 +204,31 @@ async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(tmp_p
         await first.until("/admin/cluster", lambda view: view["refused"]["tag"] + view["refused"]["key"] > 2)
         for node in (first, stranger, namesake):
             assert (await node.ask("/admin/cluster"))["members"] == []
+        told = [record.getMessage() for record in caplog.records if "gossip.unopened" in record.getMessage()]
+        assert told
+        assert all("from 127.0.0.1:" in line and "another key or cluster_name" in line for line in told)
+        assert len(told) <= 3, "one for each node, not one for each packet"
+
+
+async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rolled change of the tokenizer or the block size: nothing that one half learns means anything to the other."""
+    async with lab(tmp_path) as place:
+        first, second = await place.cluster(2)
+        other = await place.start(block_size_tokens=32)
+        for node in (first, second, other):
+            await node.sees(2)
+        await first.chat(turn("Where are the atlases? " * 10))
+        await heard(second, 1)
+        view = await other.ask("/admin/cluster")
+        assert view["shared"]["heard"] == view["shared"]["rows"] == 0
+        assert (await other.ask("/admin/routes"))["rows"] == 0
+        assert [member["routes"] for member in view["members"]] == [False, False]
+        members = (await first.ask("/admin/cluster"))["members"]
+        assert {member["name"]: member["routes"] for member in members}[view["name"]] is False
+        assert sum(member["routes"] for member in members) == 1
+        assert f"gossip.other_routes {view['name']} " in caplog.text
 
 
 async def test_a_key_is_exchanged_while_nodes_run(tmp_path: Path) -> None:
@@ -214,10 +243,35 @@ async def test_a_key_is_exchanged_while_nodes_run(tmp_path: Path) -> None:
 
 async def test_metrics_tell_of_every_part_of_gossip(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
-        first, _ = await place.cluster(2)
+        first, _ = await place.cluster(2, gossip_state_file=tmp_path / "peers")
         text = (await place.http.get(f"{first.control}/metrics")).text
-        for part in ("members_alive", "bytes_sent_total", "net_drops_total", "routes_own", "facts_", "lag_seconds"):
-            assert f"ranvier_gossip_{part}" in text
+        planes = [
+            f'net_{what}_total{{kind="{plane}"' for what in ("bytes_sent", "packets_received") for plane in PLANES
+        ]
+        parts = ("members_alive", "bytes_sent_total", "net_drops_total", "routes_own", "facts_", "lag_seconds_bucket")
+        files = (
+            "discovery_failures_total",
+            "state_file_failures_total",
+            "key_file_failures_total",
+            "key_file_keys 1.0",
+        )
+        for part in (*parts, *planes, *files):
+            assert f"ranvier_gossip_{part}" in text, part
+        for gauge in ("members_relays", "members_strained", "routes_differing_buckets"):
+            assert f"# TYPE ranvier_gossip_{gauge} gauge" in text, gauge
+        samples = [line.split()[0] for line in text.splitlines() if not line.startswith("#")]
+        assert len(samples) == len(set(samples))
+
+
+async def test_a_node_says_how_much_passes_now_and_how_late_it_hears(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        first, second = await place.cluster(2)
+        assert (await first.ask("/admin/cluster"))["lag_ms"] == {"p50": None, "p99": None}
+        await second.chat(turn("Where are the atlases? " * 10))
+        await heard(first, 1)
+        view = await first.until("/admin/cluster", lambda view: view["bytes_per_s"]["datagram"]["received"] > 0)
+        assert set(view["bytes_per_s"]) == set(PLANES)
+        assert 0 < view["lag_ms"]["p50"] <= view["lag_ms"]["p99"]
 
 
 async def test_a_node_without_peers_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Rules: one lookup for each name at a time. One that hangs is abandoned after a m
 a few times in a life; others wait for none. A name that fails, is empty or tells only of ourselves keeps what it said
 last: stale addresses cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, another choice each time.
 Left out are addresses of a family that we do not speak, our own, and remote ones while we advertise a loopback address,
-which they could not answer.
+which they could not answer. A node that asks and gets no answer for a while says once what may be wrong.
 Cost: a thread for each name during its lookup; literals cost nothing.
 """
 
@@ -51,6 +51,7 @@ class DiscoveryOptions:
     interval_alone_s: float = 1.0  # the first one while alone; doubles up to `interval_s`
     jitter: float = 0.2  # share of the interval, either way: nodes that start together drift apart
     step_s: float = 1.0  # how soon it is noticed that the node has become alone
+    lonely_s: float = 10.0  # alone for so long with addresses to try: somebody should look
     give_up_s: float = 60.0  # glibc gives up by itself after 30 s with three servers and two tries
     family: int = socket.AF_UNSPEC  # of the socket that will send
     loopback: bool = False  # we advertise a loopback address
@@ -96,6 +97,8 @@ class Discovery:
         self.own = own
         self.lookups = self.failures = self.slow = self.abandoned = self.empty = self.ignored = 0
         self._warned = False
+        self._alone_since: float | None = None
+        self._told_alone = False
         self._wait_alone_s = options.interval_alone_s
         entries = list(dict.fromkeys(join))
         self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
@@ -139,8 +142,24 @@ class Discovery:
         until = trio.current_time() + wait_s * (1 + options.jitter * (2 * self.rng.random() - 1))
         while (left_s := until - trio.current_time()) > 0:
             await trio.sleep(min(left_s, options.step_s))
+            self._watch_loneliness()
             if not alone and self.alone():
                 return
+
+    def _watch_loneliness(self) -> None:
+        """Tell once when nobody answers: from outside, a wrong key looks like a cluster of one."""
+        now = trio.current_time()
+        if not self.alone():
+            self._alone_since, self._told_alone = None, False
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since >= self.options.lonely_s and not self._told_alone:
+            asked = [*self.literals, *(where for name in self.names for where in name.known)]
+            if asked:
+                self._told_alone = True
+                more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+                why = "not started, another key or cluster_name, or UDP and TCP are blocked"
+                log.warning("gossip.alone nobody answers at %s%s: %s", spelled(asked[0]), more, why)
 
     def _try(self, addresses: Sequence[Place]) -> None:
         if addresses:

@@ -30,6 +30,8 @@ STATE_BYTES_MAX = 64 * 1024
 MARK = b"ranvier peers 1\n"
 DIGEST_BYTES = 16  # tells a cut or damaged file; not meant against forgers, who need the cluster's key anyway
 
+NO_FILE = "is no regular file"
+
 WRITE_INTERVAL_S = 30.0  # as much news may be lost by a crash; peers tell it again
 LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
 
@@ -57,6 +59,8 @@ class StateFile:
     def read(self) -> bytes:
         """What an earlier run left; b"" when there is none that can be used. Blocks for one small read."""
         try:
+            if is_something_else(self.path):
+                return self._refuse(NO_FILE)
             with self.path.open("rb") as stream:
                 content = stream.read(len(MARK) + DIGEST_BYTES + STATE_BYTES_MAX + 1)
         except FileNotFoundError:
@@ -114,8 +118,15 @@ def digest(state: bytes) -> bytes:
     return blake2b(state, digest_size=DIGEST_BYTES, person=b"gossip state").digest()
 
 
+def is_something_else(path: Path) -> bool:
+    """A pipe would hold up the start for ever, and a device or a folder is not ours to replace. Raises OSError."""
+    return path.exists() and not path.is_file()
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Replace the file at once or not at all. Raises OSError."""
+    if is_something_else(path):
+        raise OSError(None, NO_FILE)
     new = path.with_name(f".{path.name}.new")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:

@@ -324,3 +324,31 @@ async def test_an_address_that_can_not_be_found_out_must_be_set(autojump_clock: 
 def test_the_kernel_tells_which_address_of_ours_faces_another() -> None:
     assert discovery.facing("127.0.0.2") == "127.0.0.1"
     assert discovery.facing("255.255.255.255") == ""
+
+
+async def test_a_node_that_nobody_answers_says_once_what_may_be_wrong(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever has another key or cluster_name hears nothing at all, and looks like a cluster of one."""
+    world = World({"peers": ["10.0.0.1", "10.0.0.2", "10.0.0.3"]}, ["peers", "10.0.0.4"])
+    world.alone = True
+    async with running(world):
+        await trio.sleep(8)
+        assert "gossip.alone" not in caplog.text
+        await trio.sleep(100)
+        assert caplog.text.count("gossip.alone nobody answers at 10.0.0.4:7946 and 2 more: ") == 1
+        world.alone = False
+        await trio.sleep(60)
+        world.alone = True
+        await trio.sleep(60)
+        assert caplog.text.count("gossip.alone") == 2
+
+
+async def test_a_first_node_with_nobody_to_ask_is_not_blamed(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World({"peers": ["10.0.0.1"]}, ["peers", "10.0.0.1"])
+    world.alone = True
+    async with running(world):
+        await trio.sleep(100)
+    assert "gossip.alone" not in caplog.text

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,8 +111,9 @@ def test_a_file_that_is_cut_or_foreign_is_told_and_not_used(
 
 
 def test_a_file_that_can_not_be_read_is_told_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert StateFile(tmp_path).read() == b""
-    assert "can't be read: Is a directory" in caplog.text
+    (tmp_path / "file").touch()
+    assert StateFile(tmp_path / "file" / "peers").read() == b""
+    assert "can't be read: Not a directory" in caplog.text
 
 
 async def test_a_full_disk_is_told_once_and_the_old_file_stays(
@@ -169,3 +172,17 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path: Path, monkey
             nursery.cancel_scope.cancel()
         await reached.wait()
     release.set()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+async def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Opening a pipe waits for a writer: the node would not start, and say nothing."""
+    path = tmp_path / "peers"
+    make(path)
+    kind = stat.S_IFMT(path.stat().st_mode)
+    file = StateFile(path)
+    with trio.fail_after(5):
+        assert await trio.to_thread.run_sync(file.read, abandon_on_cancel=True) == b""
+    await file.save(b"peers and epoch")
+    assert (file.statistics().refused, file.statistics().failures) == (1, 1)
+    assert stat.S_IFMT(path.stat().st_mode) == kind

@@ -28,7 +28,7 @@ from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.messages import Commands, Facts, Loads, Message, Record, State
 from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES, BadFrame
+from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.packets.keyring import KeyRing
 from ranvier_py.core.gossip.packets.records import size_of
 from ranvier_py.core.gossip.packets.seal import Sealer, Subkeys
@@ -52,6 +52,8 @@ DNS names them all, again and again."""
 
 TRIED_MAX = 4096  # addresses whose next greeting takes the other plane
 
+SEALED_OTHERWISE = (Reason.KEY, Reason.TAG)
+"""Why a packet in our form stays closed: another key, or another cluster's label."""
 
 TOPICS = ("contact", "membership", "routes", "rows", "backends", "streams")
 TOPIC_OF: dict[int, str] = {
@@ -118,7 +120,8 @@ class GossipStatistics:
 class Gossip:
     """Everything one node says to its peers and hears from them. Times are seconds of one monotonic clock.
 
-    `outbox` is the one that `facts`, `orders` and `streams` write to as well.
+    `outbox` is the one that `facts`, `orders` and `streams` write to as well. `unopened` is where the last packet came
+    from that was sealed with another key or label; None when there was none, and whoever tells of it sets it back.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -168,6 +171,7 @@ class Gossip:
         self.received = {topic: Traffic() for topic in TOPICS}
         self._outbox = outbox
         self._effects: list[Send] = []
+        self.unopened: Address | None = None
         self._tried: dict[Address, bool] = {}
         self._changes: list[MemberChange] = []
         self._company = Company(self.members, self.routes, facts, orders, streams)
@@ -186,8 +190,9 @@ class Gossip:
         """A packet came. Never raises."""
         try:
             opened = self.sealer.open(data, plane)
-        except BadFrame:
-            return  # counted there
+        except BadFrame as bad:  # counted there
+            self.unopened = source if bad.reason in SEALED_OTHERWISE else self.unopened
+            return
         self.received[TOPIC_OF.get(opened.kind, "contact")].count(len(data))
         incoming = self.sessions.accept(opened, source, now)
         if incoming is not None:

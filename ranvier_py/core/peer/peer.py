@@ -28,6 +28,7 @@ from ranvier_py.core.gossip.routes.sheaves import SHEAF_VERSION
 from ranvier_py.core.gossip.streams.stream_gossip import StreamGossip
 from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Plane, Send
 from ranvier_py.core.gossip_places import spelled
+from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
@@ -183,7 +184,7 @@ class RouterPeer:
             "state": me.state.name.lower(),
             "address": spelled((me.host, me.port)),
             "synced": self.synced,
-            "members": [member_view(member) for member in self.gossip.view(now)],
+            "members": [member_view(member, me.schema) for member in self.gossip.view(now)],
             "topics": {
                 topic: {"sent": asdict(statistics.sent[topic]), "received": asdict(statistics.received[topic])}
                 for topic in statistics.sent
@@ -194,12 +195,18 @@ class RouterPeer:
             "facts": asdict(self.facts.counters),
             **self.streams.view(),
             "membership": asdict(statistics.members),
+            "lag_ms": quantiles_ms(self.gossip.routes.lag),
             "sessions": statistics.sessions,
             "refused": statistics.refused,
             "opened_by_key": statistics.opened_by_key,
         }
 
     # --- what the node does with the rest ---------------------------------------------------------------------------
+
+    def unopened(self) -> Address | None:
+        """Where a packet came from, since the last call, that is sealed with another key or label than ours."""
+        source, self.gossip.unopened = self.gossip.unopened, None
+        return source
 
     @property
     def alone(self) -> bool:
@@ -222,8 +229,11 @@ class RouterPeer:
         return commands
 
 
-def member_view(member: MemberView) -> dict[str, Any]:
-    """One line of the table of members. Ages in seconds, round trips in milliseconds; None where never."""
+def member_view(member: MemberView, schema: int) -> dict[str, Any]:
+    """One line of the table of members. Ages in seconds, round trips in milliseconds; None where never.
+
+    `routes`: whether its fingerprints are made like ours, by `schema`; else it shares none.
+    """
     return {
         "name": member.name,
         "state": member.state.name.lower(),
@@ -237,7 +247,13 @@ def member_view(member: MemberView) -> dict[str, Any]:
         "rtt_ms": rounded(member.rtt_s * 1000, 2),
         "proved": member.proved,
         "datagrams": member.datagrams,
+        "routes": member.schema == schema,
     }
+
+
+def quantiles_ms(seconds: Histogram) -> dict[str, float | None]:
+    """Since the start, as JSON has it; None while nothing was observed."""
+    return {name: rounded(seconds.quantile(share) * 1000, 1) for name, share in (("p50", 0.5), ("p99", 0.99))}
 
 
 def rounded(value: float, digits: int) -> float | None:

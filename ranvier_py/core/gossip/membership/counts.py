@@ -85,6 +85,7 @@ class MemberView:
     rtt_s: float  # mean of direct pings; NaN when none was measured
     proved: bool
     datagrams: bool  # False: only the stream reaches it
+    schema: int  # of its routes
 
     @classmethod
     def of(cls, member: Member, now: float) -> MemberView:
@@ -102,4 +103,5 @@ class MemberView:
             rtt_s=member.rtt_s,
             proved=member.proved,
             datagrams=member.datagrams,
+            schema=record.schema,
         )
