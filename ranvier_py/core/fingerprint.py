@@ -41,6 +41,10 @@ ANCHOR_STEP_BLOCKS = 16
 documents."""
 
 
+MEDIA_MARK = (1 << 24) - 1
+"""The low bits of fingerprints of prefixes with media. 40 bits are left for these, and a collision costs a cache miss;
+one in 2^24 of the others looks like one of them, and is not withdrawn at once when it should be."""
+
 UNCOMPUTED_TOKENS = 3
 """Of a message that an engine has generated, at its end: the token that was sampled last, the mark of the end and the
 line end that templates put behind it. Their keys and values are computed with the next turn."""
@@ -70,6 +74,11 @@ def mix_array(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = (values ^ (values >> U64(30))) * U64(MIX_1)
     values = (values ^ (values >> U64(27))) * U64(MIX_2)
     return values ^ (values >> U64(31))
+
+
+def is_of_media(fingerprint: int) -> bool:
+    """Whether this token fingerprint is of a prefix with media, which an engine's events never tell of."""
+    return fingerprint & MEDIA_MARK == MEDIA_MARK
 
 
 def anchors_between(low_blocks: int, high_blocks: int) -> list[int]:
@@ -174,6 +183,13 @@ class TokenState(NamedTuple):
     veil: int = 0  # keyed sum of tokens of the rest that are written as 0 there; see `TokenHasher.veiled`
 
 
+class MediaState(TokenState):
+    """The same where media came with the tokens, of which those are mere placeholders: no events of an engine tell of
+    prefixes from here on, and their fingerprints say so (`is_of_media`)."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Fingerprints of one stretch of new tokens.
@@ -217,10 +233,10 @@ class TokenHasher:
         """The fingerprint of the same tokens under another namespace, which is `step` greater modulo 2^64. 2 us."""
         return Fingerprint(mix(((unmix(fingerprint) ^ self._final_seed) + step) & MASK ^ self._final_seed) or 1)
 
-    def salted(self, state: TokenState, salt: bytes) -> TokenState:
-        """The state of the same tokens where media came with them, of which tokens are mere placeholders."""
+    def salted(self, state: TokenState, salt: bytes) -> MediaState:
+        """The state of the same tokens where media came with them."""
         number = int.from_bytes(blake2b(salt, digest_size=8).digest(), "little")
-        return TokenState(state.tokens, mix(state.total ^ number), state.rest, state.veil)
+        return MediaState(state.tokens, mix(state.total ^ number), state.rest, state.veil)
 
     def veiled(self, state: TokenState) -> TokenState:
         """The same state with no token id in it: hashing goes on from it as from the other, with the same results."""
@@ -231,7 +247,8 @@ class TokenHasher:
 
     def fingerprint(self, state: TokenState) -> Fingerprint:
         """Of the whole blocks of the prefix that a state stands for; 0 when there is none."""
-        return self._pair(state.tokens // self.block_tokens, state.total)[1]
+        mark = MEDIA_MARK if isinstance(state, MediaState) else 0
+        return self._pair(state.tokens // self.block_tokens, state.total, mark)[1]
 
     def pad(self, name: bytes) -> int:
         """64 bits to hide one number with by exclusive or, for who has the key. Another name, another pad."""
@@ -306,7 +323,8 @@ class TokenHasher:
         """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""
         size, short = self.block_tokens, self.short
         done, low = state.tokens // size, max(0, state.tokens - short) // size
-        segments = []
+        segments, kind = [], type(state)
+        mark = MEDIA_MARK if kind is MediaState else 0
         for end in ends:
             tokens = state.tokens + end
             blocks = tokens // size
@@ -314,17 +332,18 @@ class TokenHasher:
             wanted = anchors_between(low, until)
             if not wanted or wanted[-1] != until:
                 wanted.append(until)
-            pairs = [self._pair(depth, totals[depth - done]) for depth in wanted]
+            pairs = [self._pair(depth, totals[depth - done], mark) for depth in wanted]
             veil = state.veil if blocks == done else 0
-            after = TokenState(tokens, totals[blocks - done], self._rest(state, ids, end, blocks), veil)
+            after = kind(tokens, totals[blocks - done], self._rest(state, ids, end, blocks), veil)
             segments.append(Segment(tuple(pairs[:-1]), pairs[-1], after))
             low = until
         return segments
 
-    def _pair(self, depth: int, total: int) -> tuple[int, Fingerprint]:
+    def _pair(self, depth: int, total: int, mark: int = 0) -> tuple[int, Fingerprint]:
         if depth == 0:
             return 0, Fingerprint(0)
-        return depth * self.block_tokens, Fingerprint(mix((total + depth * GOLDEN) & MASK ^ self._final_seed) or 1)
+        name = mix((total + depth * GOLDEN) & MASK ^ self._final_seed)
+        return depth * self.block_tokens, Fingerprint(name | mark or 1)
 
     def _rest(self, state: TokenState, ids: TokenIds, end: int, blocks: int) -> tuple[int, ...]:
         """The tokens after the last whole block of the prefix that ends at `end`."""

@@ -16,7 +16,7 @@ import trio
 from ranvier_py.core.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.errors import TemplateRefused
-from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.fingerprint import TextHasher, TokenHasher, is_of_media
 from ranvier_py.core.placement.policies import make_policy
 from ranvier_py.core.prompt import PromptMemory
 from ranvier_py.core.request import Prompt, PromptReader
@@ -389,6 +389,10 @@ async def test_an_image_in_an_early_turn_keeps_later_turns_apart() -> None:
         assert await tokenized_first(learner, turn, 5)
         ends.append(turn.end)
     assert ends[0].tokens == ends[1].tokens > 0
+    assert all(is_of_media(token) for end in ends for _, token, _ in end.stops()), "no engine's events tell of these"
+    plain = router.read(CHAT_PATH, body(("user", words("other")), ("assistant", "yes"), ("user", words("more"))))
+    assert await tokenized_first(learner, plain, 5)
+    assert not any(is_of_media(token) for _, token, _ in plain.end.stops())
     assert not {token for _, token, _ in ends[0].stops()} & {token for _, token, _ in ends[1].stops()}
 
 

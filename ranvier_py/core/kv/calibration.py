@@ -6,11 +6,11 @@ these come precision (of the predicted tokens, how many were cached), recall (of
 a histogram of the error, and the evidence of `biases`.
 
 It corrects what it can, for engines whose caches nobody tells us (level ESTIMATED). A prefix that answered cold is
-withdrawn with what hangs below it (`core/routes/outcomes`), and no other. And claims that are older than the cache is
-large are *faded*: `capacity` learns beyond how many tokens used since their last use prefixes answer cold; each tick
-turns that distance into one second per engine, up to which the route table takes evidence for too old, and a depth for
-each of the next seconds. So a match pays one test of an empty dict, or one or two looks into it, and nothing is
-searched or swept; when the limit moves, faded claims come back by themselves.
+withdrawn with what hangs below it (`core/routes/outcomes`), and no other; at any level if no events could tell of it.
+And claims that are older than the cache is large are *faded*: `capacity` learns beyond how many tokens used since their
+last use prefixes answer cold; each tick turns that distance into one second per engine, up to which the route table
+takes evidence for too old, and a depth for each of the next seconds. So a match pays one test of an empty dict, or one
+or two looks into it, and nothing is searched or swept; when the limit moves, faded claims come back by themselves.
 
 What a request uses again is young again, and stays young while it runs: then nothing pushes it out. What requests of
 peers used counts as it is heard of.
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from ranvier_py.core.backends import Outcome
+from ranvier_py.core.fingerprint import is_of_media
 from ranvier_py.core.flight import Flight
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.biases import Bias, present
@@ -158,10 +159,14 @@ class Calibration:
             ledger.silent += 1
             return
         self._compare(ledger, flight, answer.prompt_tokens, cached)
-        if self._estimated(flight.backend):
+        estimated = self._estimated(flight.backend)
+        if estimated:
             self._learn(ledger, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
-            self._refute(ledger, flight, end, answer.prompt_tokens, cached)
-        elif not cached and self._usable(ledger, flight.decision.matched_tokens, answer.prompt_tokens):
+        gone = self._gone(ledger, flight, end, answer.prompt_tokens, cached)
+        if gone is not None and (estimated or is_untold(gone)):
+            ledger.refuted += 1
+            self.counts.refuted += refute(self._routes, gone, flight.backend, int(flight.departed_at))
+        elif gone is not None and not cached:
             self._contradicted(flight.backend)
 
     # --- beside them ------------------------------------------------------------------------------------------------
@@ -279,21 +284,18 @@ class Calibration:
         if oldest < FRESH_SHARE * min(ledger.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
             ledger.evidence.used_again(cached, deepest)
 
-    def _refute(self, ledger: Ledger, flight: Flight, end: Boundary, prompt_tokens: int, cached: int) -> None:
-        """The shortest prefix that was believed to be there and was not: forget what hangs below it."""
+    def _gone(self, ledger: Ledger, flight: Flight, end: Boundary, prompt_tokens: int, cached: int) -> Stop | None:
+        """The shortest prefix that was believed to be there and was not."""
         if self._usable(ledger, flight.decision.matched_tokens, prompt_tokens) <= cached:
-            return
-        refuted = None
+            return None
+        gone = None
         for stop in end.stops():
             if stop[0] > flight.decision.matched_tokens:
                 continue
             if self._usable(ledger, stop[0], prompt_tokens) <= cached:
                 break
-            refuted = stop
-        if refuted is not None:
-            withdrawn = refute(self._routes, refuted, flight.backend, int(flight.departed_at))
-            ledger.refuted += 1
-            self.counts.refuted += withdrawn
+            gone = stop
+        return gone
 
     def _faded_to(self, backend: BackendId, ledger: Ledger) -> int:
         limit = ledger.estimate.limit
@@ -339,3 +341,8 @@ class Calibration:
             refuted=ledger.refuted,
             biases=tuple(ledger.biases),
         )
+
+
+def is_untold(stop: Stop) -> bool:
+    """Whether no events could name this prefix: it is known by its text alone, or has media."""
+    return not stop[1] or is_of_media(stop[1])

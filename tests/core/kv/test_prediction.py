@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.fingerprint import Segment, TextHasher, TokenHasher, TokenState
+from ranvier_py.core.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHasher, TokenState
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.biases import Bias
 from ranvier_py.core.kv.calibration import FLIGHTS_MAX, SAMPLES_PER_S_MAX, Calibration
@@ -132,6 +132,20 @@ def test_a_backend_whose_events_tell_is_measured_and_not_corrected() -> None:
     assert world.depth([1, 2, 5, 6], 21.0) == 64
     assert world.view.precision == 32 / 96
     assert said == [A]
+
+
+def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_tell_of_others() -> None:
+    said: list[BackendId] = []
+    world = World(estimated=lambda _: False, contradicted=said.append)
+    picture = [1, 2, MEDIA_MARK | 3 << 40, MEDIA_MARK | 4 << 40]
+    for names, cached in ((picture, 0), ([1, 2, 5, 6], 32)):
+        world.served(names, cached, 10.0)
+    world.served(picture, 32, 20.0)
+    world.router.routes.sweep(21.0, [1])
+    assert world.depth([1, 2, 5, 6], 21.0) == 64
+    assert world.depth(picture, 21.0) == 64, "computed anew just now"
+    assert world.view.refuted == 1
+    assert said == []
 
 
 def press(world: World, capacity: int, answers: int) -> float:

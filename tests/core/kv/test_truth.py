@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ranvier_py.core.fingerprint import MEDIA_MARK
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
 from ranvier_py.core.kv.prefixes import Change
@@ -121,6 +122,21 @@ def test_a_sweep_at_exact_withdraws_what_is_not_held_once_the_grace_is_over() ->
     assert world.holders((64, 104, 204)), "the event may still come"
     world.sweep(11.0 + GRACE_S)
     assert world.holders((64, 104, 204), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
+
+
+def test_a_prompt_with_media_is_not_taken_for_gone_because_no_event_tells_of_it() -> None:
+    """It goes with what is above it, and with a restart."""
+    world = World()
+    world.truth.levelled(STREAM, Level.EXACT, "heard all", 0.0)
+    picture = 7 << 32 | MEDIA_MARK
+    world.truth.changed(STREAM, world.cache.store((16, 101, 0)), 10.0)
+    world.routes.learn([(32, picture, 9), (16, 101, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
+    world.routes.learn([(32, 8, 0), (16, 101, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
+    world.sweep(10.0 + GRACE_S + 2)
+    assert world.holders((32, picture, 9), now=20.0)
+    assert not world.holders((32, 8, 0), now=20.0)
+    world.truth.changed(STREAM, world.cache.remove((16, 101, 0)), 20.0)
+    assert not world.holders((32, picture, 9), now=20.0)
 
 
 def test_nothing_is_withdrawn_for_not_being_held_below_exact() -> None:
