@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_kv import ENCODINGS, KvEvents
+from cluster.engine_kv import ENCODINGS, STRANGE, KvEvents
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
 from ranvier_py.core.addresses import host_port
@@ -48,7 +48,10 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-events", default="", metavar="tcp://*:PORT", help="publish KV events there; port 0 takes a free one")
     add("--kv-replay", default="", metavar="tcp://*:PORT", help="... and tell missed ones again there")
     add(
-        "--kv-encoding", default="map", choices=ENCODINGS, help="vLLM's now, vLLM's before 0.24, SGLang's (%(default)s)"
+        "--kv-encoding",
+        default="map",
+        choices=(*ENCODINGS, STRANGE),
+        help="vLLM's now, vLLM's before 0.24, SGLang's, or what nobody knows (%(default)s)",
     )
     add("--kv-topic", default="", help="of the KV events")
     add("--seed", type=int, default=1, help="of the answers and of fault probabilities (%(default)s)")

@@ -1,7 +1,8 @@
 """KV events of the fake engine as real ones write them: changes of the block cache -> messages in msgpack.
 
 Three shapes: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` vLLM's before that (0.20), `sglang` SGLang's
-0.5.23, with signed hashes and all that one step removes in one event. Salt and adapter, which a real engine keeps with
+0.5.23, with signed hashes and all that one step removes in one event. `strange` is a map whose events have names that
+nobody knows, as those of a version to come may. Salt and adapter, which a real engine keeps with
 each block, are remembered here by the first block of a prompt.
 Bounds: SCOPES_MAX prompts are remembered; the oldest is forgotten, and its blocks pass for those without a salt.
 """
@@ -20,6 +21,7 @@ from cluster.engine_publisher import HWM, KvEndpoints, KvPublisher
 from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
 
 ENCODINGS = ("map", "array", "sglang")
+STRANGE = "strange"
 SCOPES_MAX = 65_536
 SIGN = 1 << 63
 
@@ -39,8 +41,8 @@ class KvEncoder:
 
     def __init__(self, encoding: str, block_size: int, rank: int = 0) -> None:
         """Raises ValueError for an unknown encoding."""
-        if encoding not in ENCODINGS:
-            raise ValueError(f"KV events can be encoded as {', '.join(ENCODINGS)}")
+        if encoding not in (*ENCODINGS, STRANGE):
+            raise ValueError(f"KV events can be encoded as {', '.join((*ENCODINGS, STRANGE))}")
         self.encoding = encoding
         self._block_size = block_size
         self._rank = rank
@@ -100,6 +102,8 @@ class KvEncoder:
         told.append(self._event("BlockRemoved", fields))
 
     def _event(self, tag: str, fields: dict[str, Any]) -> Any:
+        if self.encoding == STRANGE:
+            tag = f"{tag}V9"
         return [tag, *fields.values()] if self.encoding == "array" else {"type": tag, **fields}
 
     def _hash(self, key: int) -> int:

@@ -162,6 +162,7 @@ VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "events_cut": (("engines",), ("for_s",)),  # nobody reaches the publisher
     "events_loss": (("engines", "loss"), ("for_s",)),  # share of its messages that do not arrive
     "events_garbage": (("engines", "for_s"), ()),  # it writes what nobody can read
+    "events_strange": (("engines", "for_s"), ()),  # it is restarted as a version whose events nobody knows, and back
     "load": (("chats_per_s",), ("for_s",)),
 }
 

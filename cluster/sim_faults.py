@@ -7,6 +7,7 @@ their own undoing then finds nothing to do. Cost: nothing between the steps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from cluster.scenario import Step
 from cluster.sim_attack import Attacker
@@ -224,6 +225,15 @@ class Faults:
             kv = self.streams().kvs[number]
             kv.garbled += 1
             self.later(step, lambda one=kv: setattr(one, "garbled", one.garbled - 1))  # type: ignore[misc]
+
+    def do_events_strange(self, step: Step) -> None:
+        def begin(number: int, *, strange: bool) -> None:
+            self.streams().kvs[number].strange = strange
+            self.world.engines[number].restart(self.heap.now)
+
+        for number in numbers(step.engines):
+            begin(number, strange=True)
+            self.later(step, partial(begin, number, strange=False))
 
     def streams(self) -> SimStreams:
         assert self.world.streams is not None, "check refuses such a step without events"

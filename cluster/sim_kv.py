@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from cluster.engine_kv import KvEncoder
+from cluster.engine_kv import STRANGE, KvEncoder
 from ranvier_py.core.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompt import Boundary
@@ -72,6 +72,7 @@ class SimKv:
         self.cut = 0  # reasons for which nobody reaches the publisher, though the engine runs
         self.down = False
         self.garbled = 0  # reasons for which it writes something that nobody knows
+        self.strange = False  # from the next start on it is of a version whose events nobody knows
         self.published = 0  # messages, over all processes
         self._gone_at: dict[int, float] = {}  # block -> when it was last lost
         self._cache_blocks = cache_blocks
@@ -85,7 +86,7 @@ class SimKv:
 
     def _begin(self) -> None:
         self._cache = BlockCache(self._cache_blocks, BLOCK_TOKENS, events_max=EVENTS_MAX)
-        self._encoder = KvEncoder("map", BLOCK_TOKENS)
+        self._encoder = KvEncoder(STRANGE if self.strange else "map", BLOCK_TOKENS)
         self._found: dict[int, int] = {}
         self.next_seq = 0
         self.buffer: deque[tuple[int, bytes]] = deque(maxlen=self._replay_messages)

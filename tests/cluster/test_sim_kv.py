@@ -46,6 +46,17 @@ def test_engines_that_cannot_be_heard_cost_less_than_five_points_of_hits(name: s
             assert unheard.measures[share] > heard.measures[share] - POINTS, share
 
 
+def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed() -> None:
+    """What such an engine does not tell is not taken for not held; and rolled back, it is known exactly again."""
+    scenario = load_scenario("kv_strange")
+    assert simulate(scenario, 1, Minds()).violation is None
+    (step,) = scenario.steps
+    forward = replace(scenario, for_s=28.0, steps=(replace(step, for_s=60.0),), expect=Expect(unknown_share_max=0.05))
+    result = simulate(forward, 1, Minds())
+    assert result.violation is None
+    assert result.measures["kv_exact"] == 1, "the engine that was not replaced"
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
 def test_all_nodes_know_the_truth_whatever_gets_lost_before_the_end(seed: int, loss: float) -> None:
