@@ -33,7 +33,8 @@ from ranvier_py.core.gossip.routes.log import ORIGINS_MAX
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.peer.company import WAITING_MAX
 from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
-from ranvier_py.core.peer.routes import HELD_MAX
+from ranvier_py.core.peer.routes import CONFIRMED_MAX
+from ranvier_py.core.peer.turns import HELD_MAX
 from ranvier_py.core.prompt import Boundary
 from ranvier_py.core.routes.orphans import ORPHANS_MAX
 from ranvier_py.core.routes.telling import NEWS_MAX
@@ -164,7 +165,7 @@ class RealMind:
             "lazy peers": Bounded(gossip.lazy_peers, peers),
             "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
             "news": Bounded(len(table.news), NEWS_MAX),
-            "news that wait": Bounded(shared.waiting, 2 * HELD_MAX + WAITING_MAX),
+            "news that wait": Bounded(shared.waiting, HELD_MAX + CONFIRMED_MAX + WAITING_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),
             "rows": Bounded(len(table), TABLE_ROWS),
         }

@@ -253,7 +253,7 @@ class GossipNet:
 
     def poke(self) -> None:
         """The core was called: wake the timer, if that is due earlier now. Cheap, and as often as one likes."""
-        if self.gossip.wake_at < self._asleep_until:
+        if self._asleep_until > -inf and self.gossip.wake_at < self._asleep_until:
             self._asleep_until = -inf
             self._bed.unpark_all()
 

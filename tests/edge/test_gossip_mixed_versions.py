@@ -166,12 +166,12 @@ def test_what_one_member_would_not_understand_is_told_when_it_is_gone() -> None:
         restart(cluster, nodes[0])
         await all_share(cluster, nodes)
         assert {node.mind.gossip.version for node in nodes} == {1}
-        assert not any(node.mind.node.routes.sheaves.understood for node in nodes)
+        assert not any(node.mind.node.routes.understood for node in nodes)
         nodes[0].release = lambda mind: None
         restart(cluster, nodes[0])
         await all_share(cluster, nodes)
         assert {node.mind.gossip.version for node in nodes} == {VERSION}
-        assert all(node.mind.node.routes.sheaves.understood for node in nodes)
+        assert all(node.mind.node.routes.understood for node in nodes)
         for gone in nodes[:2]:
             gone.crash()
         await until(lambda: nodes[2].mind.node.alone, 20.0)

@@ -31,13 +31,14 @@ from ranvier_py.core.gossip_places import spelled
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
-from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
+from ranvier_py.core.peer.routes import SharedRoutes
 from ranvier_py.core.peer.streams import SharedStreams
+from ranvier_py.core.peer.turns import HOLD_S
 from ranvier_py.core.router import Router
 
-FLUSH_INTERVAL_S = 0.02
-"""What is learned becomes a lesson within this, or when it has waited for company, and leaves with the next tick of
-routes."""
+FLUSH_INTERVAL_S = 0.05
+"""What is learned becomes a lesson within this, or when it has waited for company. As often as lessons and loads leave
+a busy node (`RouteGossipSettings.tick_s`, `FactSettings.load_interval_s`), so that they do in one tick."""
 
 IDLE_INTERVAL_S = 0.25
 """With no request in flight the registry is looked at so often; table and registry tell when something comes."""
@@ -132,7 +133,7 @@ class RouterPeer:
             self._flush_at = min(self._flush_at, self.routes.wake_at)
 
     def _announce(self, now: float, hold_s: float) -> None:
-        self.routes.sheaves.understood = self.gossip.version >= SHEAF_VERSION
+        self.routes.understood = self.gossip.version >= SHEAF_VERSION
         for lesson, at in self.routes.lessons(now, hold_s):
             self.gossip.announce(lesson, at)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from ranvier_py.core.gossip.backends.facts import BOOT_BITS
@@ -26,17 +25,21 @@ from ranvier_py.core.gossip.routes.table_copy import TableCopy
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.company import Company
+from ranvier_py.core.peer.counters import SharedRouteCounters
 from ranvier_py.core.peer.removals import SharedRemovals
-from ranvier_py.core.peer.sheaves import BOUND_LEAST, Pieces, SharedSheaves
+from ranvier_py.core.peer.sheaves import Pieces, SharedSheaves
+from ranvier_py.core.peer.turns import HELD_MAX, HOLD_S, HeldTurns, Turns, sheaves_of
 from ranvier_py.core.prompt import Stop
 from ranvier_py.core.routes import News, RouteTable, Trust
 from ranvier_py.core.routes.claims import Claim
 
-HOLD_S = 2.0
-"""News of the texts of a chat that goes on wait so long for its tokens and its answer, which repeat them: one lesson a
-turn instead of two. Until then peers know the chat up to the turn before. New chats are told at once, for crowds."""
+BOUND_LEAST = 4
+"""Fewer turns are told one by one: that takes no more bytes or time, and all versions understand it."""
 
-HELD_MAX = 4096
+COMPLETE_MAX = HELD_MAX
+"""Texts that are remembered as told with their tokens."""
+
+CONFIRMED_MAX = 4096
 
 CONFIRMED_HOLD_S = 1.0
 """News of what an engine said wait so long for the lesson of the node that served it."""
@@ -45,20 +48,6 @@ NOBODY = (BackendId(-1), 0.0, 0)
 
 HEARD_MAX = 8192
 """Tokens of peers' lessons that are remembered, for as long."""
-
-
-@dataclass(slots=True)
-class SharedRouteCounters:
-    told: int = 0  # lessons
-    bound: int = 0  # stops that were told in sheaves
-    spared: int = 0  # lessons that a later one contained
-    outdated: int = 0  # news of a process or a backend that is gone, not told
-    heard: int = 0  # lessons
-    bad: int = 0  # bytes that are no lesson
-    void: int = 0  # lessons of an earlier boot, or of a backend that this node does not have
-    rows: int = 0  # new rows by lessons of peers
-    stops_spared: int = 0  # that an engine told us of and a peer told first
-    stops_gone: int = 0  # withdrawn before they were told
 
 
 class SharedRoutes:
@@ -70,7 +59,8 @@ class SharedRoutes:
         self._backends = backends
         self._copy = TableCopy(routes, backends)
         self._orphans = Pieces(routes)
-        self._held: deque[News] = deque()
+        self.understood = False  # whether all peers know sheaves; the owner says so
+        self.turns = HeldTurns(routes, self._is_complete, self.counters)
         self._complete: dict[int, tuple[BackendId, float]] = {}
         self._confirmed: deque[News] = deque()  # held back
         self._heard: dict[int, tuple[BackendId, float, int]] = {}  # token -> whose, when, and its text
@@ -90,7 +80,7 @@ class SharedRoutes:
     @property
     def waiting(self) -> int:
         """News that are held back, for any reason."""
-        return len(self._held) + len(self._confirmed) + len(self._company)
+        return len(self.turns) + len(self._confirmed) + len(self._company)
 
     @property
     def orphans(self) -> int:
@@ -100,52 +90,40 @@ class SharedRoutes:
     def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
         """What may be told now as lessons, each with the time of its evidence; it is used up."""
         yield from self.removals.lessons()
-        sheaves = self.sheaves
-        for news in self._due(now, hold_s):
-            if not sheaves.takes(news):
-                yield from self._told(news)
-        for (backend, epoch), taken in sheaves.leave().items():
-            yield from self._bound(backend, epoch, taken)
+        fresh = list(self._fresh(hold_s))
+        turns = self.turns.leave(now, hold_s, bound=self.understood)
+        for news in self._due(fresh, now, hold_s, leaves=bool(turns)):
+            yield from self._told(news)
+        for each in turns:
+            yield from self._bound(each)
 
-    def _due(self, now: float, hold_s: float) -> Iterator[News]:
+    def _due(self, fresh: Sequence[News], now: float, hold_s: float, *, leaves: bool) -> Iterator[News]:
         """What waits no longer. Whatever leaves takes along who waits for company."""
-        leaves = not hold_s
-        for each in chain(self._fresh(hold_s), self._ripe(now, hold_s)):
+        leaves = leaves or not hold_s
+        for each in chain(fresh, self._ripe(now, hold_s)):
             leaves = True
             yield each
-        if leaves or self._company.wake_at <= now:
+        if leaves or self._company.is_due(now):
             for each in self._company.leave():
                 yield self._untold(each)
 
     def _fresh(self, hold_s: float) -> Iterator[News]:
         """Of what came since the last time, what need not wait."""
-        news, held = self.routes.news, self._held
+        news = self.routes.news
         while news:
             each = news.popleft()
-            further = bool(each.parent) and not has_token(each.stops)
-            if hold_s and len(self._confirmed) < HELD_MAX and self._is_confirmed(each):
+            if hold_s and each.parent and not has_token(each.stops):
+                self.turns.hold(each)
+            elif hold_s and len(self._confirmed) < CONFIRMED_MAX and self._is_confirmed(each):
                 self._confirmed.append(each)
-            elif hold_s and further and len(held) < HELD_MAX:
-                held.append(each)
-            elif further and self.sheaves.understood:
-                yield each  # so many leave together that it needs no company
             else:
                 self._note_complete(each)
                 if not (hold_s and self._company.takes(each)):
                     yield each
 
     def _ripe(self, now: float, hold_s: float) -> Iterator[News]:
-        """Of what was held back, what has waited long enough, and is not told yet."""
-        held, confirmed = self._held, self._confirmed
-        while held:
-            contained = self._is_contained(held[0])
-            if not contained and held[0].at + hold_s > now:
-                break
-            each = held.popleft()
-            if contained:
-                self.counters.spared += 1
-            else:
-                yield each
+        """Of what engines said, what has waited long enough, and is not told yet."""
+        confirmed = self._confirmed
         while confirmed and (not hold_s or confirmed[0].at + CONFIRMED_HOLD_S <= now):
             yield self._named(self._untold(confirmed.popleft()))
 
@@ -198,13 +176,13 @@ class SharedRoutes:
         for _, token, text in news.stops:
             if token and text:
                 complete[text] = (news.backend, news.at)
-        while complete and (len(complete) > HELD_MAX or next(iter(complete.values()))[1] < horizon):
+        while complete and (len(complete) > COMPLETE_MAX or next(iter(complete.values()))[1] < horizon):
             del complete[next(iter(complete))]
 
-    def _is_contained(self, news: News) -> bool:
-        """Whether its deepest text was told with its tokens meanwhile, of the same backend."""
-        told = self._complete.get(news.stops[0][2])
-        return told is not None and told[0] == news.backend
+    def _is_complete(self, text: int, backend: int) -> bool:
+        """Whether it was told with its tokens meanwhile, of the same backend."""
+        told = self._complete.get(text)
+        return told is not None and told[0] == backend
 
     def _told(self, news: News) -> Iterator[tuple[bytes, float]]:
         if not news.stops:
@@ -217,20 +195,21 @@ class SharedRoutes:
             self.counters.told += 1
             yield encode(piece), news.at
 
-    def _bound(self, backend: BackendId, epoch: int, taken: Sequence[News]) -> Iterator[tuple[bytes, float]]:
-        """Further turns of one backend, as sheaves."""
-        if len(taken) < BOUND_LEAST:
-            for news in taken:
+    def _bound(self, turns: Turns) -> Iterator[tuple[bytes, float]]:
+        """Further turns of one backend's process."""
+        count = len(turns.texts)
+        if count < BOUND_LEAST or not self.understood:
+            for news in turns.news():
                 yield from self._told(news)
             return
-        named = self._name(backend, epoch)
+        named = self._name(turns.backend, turns.epoch)
         if named is None:
-            self.counters.outdated += len(taken)
+            self.counters.outdated += count
             return
-        for rows, at in self.sheaves.bind(backend, taken):
+        self.counters.bound += count
+        for sheaf in sheaves_of(turns):
             self.counters.told += 1
-            self.counters.bound += len(rows)
-            yield encode_sheaf(*named, rows), at
+            yield encode_sheaf(*named, sheaf.parents, sheaf.texts, sheaf.tokens), float(sheaf.at.min())
 
     def _name(self, backend: BackendId, epoch: int) -> tuple[int, int] | None:
         """What peers call this backend and its process. None: it is gone."""

@@ -1,39 +1,24 @@
-"""Further turns of chats, known by their texts alone, among peers: many become one lesson, and are learned at once.
+"""Sheaves of peers: further turns of many chats, known by their texts alone, are learned at once.
 
-Down: of what may be told, `takes` takes what fits; `leave` gives it by backend and process, `bind` makes sheaves of it.
-Up: rows whose parent is known, or comes with them, are written into the table column by column; others wait as orphans
-do. Few rows are told one by one, and learned one by one.
-
-Bound: what one call of `SharedRoutes.lessons` tells. Cost: 1 us a row told, 3 us a row heard; alone 6 and 12.
+Rows whose parent is known, or comes with them, are written into the table column by column; others wait as orphans do.
+Few rows are learned one by one. Cost: 3 us a row; alone 12.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ranvier_py.core.gossip.routes.lessons import TOKENS_MAX
-from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, Sheaf
+from ranvier_py.core.gossip.routes.sheaves import Sheaf
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routes import News, RouteTable
+from ranvier_py.core.routes import RouteTable
 from ranvier_py.core.routes.bulk import merge
 from ranvier_py.core.routes.orphans import Orphans
 from ranvier_py.core.routes.scan import U64, Columns
 
-BOUND_LEAST = 4
-"""Fewer turns are told one by one: that takes no more bytes or time, and all versions understand it."""
-
 MERGED_LEAST = 16
 """Rows that are written column by column: below, one by one is as fast."""
-
-
-class Bound(NamedTuple):
-    """Rows of one sheaf, each (parent, text, depth), and the time of the oldest."""
-
-    rows: Sequence[tuple[int, int, int]]
-    at: float
 
 
 class Pieces(Orphans):
@@ -44,59 +29,12 @@ class Pieces(Orphans):
 
 
 class SharedSheaves:
-    """`understood`: whether all peers know sheaves; the owner says so."""
+    """What peers tell in columns, on its way into the table."""
 
     def __init__(self, routes: RouteTable, orphans: Pieces) -> None:
-        self.understood = False
-        self.withdrawn = 0  # stops that were gone before they were told
         self._routes = routes
         self._orphans = orphans
         self._rows, _, self._claims, _ = routes.parts()
-        self._taken: dict[tuple[BackendId, int], list[News]] = {}
-
-    # --- down -------------------------------------------------------------------------------------------------------
-
-    def takes(self, news: News) -> bool:
-        """Whether it may go with others: it goes on from something, and has no tokens."""
-        if not (self.understood and news.parent):
-            return False
-        for stop in news.stops:
-            if stop[1]:
-                return False
-        self._taken.setdefault((news.backend, news.epoch), []).append(news)
-        return True
-
-    def leave(self) -> dict[tuple[BackendId, int], list[News]]:
-        """All that was taken, by backend and its epoch."""
-        taken, self._taken = self._taken, {}
-        return taken
-
-    def bind(self, backend: BackendId, taken: Sequence[News]) -> Iterator[Bound]:
-        """What of this is still believed, in sheaves."""
-        rows: list[tuple[int, int, int]] = []
-        at = taken[0].at
-        for news in taken:
-            parent = news.parent
-            for depth, _, text in reversed(news.stops):
-                if not self._is_claimed(text, backend):
-                    self.withdrawn += 1
-                elif text != parent and 0 < depth <= TOKENS_MAX:
-                    rows.append((parent, text, depth))
-                    at = min(at, news.at)
-                parent = text
-            if len(rows) >= ROWS_MAX:
-                yield Bound(rows[:ROWS_MAX], at)
-                del rows[:ROWS_MAX]
-                at = news.at
-        while rows:
-            yield Bound(rows[:ROWS_MAX], at)
-            del rows[:ROWS_MAX]
-
-    def _is_claimed(self, text: int, backend: BackendId) -> bool:
-        row = self._rows.index.get(text)
-        return row is not None and (self._rows.backend[row] == backend or self._claims.get(row, backend) is not None)
-
-    # --- up ---------------------------------------------------------------------------------------------------------
 
     def learn(self, sheaf: Sheaf, backend: BackendId, epoch: int, at: float, now: float) -> int:
         """Learn what a peer told, by evidence of that time. Returns the number of new rows."""

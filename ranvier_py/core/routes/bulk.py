@@ -169,9 +169,12 @@ class Merge:
             | (np.frombuffer(rows.epoch, np.int32)[parents] != epochs)
             | (np.frombuffer(rows.evidence, np.int32)[parents] < columns.evidence)
         )
+        wanted: dict[tuple[int, int, int], int] = {}  # once each: many new rows may hang under one
         for at in np.flatnonzero(lacking).tolist():
-            claim = Claim(int(epochs[at]), Trust.REMOTE, int(columns.evidence[at]))
-            claims.raise_from(int(parents[at]), int(columns.backend[at]), claim)
+            place = int(parents[at]), int(columns.backend[at]), int(epochs[at])
+            wanted[place] = max(wanted.get(place, -1), int(columns.evidence[at]))
+        for (parent, backend, epoch), evidence in wanted.items():
+            claims.raise_from(parent, backend, Claim(epoch, Trust.REMOTE, evidence))
 
     def _merge_one(self, columns: Columns, at: int) -> None:
         """A claim of a row that is known, at least by one name."""

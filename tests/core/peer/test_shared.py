@@ -11,7 +11,8 @@ from ranvier_py.core.gossip.routes.lessons import Lesson, decode, encode
 from ranvier_py.core.gossip.values import Letter, Peer
 from ranvier_py.core.peer.backends import SharedBackends
 from ranvier_py.core.peer.company import COMPANY_S
-from ranvier_py.core.peer.routes import HOLD_S, SharedRoutes
+from ranvier_py.core.peer.routes import SharedRoutes
+from ranvier_py.core.peer.turns import HOLD_S
 from ranvier_py.core.routes import RouteTable, Stop, Trust
 
 KEY = b"a cluster secret"

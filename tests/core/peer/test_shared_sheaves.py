@@ -8,11 +8,13 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, is_sheaf, rows_of
+from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, decode_sheaf, is_sheaf, rows_of
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.peer.routes import HELD_MAX, HOLD_S
-from ranvier_py.core.peer.sheaves import BOUND_LEAST, MERGED_LEAST
-from ranvier_py.core.routes import Stop, Trust
+from ranvier_py.core.peer import turns
+from ranvier_py.core.peer.routes import BOUND_LEAST
+from ranvier_py.core.peer.sheaves import MERGED_LEAST
+from ranvier_py.core.peer.turns import HOLD_S, LOT_S
+from ranvier_py.core.routes import Stop
 from ranvier_py.core.routes.uses import used_before
 from tests.core.peer.test_shared import ENGINE, OTHER, Node
 
@@ -22,7 +24,7 @@ CHATS = 8
 def nodes(*, understood: bool = True) -> tuple[Node, Node]:
     first, second = Node(1, ENGINE, OTHER), Node(2, OTHER, ENGINE)
     first.meet(second)
-    first.routes.sheaves.understood = second.routes.sheaves.understood = understood
+    first.routes.understood = second.routes.understood = understood
     return first, second
 
 
@@ -73,7 +75,7 @@ def test_a_sheaf_teaches_what_its_turns_would_teach_one_by_one(seed: int) -> Non
         chats = beginnings(first)
         first.tell(second)
         go_on(first, chats, 300, 11.0, seed)
-        told = lessons(first, 11.0 + HOLD_S)
+        told = lessons(first, 11.0 + HOLD_S + LOT_S)
         assert any(is_sheaf(lesson) for lesson, _ in told) is understood
         assert len(told) < 20 or not understood
         for lesson, at in told:
@@ -108,7 +110,7 @@ def test_uses_are_heard_of_a_sheaf_as_one_by_one(seed: int) -> None:
 
         second.table.hearing = hear
         go_on(first, chats, 300, 11.0, seed)
-        for lesson, at in lessons(first, 11.0 + HOLD_S):
+        for lesson, at in lessons(first, 11.0 + HOLD_S + LOT_S):
             assert second.routes.hear(lesson, 13.0 - at, 13.0)
         heard.append(dict(used))
     assert heard[0] == heard[1]
@@ -119,36 +121,37 @@ def test_few_turns_are_told_one_by_one() -> None:
     first, _ = nodes()
     chats = beginnings(first)[:1]
     lessons(first, 10.0)
-    go_on(first, chats, BOUND_LEAST - 1, 11.0)
-    told = lessons(first, 11.0 + HOLD_S)
+    for number in range(BOUND_LEAST - 1):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    told = lessons(first, 11.0 + HOLD_S + LOT_S)
     assert len(told) == BOUND_LEAST - 1
     assert not any(is_sheaf(lesson) for lesson, _ in told)
 
 
-@pytest.mark.parametrize("turns", [BOUND_LEAST, MERGED_LEAST - 1, MERGED_LEAST, ROWS_MAX, ROWS_MAX + 1, 500])
-def test_no_turn_is_lost_between_two_sheaves(turns: int) -> None:
+@pytest.mark.parametrize("count", [BOUND_LEAST, MERGED_LEAST - 1, MERGED_LEAST, ROWS_MAX, ROWS_MAX + 1, 500])
+def test_no_turn_is_lost_between_two_sheaves(count: int) -> None:
     first, second = nodes()
     chats = beginnings(first)[:1]
     first.tell(second)
-    for number in range(turns):
+    for number in range(count):
         first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
-    told = lessons(first, 11.0 + HOLD_S)
-    assert sum(rows_of(lesson) for lesson, _ in told) == turns
+    told = lessons(first, 11.0 + HOLD_S + LOT_S)
+    assert sum(rows_of(lesson) for lesson, _ in told) == count
     for lesson, at in told:
         second.routes.hear(lesson, 13.0 - at, 13.0)
-    assert second.table.statistics().rows == turns + CHATS
+    assert second.table.statistics().rows == count + CHATS
 
 
-@pytest.mark.parametrize("turns", [MERGED_LEAST - 6, 3 * MERGED_LEAST])
-def test_rows_whose_chat_comes_later_are_hung_where_they_belong(turns: int) -> None:
+@pytest.mark.parametrize("count", [MERGED_LEAST - 6, 3 * MERGED_LEAST])
+def test_rows_whose_chat_comes_later_are_hung_where_they_belong(count: int) -> None:
     """Some of the sheaf, or all of it, came before what it goes on from: over another way, or from another node."""
     first, second = nodes()
     chats = beginnings(first)
     begun = lessons(first, 10.0)
     for lesson, at in begun[: CHATS // 2]:
         second.routes.hear(lesson, 10.0 - at, 10.0)
-    go_on(first, chats, turns, 11.0)
-    for lesson, at in lessons(first, 11.0 + HOLD_S):
+    go_on(first, chats, count, 11.0)
+    for lesson, at in lessons(first, 11.0 + HOLD_S + LOT_S):
         second.routes.hear(lesson, 13.0 - at, 13.0)
     assert second.routes.orphans > 0
     for lesson, at in begun[CHATS // 2 :]:
@@ -166,12 +169,12 @@ def test_who_waits_for_others_does_not_hold_up_a_sheaf(monkeypatch: pytest.Monke
     for lesson, at in begun[1:]:
         second.routes.hear(lesson, 10.0 - at, 10.0)
     first.serve([(72, 0, 4999), *chats[0]], 10.5)
-    ((lesson, _),) = lessons(first, 10.5 + HOLD_S)
+    ((lesson, _),) = lessons(first, 10.5 + HOLD_S + LOT_S)
     second.routes.hear(lesson, 0.0, 13.0)
     assert second.routes.orphans == 1
     for number in range(40):
         first.serve([(72, 0, 5000 + number), *chats[1]], 13.0, OTHER)
-    ((lesson, _),) = lessons(first, 13.0 + HOLD_S)
+    ((lesson, _),) = lessons(first, 13.0 + HOLD_S + LOT_S)
     with monkeypatch.context() as patched:
         patched.setattr(second.routes.sheaves, "_one_by_one", lambda sheaf, rows, *_: len(rows) and 1 / 0)
         assert second.routes.hear(lesson, 2.0, 15.0)
@@ -187,8 +190,8 @@ def test_what_was_withdrawn_meanwhile_is_not_told() -> None:
     for number in range(20):
         first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
     first.table.withdraw(5007, first.engine().id)
-    first.tell(second, 11.0 + HOLD_S)
-    assert first.routes.sheaves.withdrawn == 1
+    first.tell(second, 11.0 + HOLD_S + LOT_S)
+    assert first.routes.counters.stops_gone == 1
     assert second.holders([(72, 0, 5006)], 13.0)
     assert not second.holders([(72, 0, 5007)], 13.0)
 
@@ -199,7 +202,7 @@ def test_of_a_process_that_is_gone_nothing_is_told_or_heard() -> None:
     first.tell(second)
     for number in range(20):
         first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
-    told = lessons(first, 11.0 + HOLD_S)
+    told = lessons(first, 11.0 + HOLD_S + LOT_S)
     second.registry.restart(second.engine(), "test", 12.0)
     second.backends.look(12.0)
     assert not second.routes.hear(told[0][0], 1.0, 13.0)
@@ -208,7 +211,7 @@ def test_of_a_process_that_is_gone_nothing_is_told_or_heard() -> None:
         first.serve([(72, 0, 6000 + number), *chats[0]], 14.0)
     first.registry.restart(first.engine(), "test", 15.0)
     first.backends.look(15.0)
-    assert lessons(first, 14.0 + HOLD_S) == []
+    assert lessons(first, 14.0 + HOLD_S + LOT_S) == []
     assert first.routes.counters.outdated == 20
 
 
@@ -230,24 +233,52 @@ def test_bytes_that_are_no_sheaf_are_counted_and_change_nothing() -> None:
     first.tell(second)
     for number in range(20):
         first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
-    ((lesson, _),) = lessons(first, 11.0 + HOLD_S)
+    ((lesson, _),) = lessons(first, 11.0 + HOLD_S + LOT_S)
     before = second.table.statistics().rows
     assert not second.routes.hear(lesson[:-1], 0.0, 13.0)
     assert second.routes.counters.bad == 1
     assert second.table.statistics().rows == before
 
 
-def test_what_can_not_be_held_back_goes_in_a_sheaf_at_once() -> None:
+def test_of_more_than_can_be_held_back_the_oldest_go_in_a_sheaf_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under full load more comes within the time than may wait."""
+    monkeypatch.setattr(turns, "HELD_MAX", 500)
     first, _ = nodes()
-    first.table = first.routes.routes
     chats = beginnings(first)[:1]
     lessons(first, 10.0)
-    engine = first.engine()
-    for number in range(HELD_MAX + 100):
-        first.table.learn([(72, 0, 5000 + number), *chats[0]], engine.id, engine.epoch, Trust.LOCAL, 11.0)
-        first.table.withdraw(5000 + number, engine.id) if number < HELD_MAX else None
-    told = lessons(first, 11.0)
-    assert sum(rows_of(lesson) for lesson, _ in told) == 100
-    assert all(is_sheaf(lesson) for lesson, _ in told)
-    assert first.routes.waiting == HELD_MAX
+    for number in range(600):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    told = [decode_sheaf(lesson) for lesson, _ in lessons(first, 11.0)]
+    assert [text for sheaf in told for text in sheaf.texts.tolist()] == list(range(5000, 5100))
+    assert first.routes.waiting == 500
+
+
+def test_turns_wait_for_a_full_sheaf_but_not_for_long() -> None:
+    first, _ = nodes()
+    chats = beginnings(first)[:1]
+    lessons(first, 10.0)
+    for number in range(ROWS_MAX - 1):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    assert lessons(first, 11.0 + HOLD_S) == []
+    first.serve([(72, 0, 6000), *chats[0]], 11.1)
+    assert lessons(first, 11.05 + HOLD_S) == []
+    ((lesson, _),) = lessons(first, 11.1 + HOLD_S)
+    assert rows_of(lesson) == ROWS_MAX
+    for number in range(20):
+        first.serve([(72, 0, 7000 + number), *chats[0]], 14.0)
+    assert lessons(first, 14.0 + HOLD_S) == []
+    assert [rows_of(lesson) for lesson, _ in lessons(first, 14.0 + HOLD_S + LOT_S)] == [20]
+
+
+def test_a_turn_that_was_told_with_its_tokens_is_in_no_sheaf() -> None:
+    first, second = nodes()
+    chats = beginnings(first)[:1]
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
+    first.serve([(72, 90, 5003), (32, 91, 1000)], 11.2)
+    first.tell(second, 12.0)
+    ((lesson, _),) = lessons(first, 11.0 + HOLD_S + LOT_S)
+    assert rows_of(lesson) == 19
+    assert first.routes.counters.spared == 1
+    assert second.holders([(72, 90, 0)], 13.0)

@@ -34,9 +34,10 @@ from ranvier_py.core.gossip.routes.route_gossip import (
 )
 from ranvier_py.core.gossip.routes.route_memory import RowsWalk
 from ranvier_py.core.gossip.routes.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
-from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX, encode_sheaf
+from ranvier_py.core.gossip.routes.sheaves import ROWS_MAX
 from ranvier_py.core.gossip.values import Letter, Peer, Plane
 from ranvier_py.core.routes.scan import SUMS_BYTES
+from tests.core.gossip.routes.test_sheaves import sheaf_of
 
 ME = 1
 B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (2, 3, 4))
@@ -307,7 +308,7 @@ def test_a_long_message_is_heard_in_part() -> None:
 
 def test_the_rows_of_sheaves_count_as_lessons() -> None:
     """One of them takes as long as some twenty lessons."""
-    sheaf = encode_sheaf(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
+    sheaf = sheaf_of(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
     one = One(B, C, D, intake_per_s=300)
     assert INTAKE_SHARES * 300 // 3 == 5 * ROWS_MAX + 65
     one.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 9), NOW)
