@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from ranvier_py.config import Config
-from ranvier_py.core.addresses import is_loopback
+from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.backends import Transition
 from ranvier_py.core.gossip.backends.fact_settings import FactSettings
 from ranvier_py.core.gossip.gossip import GossipSettings
@@ -28,7 +28,7 @@ from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.messages import Command
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.values import MemberChange
-from ranvier_py.core.gossip_places import GossipPlaces, Place, spelled
+from ranvier_py.core.gossip_places import GossipPlaces, Place, is_wildcard, spelled
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.peer import PeerSettings, RouterPeer
 from ranvier_py.core.router import Router
@@ -263,6 +263,12 @@ class Clustering:
         return b""
 
 
+def public_place(listen: str, own: str) -> str:
+    """Where clients reach this node, as peers show it: nobody can call 0.0.0.0."""
+    host, port = host_port(listen)
+    return spelled((own if is_wildcard(host) else host, port))
+
+
 def peer_settings(config: Config, scheme: FingerprintScheme, own: Place, state: bytes) -> PeerSettings:
     host, port = own
     admin = config.gossip_admin_key
@@ -277,7 +283,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: Place, state: 
         port=port,
         session=secrets.randbits(64) or 1,
         label=config.cluster_name,
-        public=config.listen,
+        public=public_place(config.listen, host),
         wall_ms=int(time.time() * 1000),
         state=state,
         datagrams=config.gossip_udp,

@@ -93,6 +93,7 @@ class Node:
         self.config = config
         self.tokenizer = tokenizer
         self.clustering: Clustering | None = None
+        self.drained = trio.Event()  # nobody is served any more, and the peers have been told
         self.addresses: dict[str, Address] = {}
         self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(backend_limits(config))
@@ -209,6 +210,7 @@ class Node:
                     await self.clustering.leave()
                 nursery.cancel_scope.cancel()
             await self.server.drain(0)  # what a second signal left; nothing otherwise
+            self.drained.set()
 
     async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
         async for _ in signals:  # type: ignore[attr-defined]
@@ -289,6 +291,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             with suppress(OSError):  # a full disk behind stdout: the node serves all the same
                 print(f"ranvier listening on {addresses}", flush=True)
             task_status.started(addresses)
+        await node.drained.wait()
         shutdown.set()
         nursery.cancel_scope.cancel()
 

@@ -1,5 +1,7 @@
 """Several whole nodes in one process, peers over real sockets: one memory, one view of the backends."""
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,6 +12,7 @@ import httpx
 import pytest
 import trio
 
+from ranvier_py.clustering import public_place
 from ranvier_py.config import Config
 from ranvier_py.config_loading import load
 from ranvier_py.core.errors import ConfigError
@@ -90,6 +93,21 @@ class Lab:
         self.places.append((await node.ask("/admin/cluster"))["address"])
         return node
 
+    async def process(self) -> trio.Process:
+        """One more node, in a process of its own, as soon as it serves. It is killed with the lab."""
+        join = [word for where in self.places for word in ("--join", where)]
+        backends = [word for url in self.engines for word in ("--backend", url)]
+        places = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--gossip", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "ranvier_py", "serve", *places, *join, *backends]
+        command += ["--cluster-key-file", str(self.key_file)]
+        start = partial(trio.run_process, command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        process: trio.Process = await self.nursery.start(start)
+        assert process.stdout is not None
+        said = b""
+        while b"listening" not in said:
+            said += await process.stdout.receive_some()
+        return process
+
     async def cluster(self, count: int, **settings: Any) -> list[Node]:
         nodes = [await self.start(**settings) for _ in range(count)]
         for node in nodes:
@@ -151,6 +169,24 @@ async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: P
             await node.until("/admin/cluster", lambda view: "alive" not in states(view)[1:] or len(states(view)) == 1)
             await node.until("/admin/cluster", lambda view: states(view).count("alive") == 1)
         assert (await first.chat(messages)).headers["x-ranvier-backend"] == backend
+
+
+async def test_a_node_that_is_told_to_end_says_goodbye_and_is_never_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process of its own, since a signal is for all of one. Each roll would look like deaths, and cost suspicions."""
+    caplog.set_level("INFO")
+    async with lab(tmp_path) as place:
+        first = await place.start()
+        process = await place.process()
+        await first.sees(1)
+        process.terminate()
+        await first.until("/admin/cluster", lambda view: states(view) == ["left"])
+        assert process.poll() is None, "it stays until the news has spread"
+        assert await process.wait() == 0
+        assert "member.left" in caplog.text
+        assert "member.died" not in caplog.text
+        assert "member.suspected" not in caplog.text
 
 
 async def test_requests_in_flight_elsewhere_count_here(tmp_path: Path) -> None:
@@ -287,3 +323,11 @@ def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
         load({"join": ["10.0.0.2"]})
     assert "peers need a cluster_key_file" in str(refused.value)
     assert load({"join": ["10.0.0.2"], "insecure_gossip": True})
+
+
+@pytest.mark.parametrize(
+    ("listen", "shown"),
+    [("0.0.0.0:8080", "10.0.0.7:8080"), ("[::]:8080", "10.0.0.7:8080"), ("192.0.2.1:80", "192.0.2.1:80")],
+)
+def test_peers_are_told_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
+    assert public_place(listen, "10.0.0.7") == shown
