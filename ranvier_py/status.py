@@ -11,6 +11,7 @@ from typing import Any
 
 FIRST_COLUMNS = ("name", "url", "health", "state", "circuit", "draining", "load", "in_flight", "weight")
 CELL_CHARACTERS_MAX = 40
+LONG = {"why": 120}  # characters of columns that say something in words; it is the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     known = dict.fromkeys(column for row in rows for column in row)
     columns = [column for column in FIRST_COLUMNS if column in known]
     columns += [column for column in known if column not in columns]
-    cells = [[word(row.get(column)) for column in columns] for row in rows]
+    cells = [[word(row.get(column), LONG.get(column, CELL_CHARACTERS_MAX)) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     right = [all(type(row.get(column)) in (int, float, type(None)) for row in rows) for column in columns]
     return ["  " + aligned(line, widths, right) for line in ([columns, *cells] if rows else [])]
@@ -120,7 +121,7 @@ def pairs(facts: Mapping[str, Any]) -> list[str]:
     return [f"  {name.ljust(width)}  {word(value)}" for name, value in facts.items()]
 
 
-def word(value: Any) -> str:
+def word(value: Any, characters_max: int = CELL_CHARACTERS_MAX) -> str:
     """A JSON value as one short word, without control characters."""
     if value is None:
         return "-"
@@ -133,4 +134,4 @@ def word(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(word(item) for item in value) or "-"
     text = "".join(character if character.isprintable() else "?" for character in str(value))
-    return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 1] + "…"
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"

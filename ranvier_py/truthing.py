@@ -30,6 +30,7 @@ from ranvier_py.core.kv.events import BadBatch
 from ranvier_py.core.kv.gap_values import AskPeer, GapSettings, Level, LevelChanged
 from ranvier_py.core.kv.names import Names, base_models, names_by_topic
 from ranvier_py.core.kv.publishers import Publisher
+from ranvier_py.core.kv.quota import Quota
 from ranvier_py.core.kv.sharing import Sharing, Unshared
 from ranvier_py.core.kv.snapshot import Original, Place
 from ranvier_py.core.kv.streams import EventStream
@@ -51,6 +52,13 @@ SWEEP_ROWS_MAX = 2000  # a second, as many as the table's own sweep (node.py), w
 AGAIN_S = 30.0  # after an engine could not be heard: this node would try again, if nobody has it
 CHANNEL = "zmq"
 FAULTS_TOLD_MAX = 10  # with a traceback; the counter goes on
+
+RESTARTS_MAX, RESTART_S = 10, 6.0
+"""Restarts that one engine's events may tell of, at once and each so often. Who tells of more lies: then it costs no
+epoch, which peers count, and forgives the engine nothing."""
+
+LEVELS_TOLD_MAX, LEVEL_TOLD_S = 20, 10.0
+"""Lines of the log on one engine's level, likewise."""
 
 
 class Truthing:
@@ -78,6 +86,9 @@ class Truthing:
         self.sharing: Sharing = Unshared()
         self.shared = False
         self.faults = 0  # exceptions of ours
+        self.restarts_unbelieved = 0
+        self._restarts: dict[BackendId, Quota] = {}
+        self._levels: dict[BackendId, Quota] = {}
         self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
@@ -115,6 +126,8 @@ class Truthing:
         self._unnamed.pop(backend, None)
         self._lost.pop(backend, None)
         self._takeovers.forget(backend)
+        self._restarts.pop(backend, None)
+        self._levels.pop(backend, None)
         self._end(backend)
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
@@ -192,6 +205,9 @@ class Truthing:
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
+        if not self._restarts.setdefault(backend, Quota(RESTARTS_MAX, RESTART_S)).allows(now):
+            self.restarts_unbelieved += 1
+            return known.epoch
         self._log_transitions(self._registry.restart_told(known, 0.0, now, why))
         return known.epoch
 
@@ -280,7 +296,8 @@ class Truthing:
         if isinstance(effect, AskPeer):
             self.sharing.ask(backend, int(name.partition("/")[2]), effect.ask, self._clock())
         elif isinstance(effect, LevelChanged):
-            log.info("kv.level %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
+            if self._levels.setdefault(backend, Quota(LEVELS_TOLD_MAX, LEVEL_TOLD_S)).allows(self._clock()):
+                log.info("kv.level %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
             if effect.level is not Level.EXACT:
                 self._discovery.look_soon(backend)  # it may be another process, with other ports
         elif isinstance(effect, LoadHeard):
@@ -331,8 +348,17 @@ class Truthing:
             "streams": len(publishers),
             "read_here": backend.id in self._readings,
             **self._totals(backend.id),
-            **({"note": note} if (note := self._note(backend)) else {}),
+            "why": "; ".join([each for each in (self._reason(backend), self._note(backend)) if each]),
         }
+
+    def _reason(self, backend: Backend) -> str:
+        """Where the level of an engine comes from."""
+        for reading in self._readings.get(backend.id, {}).values():
+            connection = reading.subscriber.view()
+            if not connection.is_connected:
+                return f"not connected: {connection.why or 'not yet'}"
+        told = self.truth.reason(backend.id)
+        return told or ("" if self._found.get(backend.id) else "it tells no events")
 
     def _note(self, backend: Backend) -> str:
         """Why an engine that tells its events is not heard here, or of less use than it could be."""
@@ -368,6 +394,8 @@ class Truthing:
         unnamed = len(self._unnamed)
         yield Sample("truth_unnamed", "gauge", "Engines whose events do not say of which base model they are.", unnamed)
         yield Sample("truth_faults", "counter", "Exceptions of the engine truth, each a bug.", self.faults)
+        help_text = "Restarts that events told of more often than engines can restart."
+        yield Sample("truth_restarts_unbelieved", "counter", help_text, self.restarts_unbelieved)
         for backend in self._registry:
             label = {"backend": backend.name}
             level = self.level(backend.id).value

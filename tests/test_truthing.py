@@ -189,15 +189,17 @@ async def test_sglangs_events_do_as_well() -> None:
         await node.until_predicted(confirmed, LONG * 8)
 
 
-@pytest.mark.parametrize(("ours", "note"), [(16, "block_size_tokens should be 64, as it has"), (64, None)])
-async def test_larger_blocks_are_matched_as_deep_as_ours_are_equal(ours: int, note: str | None) -> None:
+@pytest.mark.parametrize(
+    ("ours", "why"), [(16, "nothing missed; block_size_tokens should be 64, as it has"), (64, "nothing missed")]
+)
+async def test_larger_blocks_are_matched_as_deep_as_ours_are_equal(ours: int, why: str) -> None:
     async with lab(limits={"block_size": 64}, block_size_tokens=ours) as node:
         await node.until(lambda engine: engine["truth"] == "exact")
         await node.chat(LONG * 8)
         tokens = await node.until_predicted(confirmed, LONG * 8)
         usage = (await node.chat(LONG * 8))["usage"]["prompt_tokens_details"]
         assert tokens == usage["cached_tokens"] or ours == 16
-        assert (await node.truth())["engines"][0].get("note") == note
+        assert (await node.truth())["engines"][0]["why"] == why
 
 
 async def test_events_can_be_turned_off() -> None:
@@ -238,7 +240,7 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
                 await node.until(lambda engine: engine["truth"] == "exact")
             reading = await readers(nodes, 1)
             (other,) = [node for node in nodes if node is not reading[0]]
-            assert (await other.truth())["engines"][0]["note"] == "a peer's to read"
+            assert (await other.truth())["engines"][0]["why"] == "a peer's to read"
             await reading[0].chat(LONG * 8)
             for node in nodes:
                 await node.until_predicted(lambda tokens, _: tokens >= 64, LONG * 8)
@@ -274,7 +276,7 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
             await readers([other], 1)
             await other.until(lambda engine: engine["truth"] == "exact")
             engine_seen = await deaf.until(lambda engine: engine["truth"] == "exact" and not engine["read_here"])
-            assert engine_seen["note"] == "not to be reached from here"
+            assert engine_seen["why"] == "not to be reached from here"
             for node in (deaf, other):
                 await node.http.aclose()
             nursery.cancel_scope.cancel()

@@ -14,6 +14,7 @@ import trio
 from ranvier_py import truthing
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.publishers import Publisher, Spot
+from ranvier_py.edge.kv_zmq import SubscriberCounts, SubscriberView
 from ranvier_py.truthing import Truthing
 from tests.core.test_router import make_router
 
@@ -24,7 +25,11 @@ TWO = ({"id": "a", "root": "/a"}, {"id": "b", "root": "/b"}, {"id": "also-b", "r
 class Silent:
     """Sockets and subscriber of an engine that says nothing."""
 
-    def __init__(self, *_: object, **__: object) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None:
+        self.counts = SubscriberCounts()
+
+    def view(self) -> SubscriberView:
+        return SubscriberView("tcp://h:5557", is_connected=True, heard_at=None, why="")
 
     async def run(self) -> None:
         await trio.sleep_forever()
@@ -90,7 +95,7 @@ async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_said_once
             "a, b/also-b; its events do not say of which they are"
         ]
         assert unnamed(made) == 1
-        assert made.view()["engines"][0]["note"].startswith("not one base model: a, b, also-b")
+        assert made.view()["engines"][0]["why"].startswith("not one base model: a, b, also-b")
         serves(made, {"id": "a", "root": "/a"})
         assert set(read(made).values()) == {("a",)}
         assert unnamed(made) == 0

@@ -34,6 +34,8 @@ from ranvier_py.core.kv.gap_values import (
     Reset,
 )
 
+NOTHING_MISSED = "nothing missed"
+
 
 class GapMachine:
     """Every method returns what is to be done, in order. `tick` wants to be called at `wake_at`."""
@@ -378,7 +380,7 @@ class GapMachine:
         level = self._level_now()
         if level is not self.level:
             self.level = level
-            self._outbox.append(LevelChanged(level, self._why))
+            self._outbox.append(LevelChanged(level, NOTHING_MISSED if level is Level.EXACT else self._why))
         effects, self._outbox = self._outbox, []
         return effects
 

@@ -57,7 +57,7 @@ class _Part:
         self.held = held
         self.epoch = epoch  # of the registry, when it last spoke
         self.level = Level.ESTIMATED
-        self.reason = "opened"
+        self.reason = "nothing heard yet"
         self.since = now
         self.settled = True  # its Changes were complete
         self.changed_at: float | None = None
@@ -164,6 +164,12 @@ class EngineTruth:
         engine = self._engines.get(backend)
         return engine.best()[0] if engine is not None else Level.ESTIMATED
 
+    def reason(self, backend: BackendId) -> str:
+        """Of the level: that of the worst part of the best channel; empty without any."""
+        engine = self._engines.get(backend)
+        level, parts = engine.best() if engine is not None else (Level.ESTIMATED, [])
+        return next((part.reason for part in parts if part.level is level), "")
+
     def tier(self, backend: BackendId, fingerprint: Fingerprint) -> Tier | None:
         """The nearest tier at which the engine holds this prefix. None: nobody knows."""
         engine = self._engines.get(backend)
@@ -201,7 +207,7 @@ class EngineTruth:
         engine.rows = 0
         if self._restarted is None or self.ranks(part.source) > 1 or part.epoch != epoch:
             return epoch  # other ranks may still hold theirs; or it was noticed before, and this is the new process
-        return self._restarted(backend, f"{part.source.name}: {part.reason}", now)
+        return self._restarted(backend, f"{part.source.name}: it holds nothing any more", now)
 
     def _exact(self, backend: BackendId, engine: _Engine, now: float) -> Exact | None:
         epoch = self._epoch_of(backend)

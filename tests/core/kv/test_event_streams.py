@@ -144,7 +144,7 @@ def test_exact_waits_until_everything_is_settled() -> None:
     """Else a sweep would take what is not settled for what is not held."""
     world = World()
     world.stream.connected(world.now)
-    assert LevelChanged(Level.EXACT, "connected") in world.stream.live(0, payload(stored()), world.now)
+    assert LevelChanged(Level.EXACT, "nothing missed") in world.stream.live(0, payload(stored()), world.now)
     assert world.truth.level(ENGINE) is Level.REPAIRING
     world.settle()
     assert world.truth.level(ENGINE) is Level.EXACT

@@ -1,0 +1,55 @@
+"""Engines whose events lie: what that costs a node, and what it says of it."""
+
+from __future__ import annotations
+
+import logging
+
+import msgpack
+import pytest
+
+from ranvier_py.truthing import LEVELS_TOLD_MAX, RESTARTS_MAX, Truthing
+from tests.test_truthing_names import ENGINE, publishers, read, reader, serves
+
+
+def lie(made: Truthing, times: int) -> None:
+    """So many messages, each of which can only be another process's first."""
+    stream = made._readings[ENGINE][0].stream
+    for number in range(times):
+        for effect in stream.live(0, bytes(msgpack.packb([float(number), [], 0])), made._clock()):
+            made._told(stream, effect)
+
+
+async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Peers count epochs, and each forgives an engine its failures."""
+    caplog.set_level(logging.INFO)
+    async with reader(monkeypatch) as made:
+        serves(made, {"id": "a", "root": "/a"})
+        made.found(ENGINE, publishers(""))
+        assert read(made) == {0: ("a",)}
+        before = made._registry[ENGINE].epoch
+        lie(made, 2_000)
+        assert made.view()["engines"][0]["restarts"] == 1_999
+        assert 0 < made._registry[ENGINE].epoch - before <= RESTARTS_MAX + 2
+        assert made.restarts_unbelieved >= 1_999 - RESTARTS_MAX - 2
+        assert sum(record.message.startswith("kv.level") for record in caplog.records) <= LEVELS_TOLD_MAX + 2
+        samples = {each.name: each.value for each in made.samples()}
+        assert samples["truth_restarts_unbelieved"] == made.restarts_unbelieved
+
+
+async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with reader(monkeypatch) as made:
+        now = [100.0]
+        made._clock = lambda: now[0]
+        serves(made, {"id": "a", "root": "/a"})
+        made.found(ENGINE, publishers(""))
+        read(made)
+        lie(made, 1)
+        for _ in range(3 * RESTARTS_MAX):
+            now[0] += 10.0
+            epoch = made._registry[ENGINE].epoch
+            stream = made._readings[ENGINE][0].stream
+            stream.live(0, bytes(msgpack.packb([now[0], [], 0])), now[0])
+            assert made._registry[ENGINE].epoch == epoch + 1
+        assert made.restarts_unbelieved == 0
