@@ -217,7 +217,10 @@ class Clustering:
 
     async def leave(self) -> None:
         """Say goodbye, and wait until it has spread."""
+        alone = self.peer.alone
         self.net.leave()
+        if alone:
+            return
         left_at = self.peer.gossip.members.left_at
         await trio.sleep(max(0.0, min(left_at - time.monotonic(), LEAVE_S_MAX)))
 

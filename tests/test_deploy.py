@@ -21,10 +21,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from ranvier_py import __version__
+from ranvier_py.clustering import LEAVE_S_MAX
 from ranvier_py.config import Config
 from ranvier_py.config_loading import load
 from ranvier_py.core.addresses import host_port
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip.values import FRAME_BYTES_MAX
 from ranvier_py.edge.control import OPEN_PATHS
+from ranvier_py.edge.gossip_state import LAST_WRITE_S
+from ranvier_py.edge.gossip_traffic import NetOptions
+from ranvier_py.node import CLOSE_S
 from ranvier_py.reference import reference
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -37,7 +43,12 @@ OLDEST_KUBERNETES = "1.27"
 """As deploy/README.md says; the first one that knows unhealthyPodEvictionPolicy without being asked to."""
 
 END_MARGIN_S = 10
-"""Between the drain deadline and SIGKILL: closing what is left, writing the state, a slow machine."""
+"""Between the drain deadline and SIGKILL: the goodbye, closing what is left, writing the state, a slow machine."""
+
+STRANGERS_BYTES = NetOptions().streams_in * FRAME_BYTES_MAX + NetOptions().queued_bytes
+ROUTE_BYTES, CONVERSATION_BYTES = 250, 2048
+PROGRAM_BYTES = 256 * 1024**2
+"""What a node holds when it has seen much: by the key's own help, and with a large tokenizer's program."""
 
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "ranvier-0"}
 """What Kubernetes puts where a manifest refers to a pod's own fields."""
@@ -68,6 +79,10 @@ def test_the_annotated_configuration_can_be_loaded() -> None:
     config, _ = load({}, DEPLOY / "ranvier.toml")
     assert config.policy == "affinity"
     tomllib.loads((DEPLOY / "ranvier.toml").read_text())
+
+
+def test_the_margin_has_room_for_the_goodbye_and_for_what_is_written_last() -> None:
+    assert LEAVE_S_MAX + LAST_WRITE_S + CLOSE_S < END_MARGIN_S
 
 
 def test_the_unit_leaves_time_to_drain() -> None:
@@ -167,14 +182,19 @@ def headless() -> Object:
     return only
 
 
-def config_in_a_pod(monkeypatch: pytest.MonkeyPatch, directory: Path, fields: Mapping[str, str] = FIELDS) -> Config:
+def config_in_a_pod(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    fields: Mapping[str, str] = FIELDS,
+    written: Path = KUBERNETES / "ranvier.toml",
+) -> Config:
     """The configuration as a pod's node loads it, but for the control key, which is in `directory`."""
     for variable in container()["env"]:
         value = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         monkeypatch.setenv(variable["name"], value)
     key_file = directory / "control-key"
     key_file.write_text("a-key-of-the-control-port\n")
-    config, _ = load({"control_key_file": str(key_file)}, KUBERNETES / "ranvier.toml")
+    config, _ = load({"control_key_file": str(key_file)}, written)
     return config
 
 
@@ -183,15 +203,46 @@ def port_numbers() -> dict[str, tuple[int, str]]:
     return {port["name"]: (port["containerPort"], port.get("protocol", "TCP")) for port in container()["ports"]}
 
 
-@pytest.mark.parametrize("address", ["10.1.2.3", "fd00::7"])
-def test_a_pod_advertises_its_own_address_and_name(
-    address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = config_in_a_pod(monkeypatch, tmp_path, {"status.podIP": address, "metadata.name": "ranvier-2"})
+def test_a_pod_advertises_its_own_address_and_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = config_in_a_pod(monkeypatch, tmp_path, {"status.podIP": "10.1.2.9", "metadata.name": "ranvier-2"})
     assert config.gossip_places is not None
-    assert config.gossip_places.advertise == (address, config.gossip_places.listen[1])
+    assert config.gossip_places.advertise == ("10.1.2.9", config.gossip_places.listen[1])
     assert config.node_name == "ranvier-2"
     assert not config.insecure_gossip
+
+
+def test_ipv6_pods_need_what_the_configuration_says_of_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else each of them would be a cluster of its own, on a port that nobody can write to."""
+    fields = {"status.podIP": "fd00::7", "metadata.name": "ranvier-2"}
+    with pytest.raises(ConfigError, match="gossip on \\[::\\]"):
+        config_in_a_pod(monkeypatch, tmp_path, fields)
+    written = (KUBERNETES / "ranvier.toml").read_text()
+    assert written.count('= "0.0.0.0:') == 3
+    (tmp_path / "ranvier.toml").write_text(written.replace('= "0.0.0.0:', '= "[::]:'))
+    config = config_in_a_pod(monkeypatch, tmp_path, fields, tmp_path / "ranvier.toml")
+    assert config.gossip_places is not None
+    assert config.gossip_places.advertise == ("fd00::7", config.gossip_places.listen[1])
+
+
+def most_bytes(config: Config) -> int:
+    """What a node may come to hold."""
+    routes, prompts = config.route_capacity * ROUTE_BYTES, config.prompt_memory_entries * CONVERSATION_BYTES
+    return PROGRAM_BYTES + routes + prompts + config.in_flight_bytes_max + STRANGERS_BYTES
+
+
+def test_a_pod_and_a_container_fit_their_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A node that is killed for its memory fails all that it serves."""
+    assert container()["resources"]["limits"] == {"memory": "2Gi"}
+    assert most_bytes(config_in_a_pod(monkeypatch, tmp_path)) < 0.75 * 2 * 1024**3
+    assert service()["deploy"]["resources"]["limits"] == {"memory": "2g"}
+    assert most_bytes(config_in_compose(monkeypatch)) < 0.75 * 2 * 1024**3
+
+
+def test_the_image_has_all_that_is_optional() -> None:
+    """A node without it runs, says nothing, and knows less of its engines."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    (install,) = re.findall(r"pip install .*'\.\[([a-z,]*)\]'", (DEPLOY / "Dockerfile").read_text())
+    assert install.split(",") == list(project["optional-dependencies"])
 
 
 def test_the_arguments_name_the_mounted_configuration() -> None:
@@ -366,7 +417,7 @@ def filled_in(text: str) -> str:
 def config_in_compose(monkeypatch: pytest.MonkeyPatch) -> Config:
     """The configuration as a node in a container of the image's loads it."""
     for name, value in service()["environment"].items():
-        monkeypatch.setenv(name, filled_in(value))
+        monkeypatch.setenv(name, filled_in(str(value)))
     (command,) = dockerfile("CMD")
     flag, listen = YAML(typ="safe", pure=True).load(command)
     assert flag == "--listen"

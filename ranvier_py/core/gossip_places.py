@@ -133,10 +133,19 @@ def address_problems(places: GossipPlaces) -> Iterator[Problem]:
     host = places.advertise[0]
     if is_wildcard(host):
         yield ("advertise",), f"{host} is no address that a peer could reach"
+    elif not same_family(places.listen[0], host):
+        yield ("advertise", "gossip"), f"{host} can't be reached through {places.listen[0]}: gossip on [::] has both"
     remote = [where for where in places.join if is_address(where[0]) and not is_loopback(where[0])]
     if is_loopback(host) and remote:
         key = "gossip" if places.advertise == places.listen else "advertise"
         yield (key, "join"), f"{host} can't be reached from {spelled(remote[0])}"
+
+
+def same_family(listen: str, host: str) -> bool:
+    """Whether a socket that listens there hears who writes to `host`. A name may be of either; :: has both."""
+    if listen == "::" or not is_address(listen):
+        return True
+    return ip_address(listen).version == ip_address(host).version
 
 
 def port_problems(keys: ClusterKeys, places: GossipPlaces) -> Iterator[Problem]:

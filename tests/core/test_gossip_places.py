@@ -105,6 +105,12 @@ def test_only_workers_without_other_peers_have_a_key_of_their_own() -> None:
         ({"gossip": "off", "join": ("a",)}, "join", "without gossip this has no effect"),
         ({"gossip": "off", "keyed": True}, "cluster_key_file", "without gossip this has no effect"),
         ({"keyed": True, "advertise": "0.0.0.0"}, "advertise", "0.0.0.0 is no address that a peer could reach"),
+        (
+            {"keyed": True, "advertise": "fd00::7"},
+            "advertise",
+            "fd00::7 can't be reached through 0.0.0.0: gossip on [::]",
+        ),
+        ({"keyed": True, "gossip": "[fd00::7]:1", "advertise": "10.0.0.1"}, "advertise", "10.0.0.1 can't be reached"),
         ({"keyed": True, "advertise": "::"}, "advertise", ":: is no address that a peer could reach"),
         (
             {"keyed": True, "advertise": "127.0.0.1", "join": ("127.0.0.2", "10.0.0.2:5")},
@@ -134,6 +140,9 @@ def test_what_can_not_work_is_refused(values: dict[str, Any], key: str, message:
         {"keyed": True, "join": ("router.example", "10.0.0.2"), "advertise": "10.0.0.1"},
         {"keyed": True, "gossip": "127.0.0.1:1", "join": ("127.0.0.2", "router.example")},
         {"insecure": True, "join": ("10.0.0.2",)},
+        {"keyed": True, "gossip": "[::]:1", "advertise": "10.0.0.1"},
+        {"keyed": True, "gossip": "[::]:1", "advertise": "fd00::7"},
+        {"keyed": True, "gossip": "node-1.example:1", "advertise": "fd00::7"},
         {"workers": 4, "control": ("127.0.0.1", 9180), "listen": ("0.0.0.0", 8080)},
         {"keyed": True, "gossip": "127.0.0.2:9", "listen": ("127.0.0.1", 9)},
         {"keyed": True, "gossip": "127.0.0.1:0", "listen": ("127.0.0.1", 0)},
