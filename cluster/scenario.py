@@ -50,6 +50,7 @@ class Cluster:
     engines: int = 3
     running: Selector = "all"  # who is started at 0; the others wait for a `start`
     spread_s: float = 0.0  # the starts at 0 are spread evenly over so long
+    formed: bool = False  # those who start at 0 know each other already; only where they are simulated
     dns: str = "all"  # what the name says at first
     profile: str = "lan"  # of membership: lan, wan
     first_version: tuple[int, ...] = ()  # nodes that speak version 1 of the protocol; only where they are simulated
@@ -120,6 +121,7 @@ class Expect:
     learned_s: float | None = None  # a lesson of a running node is at every other within (p99)
     false_deaths_max: int | None = None  # (observer, subject) pairs, over the whole run
     hit_share_min: float | None = None  # hit rate of the last third over that before the first step
+    hits_back_s: float | None = None  # 95 % of that rate is back so soon after the last step; processes only
     bytes_per_node_s_max: float | None = None  # mean over the run, sent, all planes
 
 
@@ -281,6 +283,8 @@ def check(scenario: Scenario, place: str) -> None:
     check_selector(cluster.first_version, cluster.nodes, f"{place}: [cluster] first_version")
     if cluster.first_version and "processes" in scenario.runs_on:
         raise ScenarioError(f"{place}: [cluster] first_version: processes have one version, say runs_on = ['sim']")
+    if cluster.formed and (cluster.spread_s or cluster.names or "processes" in scenario.runs_on):
+        raise ScenarioError(f"{place}: [cluster] formed: all start at once, under own names, and runs_on = ['sim']")
     before = 0.0
     for number, step in enumerate(scenario.steps, 1):
         where = f"{place}: step {number} ({step.do})"

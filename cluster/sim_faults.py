@@ -38,6 +38,8 @@ class Faults:
         running = numbers(cluster.running)
         for position, number in enumerate(running):
             self.heap.at(cluster.spread_s * position / max(1, len(running)), self.world.start, number)
+        if cluster.formed:
+            self.heap.at(0.0, self.world.form)
         for step in self.world.scenario.steps:
             self.heap.at(step.at_s, self.do, step)
 

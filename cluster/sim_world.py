@@ -15,6 +15,7 @@ from cluster.scenario import Load, Scenario, settle
 from cluster.sim_clients import SimClients
 from cluster.sim_dns import SimDns
 from cluster.sim_engine import SimEngine
+from cluster.sim_formed import form
 from cluster.sim_heap import Event, Heap, Trace
 from cluster.sim_host import SimHost
 from cluster.sim_kv import SimKv, Words
@@ -120,7 +121,7 @@ class World:
         for host in self.hosts:
             host.net = self.net
             host.resolve = self.dns.resolve
-        self.dns.running = lambda: [host.index for host in self.hosts if host.running]
+        self.dns.running = lambda: [host.index for host in self.hosts if host.mind is not None]
         self.dns.foreign = lambda: [number for number, label in enumerate(self.labels) if label != "lab"]
         running = self.scenario.cluster.running
         self.dns.beginning = running if isinstance(running, tuple) else ()
@@ -159,6 +160,10 @@ class World:
         if self.streams is not None:
             self.streams.start(host)
         self.heap.after(host.rng.random() * 0.5, self.probe, number, host.generation)
+
+    def form(self) -> None:
+        """Those who have just been started know each other."""
+        form([host.mind for host in self.hosts if host.mind is not None], self.engines, self.heap.now)
 
     def crash(self, number: int) -> None:
         host = self.hosts[number]

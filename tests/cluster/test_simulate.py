@@ -16,8 +16,8 @@ from cluster.simulate import Order, command_of, main, run, scenario_of
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
-LONG = ("partition_long", "thousand", "chaos")
-"""Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have a test of their own."""
+LONG = ("partition_long", "thousand", "crowd", "chaos")
+"""Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have tests of their own."""
 
 
 def simulated(name: str) -> bool:
@@ -36,6 +36,17 @@ def test_the_invariants_hold_for_many_seeds() -> None:
 def test_a_cluster_lives_through(name: str) -> None:
     result = simulate(load_scenario(name), 1, Minds())
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
+
+
+@pytest.mark.slow
+def test_a_thousand_nodes_that_know_each_other_learn_of_each_death_and_each_lesson() -> None:
+    """From then on, since it takes minutes of a core until they know each other: that is the test below."""
+    result, _ = run(load_scenario("crowd"), 1)
+    assert result.violation is None, result.violation
+    assert result.measures["node_deaths"] == 3 * 997
+    assert result.measures["lessons_late"] == 0
+    assert result.measures["everywhere_t100_s"] is not None
+    assert result.measures["node_greetings"] < 50 * 1000
 
 
 @pytest.mark.skipif("RANVIER_SOAK" not in os.environ, reason="takes minutes of a core: make soak")

@@ -95,7 +95,8 @@ class Roster:
         return None if session is None else self._members[session]
 
     def alive(self) -> tuple[Member, ...]:
-        """The live ones, in the order in which they became known. The same object until something changes."""
+        """The live ones, in the order in which they became known. The same object until one of them comes, goes, or says
+        that it has another version or schema."""
         if self._alive is None:
             self._alive = tuple([one for one in self._members.values() if one.record.state <= State.SUSPECT])
         return self._alive
@@ -120,7 +121,7 @@ class Roster:
 
     def change(self, member: Member, record: Record, now: float) -> None:
         """Another record about this member. A new name must be free."""
-        self._count(member, -1)
+        before, was_live = member.record, member.live
         if record.name != member.record.name:
             assert record.name not in self._names
             del self._names[member.record.name]
@@ -128,7 +129,9 @@ class Roster:
         if record.state is not member.state:
             member.since = now
         member.record = record
-        self._count(member, 1)
+        self.live += member.live - was_live
+        if member.live is not was_live or (record.version_max, record.schema) != (before.version_max, before.schema):
+            self._alive = None
 
     def remove(self, member: Member) -> None:
         del self._members[member.session]
@@ -167,8 +170,7 @@ class Round:
 
     def insert(self, session: int) -> None:
         """Somewhere in what is left of this round, or it would wait for the whole of it."""
-        places = len(self._order) - self._next + 1
-        self._order.insert(self._next + int(self._rng.random() * places), session)
+        self._order.insert(self._rng.randint(self._next, len(self._order)), session)
 
     def hasten(self, session: int) -> None:
         """Probe it next."""

@@ -175,6 +175,8 @@ class RouteGossip:
         `members`: sessions of further live members, of whose lessons we hear through the peers.
         """
         others = [peer for peer in live if peer.session != self._logs.session]
+        if members is self._members and others == list(self._post.order):
+            return
         before = self._post.peers
         self._post.meet(others, len(members))
         sessions = list(self._post.peers)

@@ -1,0 +1,61 @@
+"""A cluster that is put there by hand is one: nobody hears anything new, and it is as able as one that came about."""
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.scenario import Cluster, Expect, Load, Scenario, Step
+from cluster.sim_mind import Minds, RealMind
+from cluster.sim_run import Run, simulate
+
+CALM = Scenario(
+    name="formed",
+    about="nothing happens",
+    for_s=6.0,
+    cluster=Cluster(nodes=12, engines=2, formed=True),
+    expect=Expect(agree_s=0.0, false_deaths_max=0),
+    runs_on=("sim",),
+)
+
+
+def minds(run: Run) -> list[RealMind]:
+    return [host.mind for host in run.world.hosts if isinstance(host.mind, RealMind)]
+
+
+def test_all_know_each_other_from_the_start_and_have_nothing_to_say() -> None:
+    run = Run(CALM, 1, Minds())
+    result = run.result()
+    assert result.violation is None
+    assert result.measures["agreed_s"] == 0.0
+    assert result.measures["node_greetings"] <= 12, "each greets its own address, which the name gave it"
+    assert not any(mind.gossip.members.statistics().queued for mind in minds(run))
+    assert result.measures["packets"] < 12 * 6 * 12, "no more than an idle node sends: probes, answers, digests"
+
+
+@pytest.mark.parametrize("nodes", [5, 90])
+def test_it_notices_a_death_and_tells_every_lesson(nodes: int) -> None:
+    """Beyond the mesh, too, where most sessions are yet to be proved."""
+    scenario = replace(
+        CALM,
+        for_s=10.0,
+        cluster=replace(CALM.cluster, nodes=nodes),
+        load=Load(chats_per_s=1.0, turns=2),
+        steps=(Step(1.0, "kill", nodes=(3,)),),
+        expect=Expect(failed_requests_max=0, dead_s=8.0, agree_s=8.5, learned_s=0.5, false_deaths_max=0),
+    )
+    result = simulate(scenario, 1, Minds())
+    assert result.violation is None
+    assert result.measures["lessons_late"] == 0
+    assert result.measures["node_deaths"] == nodes - 1
+
+
+def test_who_is_started_later_joins_as_ever() -> None:
+    scenario = replace(
+        CALM,
+        cluster=replace(CALM.cluster, running=tuple(range(11))),
+        steps=(Step(1.0, "start", nodes=(11,)),),
+        expect=Expect(agree_s=3.0, false_deaths_max=0),
+    )
+    run = Run(scenario, 1, Minds())
+    assert run.result().violation is None
+    assert all(mind.gossip.members.size() == 12 for mind in minds(run))
