@@ -7,6 +7,7 @@ was said while nobody listened is lost. So whoever keeps the index is told when 
 what it knew of that backend (resolution CX18).
 
 Rules: nothing that comes ends the task or is kept: an event is bounded (`core.kv.server_events`), and so is one read.
+Who sends without end has a third of the loop: after each slice it rests twice as long as that took.
 The addresses are the operator's; redirects are not followed, nothing is read from the environment.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR15, CX17, CX29).
 """
@@ -28,6 +29,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 from wsproto.utilities import ProtocolError
 
 from ranvier_py.core.kv.kv_index import IndexEvent
+from ranvier_py.core.kv.quota import Quota
 from ranvier_py.core.kv.server_events import EVENT_BYTES_MAX, EventReader, TooLong
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,13 @@ log = logging.getLogger(__name__)
 SCHEMES = ("http", "https", "ws", "wss")
 RECONNECT_MAX_S = 60.0
 READ_BYTES_MAX = 65_536
+SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events: about 1 ms
+REST = 2.0  # after each slice, in times of what it took
+REST_S_MAX = 0.1
+MEDIA_TYPE = "text/event-stream"
+TOLD_MAX, TOLD_S = 20, 30.0
+"""Lines of the log about one stream that comes and goes: at once, and one each so often."""
+
 CONNECT_S = 5.0
 CLOSE_S = 1.0
 
@@ -88,6 +97,7 @@ class EventSource:
         self._heard = heard
         self._began = began
         self._rng = rng
+        self._telling = Quota(TOLD_MAX, TOLD_S)
         self._headers = {
             "user-agent": "ranvier-kv-events",
             **({"authorization": f"Bearer {api_key}"} if api_key else {}),
@@ -100,7 +110,7 @@ class EventSource:
             before = state.received
             reason = await self._listen_once()
             if state.connected or reason != state.last_error:
-                log.info("kv_index.stream_lost %s: %s", shown(self.url), reason)
+                self._tell("kv_index.stream_lost %s: %s", shown(self.url), reason)
             state.connected, state.last_error = False, reason
             if state.received > before:
                 wait_s = self._options.reconnect_s
@@ -122,8 +132,12 @@ class EventSource:
 
     def _start(self) -> None:
         self.state.connected = True
-        log.info("kv_index.stream_begun %s", shown(self.url))
+        self._tell("kv_index.stream_begun %s", shown(self.url))
         self._began()
+
+    def _tell(self, line: str, *words: object) -> None:
+        if self._telling.allows(time.monotonic()):
+            log.info(line, *words)
 
     def _take(self, reader: EventReader, batch: Sequence[IndexEvent]) -> None:
         self.state.received += reader.received
@@ -142,17 +156,27 @@ class EventSource:
         ):
             if response.status_code != 200:
                 raise StreamFailed(f"status {response.status_code}")
+            media_type = response.headers.get("content-type", "")
+            if media_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
+                raise StreamFailed(f"{media_type[:40]!r} is no {MEDIA_TYPE}")
             self._start()
             reader, too_long = EventReader(), None
             try:
                 async for piece in response.aiter_raw():  # with a size it would wait for so much
                     try:
-                        self._take(reader, list(reader.feed(piece)))
+                        await self._feed(reader, piece)
                     except TooLong as error:
                         too_long = error
                         await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
             except httpx.ReadError:
                 raise too_long or StreamFailed("the connection broke") from None
+
+    async def _feed(self, reader: EventReader, piece: bytes) -> None:
+        for start in range(0, len(piece), SLICE_BYTES):
+            began = time.monotonic()
+            self._take(reader, list(reader.feed(piece[start : start + SLICE_BYTES])))
+            with trio.CancelScope(shield=True):  # who cancels is heard in the next read: httpx's generators want that
+                await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
 
     async def _websocket(self) -> None:
         with trio.fail_after(CONNECT_S):
@@ -169,7 +193,10 @@ class EventSource:
                 messages, reply = frames.feed(received)
                 if frames.accepted and not self.state.connected:
                     self._start()
-                self._take(reader, [event for one in messages if (event := reader.frame(one)) is not None])
+                for start in range(0, len(messages), SLICE_MESSAGES):
+                    began, some = time.monotonic(), messages[start : start + SLICE_MESSAGES]
+                    self._take(reader, [event for one in some if (event := reader.frame(one)) is not None])
+                    await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
                 if reply:
                     with trio.fail_after(CONNECT_S):
                         await stream.send_all(reply)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -15,7 +17,8 @@ from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 
 from ranvier_py.core.kv.kv_index import IndexEvent, Kind
 from ranvier_py.core.kv.server_events import EVENT_BYTES_MAX
-from ranvier_py.edge.kv_sse import EventSource, SourceOptions, shown
+from ranvier_py.edge import kv_sse
+from ranvier_py.edge.kv_sse import REST, SLICE_BYTES, TOLD_MAX, EventSource, SourceOptions, shown
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 EVENT = b'event: cache_created\ndata: {"prefix_hash":"ab","token_count":64}\n\n'
@@ -224,3 +227,60 @@ async def test_a_websocket_that_is_refused_is_tried_again(answer: bytes) -> None
 
 def test_no_credentials_of_an_address_are_shown() -> None:
     assert shown("http://user:password@host:81/path?key=secret") == "http://host:81/path"
+
+
+@pytest.mark.parametrize("media_type", ["text/html", "application/json; charset=utf-8", ""])
+async def test_what_is_no_stream_of_events_is_said_and_not_read(media_type: str) -> None:
+    """The address of a page, or of the engine itself, is a usual mistake."""
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD.replace(b"text/event-stream", media_type.encode()) + EVENT)
+        await trio.sleep_forever()
+
+    async with listening(serve) as heard:
+        await until(lambda: heard.source.state.reconnects >= 2)
+        assert "is no text/event-stream" in heard.source.state.last_error
+        assert media_type[:15] in heard.source.state.last_error
+        assert not heard.events
+        assert not heard.begun
+
+
+async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only work moves: after each slice comes a rest twice as long."""
+    now, rests = [0.0], []
+    many = EVENT * (10 * SLICE_BYTES // len(EVENT))
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD + many)
+        await trio.sleep_forever()
+
+    async with listening(serve) as heard:
+
+        def work(events: Sequence[IndexEvent]) -> None:
+            now[0] += 0.001
+            heard.events.extend(events)
+
+        async def rest(seconds: float) -> None:
+            rests.append(seconds)
+            await trio.lowlevel.checkpoint()
+
+        heard.source._heard = work
+        monkeypatch.setattr(kv_sse, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(kv_sse, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
+        await until(lambda: len(heard.events) == many.count(b"data: "))
+        assert len(rests) >= 10
+        assert sum(rests) == pytest.approx(REST * now[0])
+
+
+async def test_a_stream_that_comes_and_goes_is_not_told_of_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD + EVENT)
+
+    async with listening(serve, reconnect_s=0.001) as heard:
+        await until(lambda: heard.begun >= TOLD_MAX)
+        assert sum(record.message.startswith("kv_index.") for record in caplog.records) == TOLD_MAX
