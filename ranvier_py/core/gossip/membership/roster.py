@@ -95,7 +95,7 @@ class Roster:
         return None if session is None else self._members[session]
 
     def alive(self) -> tuple[Member, ...]:
-        """The live ones, in the order in which they became known. The same object until one of them comes, goes, or says
+        """The live ones, in the order in which they became known. The same object until somebody comes or goes, or says
         that it has another version or schema."""
         if self._alive is None:
             self._alive = tuple([one for one in self._members.values() if one.record.state <= State.SUSPECT])
