@@ -37,6 +37,7 @@ from ranvier_py.reporter.stream import ReportedStream
 
 log = logging.getLogger(__name__)
 
+DEAF_S = 5.0  # an engine that is up has said by then where it publishes
 RETRY_S = 1.0  # between two questions to an engine that is not up yet
 
 
@@ -134,6 +135,7 @@ async def follow(options: argparse.Namespace, key: str, settings: ReportingSetti
             discovery = KvDiscovery(listening.found, DiscoveryOptions(), listening.rng)
             discovery.watch(BackendId(0), options.engine)
             nursery.start_soon(discovery.run)
+            nursery.start_soon(listening.tell_deaf, options.engine)
         print(f"ranvier reporter for {options.worker_id}: {model or 'prefixes'} as {options.hashes}", flush=True)
 
 
@@ -152,6 +154,12 @@ class Listening:
         """Whether the engine is known exactly: every rank of it."""
         streams = self._streams
         return bool(streams) and all(each.level is Level.EXACT and each.is_understood for each in streams)
+
+    async def tell_deaf(self, engine: str) -> None:
+        """Say so, if nothing is found to listen to."""
+        await trio.sleep(DEAF_S)
+        if not self._streams:
+            log.warning("reporter.deaf %s publishes no KV events, or does not answer; looking on", engine)
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """The engine's streams are here now, and nowhere else."""
@@ -184,11 +192,15 @@ class Listening:
 
 async def first_model(engine: str) -> str:
     """The engine's base model, as soon as it tells one."""
+    told = False
     while True:
         cards = (await models_of(engine)).get("data")
         names = base_names([card for card in cards if isinstance(card, dict)]) if isinstance(cards, list) else ()
         if names:
             return names[0]
+        if not told:
+            told = True
+            log.warning("reporter.waiting for %s to say which base model it serves (or --model)", engine)
         await trio.sleep(RETRY_S)
 
 

@@ -216,7 +216,8 @@ class Reporting:
         elif isinstance(key, str):
             made = bytes.fromhex(key)
         else:
-            return None, f"it withholds the key of its fingerprints: {told.get('withheld', '')}"
+            instead = "--cluster-secret-file makes it here, --hashes prefix_hash does without"
+            return None, f"it withholds the key of its fingerprints: {told.get('withheld', '')}; {instead}"
         if scheme_mark(identity, made) != mark:
             return None, "the key is not the one that it names prefixes with"
         return BlockScheme(self._model, 0, made, identity, mark, block_tokens), ""

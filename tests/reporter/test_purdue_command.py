@@ -245,3 +245,24 @@ async def test_all_ranks_are_heard_and_the_engine_is_certain_when_all_are(monkey
             await trio.testing.wait_all_tasks_blocked()
             assert sorted(heard) == [0, 0, 1]
             nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_that_says_nothing_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: object
+) -> None:
+    """Else a reporter would run beside it for ever, and nobody would know why nothing comes."""
+    answers: list[dict[str, Any]] = [{}, {}, {"data": [{"id": "m", "root": "m"}]}]
+
+    async def models_of(_: str) -> dict[str, Any]:
+        return answers.pop(0)
+
+    monkeypatch.setattr(command, "models_of", models_of)
+    assert await command.first_model("http://e:1") == "m"
+    async with trio.open_nursery() as nursery:
+        listening = command.Listening(nursery, None, deque())  # type: ignore[arg-type]
+        await listening.tell_deaf("http://e:1")
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "reporter.waiting for http://e:1 to say which base model it serves (or --model)",
+        "reporter.deaf http://e:1 publishes no KV events, or does not answer; looking on",
+    ]
