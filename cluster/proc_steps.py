@@ -86,6 +86,7 @@ class Steps:
     seed: int
     labels: dict[int, str]
     killing: Callable[[int, float], None] = lambda _node, _at_s: None
+    leaving: Callable[[int, float], None] = lambda _node, _at_s: None
     loading: dict[str, float] = field(default_factory=dict)  # processes that are being started, and since when
     late_s: float = 0.0  # so long the scenario's time stood still, because the machine was slow
 
@@ -150,6 +151,7 @@ class Steps:
     async def stop_node(self, number: int) -> None:
         self.nodes[number].wanted = False
         self.show_peers()
+        self.leaving(number, self.fleet.clock())
         await self.fleet.stop(self.nodes[number])
 
     async def do_start(self, step: Step) -> None:

@@ -61,6 +61,7 @@ class Census:
     difference: str = "no round yet"
     false_deaths: dict[tuple[int, str], float] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
+    goodbyes: dict[str, float] = field(default_factory=dict)  # sessions that were asked to end, when
     last: dict[int, tuple[View, bool]] = field(default_factory=dict)  # with whether the node was well then
     sent: dict[str, int] = field(default_factory=dict)  # bytes by session
 
@@ -70,6 +71,12 @@ class Census:
         if known is not None:
             observers = {other for other, (view, _) in self.last.items() if known[0].session in view.states}
             self.kills.append(Kill(at_s, node, known[0].session, observers))
+
+    def leaving(self, node: int, at_s: float) -> None:
+        """This node is being asked to end: it says goodbye, and nobody has to find out."""
+        known = self.last.pop(node, None)
+        if known is not None:
+            self.goodbyes[known[0].session] = at_s
 
     core: frozenset[int] | None = None  # only these are asked, and about each other; None: all
 
@@ -96,7 +103,7 @@ class Census:
         return views if self.core is None else {node: view for node, view in views.items() if node in self.core}
 
     def note_false_deaths(self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool]) -> None:
-        """Who is held for dead since the last round although it ran well all the time."""
+        """Who is held for dead since the last round although it ran well all the time, or had said goodbye."""
         sound = {
             view.session
             for node, view in views.items()
@@ -107,7 +114,8 @@ class Census:
             if view is None or before is None or before[0].session != view.session:
                 continue
             for session, state in view.states.items():
-                if state == "dead" and before[0].states.get(session) in LIVING and session in sound:
+                missed = session in self.goodbyes and before[1] and well.get(observer, False)
+                if state == "dead" and before[0].states.get(session) in LIVING and (session in sound or missed):
                     self.false_deaths.setdefault((observer, session), at_s)
 
     def was_well(self, node: int, session: str) -> bool:

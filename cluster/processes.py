@@ -216,8 +216,9 @@ class Run:
         beginning = tuple(self.plan.nodes[number].ip for number in chosen(self.scenario.cluster.running))
         faults = Faults(self.network)
         seed, labels = self.options.seed, self.labels
-        killing = self.watch.census.killed
-        return Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels, killing)
+        steps = Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels)
+        steps.killing, steps.leaving = self.watch.census.killed, self.watch.census.leaving
+        return steps
 
     def processes(self) -> dict[int, int]:
         """Which process is which node just now."""
@@ -297,6 +298,9 @@ class Run:
             found.append(at_most("failed requests", expect.failed_requests_max, len(self.books.failed)))
         if expect.hit_share_min is not None:
             found.append(at_least("hit rate, share of before", expect.hit_share_min, hits["share"]))
+        if expect.hits_back_s is not None:
+            back_s = hits["recovered_after_last_step_s"]
+            found.append(at_most("95 % of the hit rate is back, s", expect.hits_back_s, back_s))
         if self.options.gossip:
             quiet_s = self.quiet_s
             census, cluster = self.watch.census, self.scenario.cluster

@@ -93,6 +93,17 @@ def test_who_runs_well_and_is_held_for_dead_is_a_false_death_once() -> None:
     assert census.false_deaths == {(0, "b"): 2.0}
 
 
+def test_who_said_goodbye_and_is_held_for_dead_was_not_heard() -> None:
+    """A node that ends without a word is found out all the same, seconds later: only this tells the two apart."""
+    census = Census()
+    seen(census, 1.0, agreeing("a", "b", "c"))
+    census.leaving(2, 1.5)
+    seen(census, 2.0, agreeing("a", "b", c="suspect"))
+    assert census.false_deaths == {}
+    seen(census, 3.0, {0: view("a", a="alive", b="alive", c="dead"), 1: view("b", a="alive", b="alive", c="left")})
+    assert census.false_deaths == {(0, "c"): 3.0}
+
+
 def test_who_stands_still_or_stood_still_a_moment_ago_is_no_false_death() -> None:
     census = Census()
     seen(census, 1.0, agreeing("a", "b"), {0: True, 1: False})
