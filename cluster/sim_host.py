@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from random import Random
+from typing import Any
 
 from cluster.sim_heap import Heap, Trace
 from cluster.sim_net import SimNet
@@ -69,8 +71,8 @@ class SimHost:
         self.slowest_s = 0.0  # the longest that anything lay there
         self._inbox_bytes = 0
         self._free_at = 0.0
-        self._planned_at = float("inf")
-        self._wanted_at = float("inf")  # the node's `wake_at` after the last call of it
+        self._planned_at = inf
+        self._wanted_at = inf  # the node's `wake_at` after the last call of it
         self._resolve_s = RESOLVE_ALONE_S
 
     @property
@@ -85,7 +87,7 @@ class SimHost:
         self.mind = mind
         self.leaving = False
         self.started_at = self._free_at = self.heap.now
-        self._planned_at = float("inf")
+        self._planned_at = inf
         self._resolve_s = RESOLVE_ALONE_S
         self.trace.add(self.heap.now, self.index, "start", self.generation, mind.session)
         self.heap.after(self.rng.random() * 0.5, self._look_up, self.generation)
@@ -108,7 +110,7 @@ class SimHost:
         if self.mind is not None:
             self.trace.add(self.heap.now, self.index, "stop", self.generation)
             self.leaving = True
-            self._run(lambda mind, now: mind.node.leave(now))
+            self._run(self.mind.node.leave)
         self.heap.after(LEAVE_S, self._stopped, self.generation, then)
 
     def _stopped(self, generation: int, then: Callable[[], None] | None) -> None:
@@ -149,11 +151,13 @@ class SimHost:
 
     def broken(self, address: Address, plane: Plane) -> None:
         self.trace.add(self.heap.now, self.index, "unreachable", address[0], int(plane))
-        self._run(lambda mind, now: mind.node.unreachable(address, plane, now))
+        if self.mind is not None:
+            self._run(self.mind.node.unreachable, address, plane)
 
     def _receive(self, data: bytes, source: Address, plane: Plane) -> None:
         self.trace.packet(self.heap.now, self.index, source[0], plane, len(data))
-        self._run(lambda mind, now: mind.node.receive(data, source, plane, now))
+        if self.mind is not None:
+            self._run(self.mind.node.receive, data, source, plane)
         if self.heard is not None and self.mind is not None:
             self.heard(self, plane)
 
@@ -178,14 +182,15 @@ class SimHost:
 
     def run(self, call: Callable[[Mind, float], None]) -> None:
         """Let something else of the process act on it (traffic, probes, an operator), and send what comes of it."""
-        self._run(call)
+        if self.mind is not None:
+            self._run(call, self.mind)
 
-    def _run(self, call: Callable[[Mind, float], None]) -> None:
+    def _run(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Of the process that runs, with the time as its last argument."""
         mind = self.mind
-        if mind is None:
-            return
+        assert mind is not None
         try:
-            call(mind, self.heap.now)
+            call(*arguments, self.heap.now)
             self._flush(mind)
         except Exception as error:  # the very thing to find: whatever it is, it is a failure of the run
             if self.raised is None:
@@ -213,7 +218,7 @@ class SimHost:
             return
         self._wanted_at = self.mind.node.wake_at
         when = max(self._wanted_at, self.heap.now + TICK_MIN_S)
-        if when < self._planned_at and when != float("inf"):
+        if when < self._planned_at and when != inf:
             self._planned_at = when
             late = 0.0 if self.factor <= 1.0 else self.rng.random() * PACKET_COST_S * self.factor * 10
             self.heap.at(when + late, self._tick, self.generation, when)
@@ -223,12 +228,12 @@ class SimHost:
             return
         if self.paused:
             return  # `resume` comes to it
-        self._planned_at = float("inf")
+        self._planned_at = inf
         if self._wanted_at > self.heap.now:
             self._plan()
             return
         before = self.net.packets_by[self.index] if self.net is not None else 0
-        self._run(lambda mind, now: mind.node.tick(now))
+        self._run(self.mind.node.tick)
         idle = self.net is not None and self.net.packets_by[self.index] == before
         again = self._wanted_at <= self.heap.now + TICK_MIN_S
         self.spins = self.spins + 1 if idle and again else 0
@@ -250,8 +255,8 @@ class SimHost:
         self.heap.after(pause * spread, self._look_up, generation)
 
     def _found(self, generation: int, addresses: Sequence[Address]) -> None:
-        if generation == self.generation and not self.paused and addresses:
-            self._run(lambda mind, now: mind.node.contact(addresses, now))
+        if generation == self.generation and not self.paused and addresses and self.mind is not None:
+            self._run(self.mind.node.contact, addresses)
 
     def _save(self, generation: int) -> None:
         if generation == self.generation and self.mind is not None:

@@ -204,7 +204,7 @@ class Invariants:
     def budget(self, host: SimHost, memory: Memory) -> None:
         """S7, between two looks: as many seconds' budgets as have begun. Rows have one of their own."""
         assert host.mind is not None
-        now, sent = self.world.heap.now, host.mind.counters().get("sent_routes_bytes", 0)
+        now, sent = self.world.heap.now, host.mind.route_bytes()
         before, memory.sent = memory.sent, (now, sent)
         if before is None:
             return

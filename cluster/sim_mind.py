@@ -178,6 +178,9 @@ class RealMind:
         found |= {f"sent_{topic}_bytes": traffic.bytes for topic, traffic in statistics.sent.items()}
         return found
 
+    def route_bytes(self) -> int:
+        return self.gossip.sent["routes"].bytes
+
     def told(self) -> int:
         return self.gossip.routes.vector().get(self.session, 0)
 

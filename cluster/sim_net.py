@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from math import log
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -246,7 +247,7 @@ class SimNet:
 
     def _delay(self, link: Link) -> float:
         rng = self.rng
-        delay = link.delay_s + rng.expovariate(1.0) * link.jitter_s
+        delay = link.delay_s - log(1.0 - rng.random()) * link.jitter_s  # an exponential draw
         if link.tail and rng.random() < link.tail:
             delay += rng.expovariate(1.0) * link.tail_s
         return delay

@@ -126,6 +126,10 @@ class Mind(Protocol):
         """Whatever it counts, by name."""
         ...
 
+    def route_bytes(self) -> int:
+        """What it has sent about routes, but for whole tables, since the start."""
+        ...
+
     def sums(self, now: float) -> Sequence[int]:
         """Bucket fingerprints of the table: equal at two nodes that know the same routes."""
         ...

@@ -159,6 +159,9 @@ class FakeMind:
     def counters(self) -> Mapping[str, int]:
         return {}
 
+    def route_bytes(self) -> int:
+        return 0
+
     def sums(self, now: float) -> Sequence[int]:
         sums = [0] * 16
         for name, engine in self.node.routes:

@@ -202,7 +202,7 @@ class BackendFacts:
     def wake_at(self) -> float:
         if self._changed:
             return 0.0
-        return min(self._repair_at if self._peers else float("inf"), self.loads.wake_at)
+        return min(self._repair_at, self.loads.wake_at) if self._peers else self.loads.wake_at
 
     def peers(self, live: Sequence[Peer], listeners: Sequence[Peer] | None = None) -> None:
         """Who is there now. A newcomer is told everything; who is gone takes its loads with it.

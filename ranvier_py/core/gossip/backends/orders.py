@@ -14,6 +14,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from hashlib import sha256
+from math import inf
 from random import Random
 from struct import pack
 
@@ -50,7 +51,7 @@ class Orders:
     def wake_at(self) -> float:
         if self._fresh and self._peers:
             return 0.0
-        return self._repair_at if self._known and self._peers else float("inf")
+        return self._repair_at if self._known and self._peers else inf
 
     def give(self, verb: str, url: str, weight: float, name: str) -> bool:
         """The operator ordered it here. False: orders are not shared on this node."""

@@ -136,12 +136,20 @@ class Members:
     @property
     def wake_at(self) -> float:
         """When `tick`, and `needs_greeting` after it, are wanted next. Any call may bring it nearer."""
-        if self._identity.leaving:
-            return min(self._broadcasts.wake_at, self._relays.wake_at)
         ledger = self._ledger
+        if self._identity.record.state is State.LEFT:
+            return min(self._broadcasts.wake_at, self._relays.wake_at)
         if ledger.circle.widened:
             return 0.0
-        return min(self._timers_at, ledger.greetings.wake_at, ledger.contacts.wake_at)
+        return min(
+            self._prober.wake_at,
+            self._relays.wake_at,
+            self._broadcasts.wake_at,
+            ledger.suspicions.wake_at,
+            self._lists.wake_at,
+            ledger.greetings.wake_at,
+            ledger.contacts.wake_at,
+        )
 
     @property
     def _timers_at(self) -> float:
