@@ -56,6 +56,11 @@ class Node:
         return list((await self.ask("/admin/backends"))["backends"])
 
 
+def peer_loads(answer: dict[str, Any]) -> dict[str, int]:
+    """Requests of others in flight, by backend, as one node counts them."""
+    return {row["name"]: row["peer_load"] for row in answer["backends"] if row["peer_load"]}
+
+
 def states(view: dict[str, Any]) -> list[str]:
     return [member["state"] for member in view["members"]]
 
@@ -199,6 +204,25 @@ async def test_requests_in_flight_elsewhere_count_here(tmp_path: Path) -> None:
             await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 1)
             nursery.cancel_scope.cancel()
         await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 0)
+
+
+async def test_an_engine_that_another_node_has_filled_is_left_here_too(tmp_path: Path) -> None:
+    """What peers have in flight enters the rule of twice the median; else each node fills the holder up to it."""
+    async with lab(tmp_path) as place:
+        first, second = await place.cluster(2)
+        messages = turn("Where are the atlases? " * 10)
+        holder = (await first.chat(messages)).headers["x-ranvier-backend"]
+        await heard(second, 1)
+        (url,) = [row["url"] for row in await first.backends() if row["name"] == holder]
+        await place.http.post(f"{url}/admin/faults", json={"kind": "latency", "seconds": 30})
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(first.chat, messages)
+            await second.until("/admin/backends", lambda answer: peer_loads(answer) == {holder: 3})
+            answer = await second.chat(messages)
+            assert answer.headers["x-ranvier-backend"] != holder
+            assert answer.headers["x-ranvier-reason"] == "diverted"
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_drain_ordered_on_one_node_holds_on_all(tmp_path: Path) -> None:
