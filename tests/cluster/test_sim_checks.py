@@ -1,6 +1,6 @@
 """The checkers hold a cluster that is right, and catch each way of being wrong that they are there for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,9 +24,9 @@ from cluster.sim_run import Run, simulate
 from cluster.sim_shrink import shrink
 from cluster.sim_swarm import swarm
 from cluster.sim_world import Violation
-from ranvier_py.core.gossip.messages import State
+from ranvier_py.core.gossip.messages import Record, State
 from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.values import Address, Plane, Send
+from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
 from tests.cluster.fake_gossip import FakeMind, FakeNode
 
 CALM = Scenario(
@@ -184,6 +184,37 @@ class Mute(FakeMind):
             self.node.take = list  # type: ignore[method-assign]
 
 
+class Diverges(FakeMind):
+    """Has what others have not."""
+
+    def sums(self, now: float) -> Sequence[int]:
+        return [self.session, *super().sums(now)[1:]]
+
+
+class Flaps(FakeMind):
+    """Holds everybody for dead for a moment, long after all was quiet."""
+
+    def living(self, now: float) -> Mapping[int, State]:
+        return {} if 9.0 < now < 10.0 else super().living(now)
+
+
+class Blames(FakeMind):
+    """Says that a node died that runs well. All agree again before they are asked."""
+
+    def __init__(self, birth: Birth) -> None:
+        super().__init__(birth)
+        self.number, self.blamed = birth.number, False
+        changes = self.node.changes
+        self.node.changes = lambda: [*changes(), *self.blame()]  # type: ignore[method-assign]
+
+    def blame(self) -> list[MemberChange]:
+        if self.number or self.blamed or not self.node.members:
+            return []
+        self.blamed = True
+        session, (name, _, _) = next(iter(self.node.members.items()))
+        return [MemberChange("died", Record(name, session, 1, 0, State.DEAD, "10.0.0.1", 1, 1, 1, 0), "silence")]
+
+
 class Storms(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
@@ -234,7 +265,10 @@ FOREIGN = replace(CALM, steps=(Step(5.0, "foreign", nodes=(2,), label="other"),)
         (Floods, CLAIMING, "S7"),
         (Believes, FOREIGN, "S10"),
         (Mute, CALM, "L1"),
+        (Diverges, CALM, "L2"),
         (Deaf, CALM, "L3"),
+        (Flaps, CALM, "L5"),
+        (Blames, CALM, "L5"),
         (Storms, replace(CALM, expect=Expect(same_routes_s=7.0)), "L6"),
     ],
 )
