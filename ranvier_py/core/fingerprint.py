@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,9 +104,11 @@ def anchor_below(blocks: int) -> int:
 
 def depths_of(dones: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.uint64]:
     """Depths in blocks of the next `counts[i]` blocks behind the first `dones[i]`, of one job after the other."""
-    return np.concatenate(
-        [np.arange(done + 1, done + count + 1, dtype=U64) for done, count in zip(dones, counts, strict=True)]
-    )
+    if len(counts) == 1:
+        return np.arange(dones[0] + 1, dones[0] + counts[0] + 1, dtype=U64)
+    ahead = [done - end + count for done, count, end in zip(dones, counts, accumulate(counts), strict=True)]
+    found: npt.NDArray[np.int64] = np.arange(1, sum(counts) + 1) + np.repeat(ahead, counts)
+    return found.view(U64)
 
 
 class TextHasher:
@@ -288,18 +291,22 @@ class TokenHasher:
             start += count
         return results
 
-    def every_block(self, jobs: Sequence[tuple[TokenState, TokenIds]]) -> tuple[list[int], list[Fingerprint]]:
-        """Running sum and fingerprint after each block of ours, of one job after the other. Only whole blocks: no state
-        has a rest, and `ids` are a multiple of the block's length."""
-        size = self.block_tokens
-        counts = [len(ids) // size for _, ids in jobs]
-        dones = [state.tokens // size for state, _ in jobs]
-        sums = self._sums([ids for _, ids in jobs], dones, counts, ())
-        starts = np.cumsum([0, *counts[:-1]])
+    def every_block(self, jobs: Sequence[tuple[TokenState, int]], ids: TokenIds) -> tuple[list[int], list[Fingerprint]]:
+        """Running sum and fingerprint after each block of ours, of one job after the other.
+
+        Args:
+            jobs: whole blocks, and how many: no state has a rest.
+            ids: the tokens of all of them.
+        """
+        counts = [count for _, count in jobs]
+        places = depths_of([state.tokens // self.block_tokens for state, _ in jobs], counts) * U64(GOLDEN)
+        sums = self._sums(ids, places, ())
+        starts = list(accumulate(counts, initial=0))[:-1]
         before = np.concatenate((np.zeros(1, dtype=U64), sums))[starts]
         sums += np.repeat(np.array([state.total for state, _ in jobs], dtype=U64) - before, counts)
-        prints = mix_array((sums + depths_of(dones, counts) * U64(GOLDEN)) ^ U64(self._final_seed))
-        prints[prints == 0] = 1
+        prints = mix_array((sums + places) ^ U64(self._final_seed))
+        if not prints.all():
+            prints[prints == 0] = 1
         fingerprints: list[Fingerprint] = prints.tolist()
         return sums.tolist(), fingerprints
 
@@ -307,17 +314,19 @@ class TokenHasher:
         self, pieces: list[TokenIds], dones: list[int], counts: list[int], veils: Sequence[tuple[int, int]]
     ) -> list[int]:
         """0 and then the running sum after each block, over all jobs one after the other, modulo 2^64."""
-        return [0, *self._sums(pieces, dones, counts, veils).tolist()] if pieces else [0]
+        if not pieces:
+            return [0]
+        places = depths_of(dones, counts) * U64(GOLDEN)
+        return [0, *self._sums(np.concatenate(pieces), places, veils).tolist()]
 
     def _sums(
-        self, pieces: list[TokenIds], dones: list[int], counts: list[int], veils: Sequence[tuple[int, int]]
+        self, ids: TokenIds, places: npt.NDArray[np.uint64], veils: Sequence[tuple[int, int]]
     ) -> npt.NDArray[np.uint64]:
-        blocks = np.concatenate(pieces).reshape(-1, self.block_tokens).astype(U64)
-        sums = (blocks + U64(1)) @ self._token_keys
+        """`places`: the depth of each block, times GOLDEN."""
+        sums = (ids.reshape(-1, self.block_tokens).astype(U64) + U64(1)) @ self._token_keys
         for place, veil in veils:
             sums[place] = (int(sums[place]) + veil) & MASK
-        weights = mix_array(depths_of(dones, counts) * U64(GOLDEN) + U64(self._position_seed)) | U64(1)
-        return np.cumsum(mix_array(sums) * weights, dtype=U64)
+        return np.cumsum(mix_array(sums) * (mix_array(places + U64(self._position_seed)) | U64(1)), dtype=U64)
 
     def _segments(self, state: TokenState, ids: TokenIds, ends: Sequence[int], totals: list[int]) -> list[Segment]:
         """Segments of one job. `totals[i]` is the running sum i blocks after those of `state`."""

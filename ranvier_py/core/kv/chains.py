@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from itertools import chain as joined
 
 import numpy as np
 
 from ranvier_py.core.boundaries import TokenIds
-from ranvier_py.core.fingerprint import Segment, TokenHasher, TokenState, is_anchor
+from ranvier_py.core.fingerprint import (
+    ANCHOR_BLOCKS_DENSE,
+    ANCHOR_STEP_BLOCKS,
+    Segment,
+    TokenHasher,
+    TokenState,
+    is_anchor,
+)
 from ranvier_py.core.kv.blocks import Block, Known, Print
 
 TOKEN_BYTES = 4
@@ -71,20 +79,24 @@ def state_above(chain: Chain) -> TokenState:
 
 def hash_whole(hasher: TokenHasher, chains: Sequence[Chain]) -> None:
     """Chains of blocks that begin and end at ends of ours."""
-    jobs = [(state_above(chain), ids_of(chain)) for chain in chains]
-    totals, fingerprints = hasher.every_block(jobs)
-    size, place = hasher.block_tokens, 0
+    pieces = [[block.token_bytes for block in chain] for chain in chains]
+    size = hasher.block_tokens
     row = size * TOKEN_BYTES
+    jobs = [(state_above(chain), sum(map(len, own)) // row) for chain, own in zip(chains, pieces, strict=True)]
+    data = b"".join(joined.from_iterable(pieces))
+    totals, fingerprints = hasher.every_block(jobs, np.frombuffer(data, dtype=np.uint32))
+    dense, step = [size * blocks for blocks in ANCHOR_BLOCKS_DENSE], size * ANCHOR_STEP_BLOCKS
+    place = 0
     for chain, (state, _) in zip(chains, jobs, strict=True):
         tokens, anchor = state.tokens, chain[0].parent.anchor  # type: ignore[union-attr]  # state_above saw it
         for block in chain:
-            first = place
-            place += len(block.token_bytes) // row
             prints: tuple[Print, ...] = ()
-            for fingerprint in fingerprints[first:place]:
+            for _ in range(len(block.token_bytes) // row):
+                fingerprint = fingerprints[place]
+                place += 1
                 tokens += size
                 prints += (make(Print, (fingerprint, tokens)),)
-                if is_anchor(tokens // size):
+                if not tokens % step or (tokens < step and tokens in dense):
                     anchor = fingerprint
             block.prints, block.anchor, block.token_bytes = prints, anchor, b""
             block.state = make(TokenState, (tokens, totals[place - 1], (), 0))

@@ -92,17 +92,16 @@ class KeyHasher(TokenHasher):
                 self._look(state, ids, segments)
         return found
 
-    def every_block(self, jobs: Sequence[tuple[TokenState, TokenIds]]) -> tuple[list[int], list[Fingerprint]]:
-        totals, fingerprints = super().every_block(jobs)
+    def every_block(self, jobs: Sequence[tuple[TokenState, int]], ids: TokenIds) -> tuple[list[int], list[Fingerprint]]:
+        totals, fingerprints = super().every_block(jobs, ids)
         size, place = self.block_tokens, 0
-        for state, ids in jobs:
-            blocks = len(ids) // size
+        for state, blocks in jobs:
             if state.tokens < self._reach and blocks:
                 seen = min(blocks, -(-(self._reach - state.tokens) // size))
                 depths = range(state.tokens + size, state.tokens + seen * size + 1, size)
                 ends = zip(depths, totals[place : place + seen], fingerprints[place : place + seen], strict=True)
                 found = [Segment((), (end, name), TokenState(end, total, ())) for end, total, name in ends]
-                self._look(state, ids, found)
+                self._look(state, ids[place * size : (place + blocks) * size], found)
             place += blocks
         return totals, fingerprints
 

@@ -12,7 +12,7 @@ are counted but have no fingerprint. Of several cache groups the first dense one
 Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
 Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
 `parked_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
-Cost: 11 us for a block and the removal that makes room for it, some fifty at a time, with `settle`
+Cost: 10 us for a block and the removal that makes room for it, some fifty at a time, with `settle`
 (benchmarks/residency.py); what is stored between two calls of that is hashed together. About 620 bytes for a block of
 16 tokens.
 """
@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeGuard
 
 from ranvier_py.core.fingerprint import TokenHasher, is_anchor
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.blocks import COPIES_MASK, Block, BlockIndex, Known, Print
+from ranvier_py.core.kv.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, Known, Print
 from ranvier_py.core.kv.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
 from ranvier_py.core.kv.prefixes import HeldPrefixes
 from ranvier_py.core.kv.residency_values import (
@@ -244,10 +243,12 @@ class Residency:
         parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
         told_again = event.reused or (self._tells_again and self.is_told_again(event))
         index, blocks, fresh, counts = self._index, self._index.blocks, self._fresh, self.counts
+        entries_max = self._entries_max
         for place, key in enumerate(hashes):
             own = data[place * width : (place + 1) * width]
             block: Block | None
-            if key not in blocks and own and self._has_room(parent, weight):
+            is_new = own and key not in blocks and index.weight + weight <= entries_max
+            if is_new and parent is not None and parent.known is not OPAQUE:
                 block = index.born(key, parent, own, weight, tier)
                 counts.stored += 1
                 fresh.append(block)
@@ -265,10 +266,6 @@ class Residency:
         while self._index.parked_weight > self._parked_max:
             self.counts.dropped += self._index.drop(next(iter(self._index.parked.values())))
             self.lack = Lack.ROOM
-
-    def _has_room(self, parent: Block | None, weight: int) -> TypeGuard[Block]:
-        """Whether a new block of so much can be put below this one, to get a fingerprint."""
-        return parent is not None and parent.known is not OPAQUE and self._index.weight + weight <= self._entries_max
 
     def _store_again(
         self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, told_again: bool
@@ -360,12 +357,14 @@ class Residency:
         if event.group != (self._group or 0):
             self.counts.other_groups += 1
             return
-        tier, blocks, counts = event.tier, self._index.blocks, self.counts
+        blocks, counts, shift = self._index.blocks, self.counts, COPIES_BITS * event.tier
+        counted, one = COPIES_MASK << shift, 1 << shift
         for key in event.hashes:
             block = blocks.get(key)
-            if block is None or not block.fewer(tier):
+            if block is None or not block.copies & counted:
                 counts.removed_unknown += 1
                 continue
+            block.copies -= one
             counts.removed += 1
             if block.known is READY:
                 if not block.queued:

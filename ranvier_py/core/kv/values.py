@@ -32,6 +32,7 @@ class Tier(IntEnum):
     ABSENT = 4
 
 
+GPU = Tier.GPU
 HELD_TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.EXTERNAL)
 
 MEDIA = {
@@ -89,7 +90,7 @@ class BlocksStored(NamedTuple):
 
     @property
     def tier(self) -> Tier:
-        return tier_of(self.medium, self.locality)
+        return GPU if self.medium == "GPU" and self.locality is None else tier_of(self.medium, self.locality)
 
 
 class BlocksRemoved(NamedTuple):
@@ -103,7 +104,7 @@ class BlocksRemoved(NamedTuple):
 
     @property
     def tier(self) -> Tier:
-        return tier_of(self.medium, self.locality)
+        return GPU if self.medium == "GPU" and self.locality is None else tier_of(self.medium, self.locality)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def test_pu2_a_prompt_told_in_blocks_of_an_engine_has_the_same_key(blocks: int) 
     state, start = hasher.start(Fingerprint(7)), 0
     while start < 320:
         part = np.arange(start, start + 16 * blocks, dtype=np.uint32)
-        totals, _ = hasher.every_block([(state, part)])
+        totals, _ = hasher.every_block([(state, blocks)], part)
         start += len(part)
         state = TokenState(start, totals[-1], ())
     assert told == told_of(list(range(start)))
