@@ -8,9 +8,10 @@ from the start on: nodes meet, and compare their tables after the start and afte
 `route_bytes_per_turn_and_peer` is what all nodes sent about routes but whole tables, by turns served and peers to tell;
 it falls with the rate, since lessons share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From CROWD
 nodes on there are fewer chats and losses and no idle run: three copies of each lesson go to every node, and a run takes
-minutes. `--keep` keeps what the file says of other runs; each row has its own commit.
+minutes. With `--formed` the nodes know each other from the start (`cluster/sim_formed.py`): a tenth of that, and bytes
+of a cluster that runs. `--keep` keeps what the file says of other runs; each row has its own commit.
 
-    python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--jobs 2]
+    python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--formed]
 """
 
 from __future__ import annotations
@@ -43,22 +44,23 @@ KEPT = (
 )  # fmt: skip
 
 
-def scenario_of(nodes: int, loss: float, seconds: float, chats_per_s: float) -> Scenario:
-    """A cluster that forms well, then loses packets to the end, and a node half-way."""
-    formed = min(10.0, seconds / 4)
+def scenario_of(nodes: int, loss: float, seconds: float, chats_per_s: float, *, formed: bool = False) -> Scenario:
+    """A cluster that forms well, or has done so, then loses packets to the end, and a node half-way."""
+    quiet_s = min(10.0, seconds / 4)
     steps = []
     if loss:
-        steps.append(Step(formed, "link", nodes="all", loss=loss))
+        steps.append(Step(quiet_s, "link", nodes="all", loss=loss))
     if nodes > 2:
-        steps.append(Step((formed + seconds) / 2, "kill", nodes=(nodes - 1,)))
+        steps.append(Step((quiet_s + seconds) / 2, "kill", nodes=(nodes - 1,)))
     return Scenario(
         name=f"convergence-{nodes}-{loss:g}",
         about="one node dies while packets are lost",
         for_s=seconds,
-        cluster=Cluster(nodes=nodes, engines=4, spread_s=min(2.0, nodes / 50)),
+        cluster=Cluster(nodes=nodes, engines=4, spread_s=0.0 if formed else min(2.0, nodes / 50), formed=formed),
         load=Load(chats_per_s=chats_per_s) if chats_per_s else None,
         steps=tuple(steps),
         expect=Expect(),
+        runs_on=("sim",),
     )
 
 
@@ -70,38 +72,40 @@ class Cell(NamedTuple):
     seconds: float
     seed: int
     chats_per_s: float
+    formed: bool
     commit: str
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    nodes, loss, seconds, seed, chats_per_s, code = cell
+    nodes, loss, seconds, seed, chats_per_s, formed, code = cell
     began = time.perf_counter()
     gc.disable()  # as the simulator's own command: nothing here makes cycles
-    result = simulate(scenario_of(nodes, loss, seconds, chats_per_s), seed, Minds())
+    result = simulate(scenario_of(nodes, loss, seconds, chats_per_s, formed=formed), seed, Minds())
     wall_s = time.perf_counter() - began
     assert result.violation is None, f"{nodes} nodes, loss {loss}: {result.violation}"
     head = {"nodes": nodes, "loss": loss, "chats_per_s": chats_per_s, "virtual_s": seconds, "commit": code}
+    head |= {"formed": True} if formed else {}
     speed = {"events_per_wall_s": round(result.events / wall_s), "virtual_per_wall": round(seconds / wall_s, 2)}
     return head | {name: result.measures[name] for name in KEPT} | speed
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
     """All runs that were asked for, of the code as it is now."""
-    code = commit()
+    code, formed = commit(), options.formed
     losses = [float(percent) / 100 for percent in options.loss.split(",")]
     for nodes in map(int, options.nodes.split(",")):
         if nodes < CROWD:
-            yield Cell(nodes, 0.0, options.seconds, options.seed, 0.0, code)
+            yield Cell(nodes, 0.0, options.seconds, options.seed, 0.0, formed, code)
         chats_per_s = options.chats_per_s if nodes < CROWD else min(CROWD_CHATS_PER_S, options.chats_per_s)
         for loss in losses:
             if nodes < CROWD or loss <= CROWD_LOSS_MAX:
-                yield Cell(nodes, loss, options.seconds, options.seed, chats_per_s, code)
+                yield Cell(nodes, loss, options.seconds, options.seed, chats_per_s, formed, code)
         if nodes == BUSY_NODES:
-            yield Cell(nodes, 0.0, options.seconds, options.seed, nodes * BUSY_TURNS_PER_S / Load().turns, code)
+            yield Cell(nodes, 0.0, options.seconds, options.seed, nodes * BUSY_TURNS_PER_S / Load().turns, formed, code)
 
 
-def key(row: dict[str, Any]) -> tuple[int, float, float]:
-    return row["nodes"], row["chats_per_s"], row["loss"]
+def key(row: dict[str, Any]) -> tuple[int, float, float, bool]:
+    return row["nodes"], row["chats_per_s"], row["loss"], row.get("formed", False)
 
 
 def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,6 +124,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chats-per-s", type=float, default=4.0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--formed", action="store_true", help="clusters that know each other from the start")
     parser.add_argument("--keep", action="store_true", help="keep the file's rows about other sizes")
     options = parser.parse_args()
     asked = list(cells(options))

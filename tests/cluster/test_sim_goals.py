@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.convergence import scenario_of
@@ -27,9 +25,7 @@ def test_a_turn_is_usable_everywhere_within_its_time_and_bytes(chats_per_s: floa
 
     From formed on: what is learned while nodes still meet comes up to 0.3 s later, to chance's share of the lessons.
     """
-    scenario = scenario_of(10, 0.0, 12.0, chats_per_s)
-    scenario = replace(scenario, cluster=replace(scenario.cluster, formed=True, spread_s=0.0), runs_on=("sim",))
-    measures = simulate(scenario, 1, Minds()).measures
+    measures = simulate(scenario_of(10, 0.0, 12.0, chats_per_s, formed=True), 1, Minds()).measures
     assert measures["learned_t50_s"] < 0.062
     assert measures["learned_t99_s"] < 0.07
     assert measures["lessons_late"] == 0

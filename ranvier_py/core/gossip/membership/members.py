@@ -321,12 +321,12 @@ class Members:
 
     def _read_list(self, peer: Peer, message: MemberList, now: float, plane: Plane) -> None:
         self._hearsay.joining = self._lists.joining
-        told = [self._hearsay.hear(Update(record), peer.session, now, listed=True) for record in message.records]
+        told = self._hearsay.hear_list(message.records, peer.session, now)
         if message.reply:
             self._lists.answer(peer, now, plane)
         else:
             self._lists.read(peer.session)
-            self._correct(peer, [correction for correction in told if correction is not None])
+            self._correct(peer, told)
 
     def _correct(self, peer: Peer, corrections: Sequence[Update]) -> None:
         if not corrections:
