@@ -238,7 +238,7 @@ def make_router(table: RouteTable, seed: int) -> Router:
     for number in range(BACKENDS):
         backend = registry.add(f"http://10.0.0.{number + 1}:8000")
         assert backend.epoch == EPOCH
-        registry.set_peer_load(backend.id, Load(rng.randrange(LOAD_MAX)))
+        registry.set_peer_load(backend.id, Load(rng.randrange(LOAD_MAX)), 0.0)
     key = rng.randbytes(32)
     hasher, memory = TokenHasher(key, BLOCK_TOKENS), PromptMemory()
     reader = PromptReader(TextHasher(key), hasher, memory, identity="t", bytes_per_token=4.0, digest_seed=seed)

@@ -65,6 +65,7 @@ class Backend(SharedWork):
         "name",
         "outcomes",
         "peers",
+        "peers_moved_at",
         "probes_failed",
         "probes_ok",
         "process",
@@ -86,6 +87,7 @@ class Backend(SharedWork):
         self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
         self.cards: tuple[Mapping[str, Any], ...] = ()
         self.peers = NO_LOAD
+        self.peers_moved_at = 0.0  # when the queue of their requests was heard to move
         self.foreign = 0  # requests of others in the engine, by its own count
         self.load = 0  # always inflight + peer_load + foreign; an attribute because placement reads it 64 times
         self.success_rate = 1.0
@@ -103,6 +105,17 @@ class Backend(SharedWork):
 
     def peers_now(self) -> Load:
         return self.peers
+
+    def peers_progress_at(self) -> float:
+        return self.peers_moved_at
+
+    def heard(self, load: Load, now: float) -> None:
+        """What peers have there together is now this."""
+        before, self.peers = self.peers, load
+        self.load += load.requests - before.requests
+        came = load.waiting < before.waiting or load.tokens < before.tokens  # a first token
+        if came or (load.waiting and not before.waiting and not self.own_waiting):
+            self.peers_moved_at = now
 
     @property
     def peer_load(self) -> int:

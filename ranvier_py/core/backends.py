@@ -345,11 +345,9 @@ class Registry:
         backend.load += requests - backend.foreign
         backend.foreign = requests
 
-    def set_peer_load(self, id: BackendId, load: Load) -> None:  # noqa: A002
+    def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
         """What the peers have at it together, as they report."""
-        backend = self[id]
-        backend.load += load.requests - backend.peers.requests
-        backend.peers = load
+        self[id].heard(load, now)
 
     def count_models(self, backend: Backend, step: int) -> None:
         if backend.models is None:

@@ -72,6 +72,9 @@ class Mirrored(SharedWork):
         """What peers have there is there in any world."""
         return self.real.peers
 
+    def peers_progress_at(self) -> float:
+        return self.real.peers_progress_at()
+
     @property
     def load(self) -> int:
         return self.inflight + self.real.peers.requests

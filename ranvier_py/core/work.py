@@ -28,13 +28,23 @@ NO_LOAD = Load(0)
 class Work:
     """Counts of one router's own requests at one backend."""
 
-    __slots__ = ("inflight", "own_decoding", "own_tokens", "progress_at")
+    __slots__ = ("inflight", "own_decoding", "own_progress_at", "own_tokens")
 
     def __init__(self) -> None:
         self.inflight = 0
         self.own_decoding = 0  # of these, those whose first token has come
         self.own_tokens = 0  # of the others: prompt tokens to be computed before it
-        self.progress_at = 0.0  # when the first of the others became the first
+        self.own_progress_at = 0.0  # when one of them became the first of those that wait
+
+    @property
+    def waiting(self) -> int:
+        """Requests that it waits with for their first token."""
+        return self.inflight - self.own_decoding
+
+    @property
+    def progress_at(self) -> float:
+        """When the first of those that wait became the first."""
+        return self.own_progress_at
 
     @property
     def own_waiting(self) -> int:
@@ -53,8 +63,8 @@ class Work:
         if not seen:
             self.own_decoding += 1
         else:
-            if self.inflight == self.own_decoding:
-                self.progress_at = now
+            if self.inflight == self.own_decoding and not self.waiting:
+                self.own_progress_at = now
             self.own_tokens += tokens
         self.inflight += 1
 
@@ -63,7 +73,7 @@ class Work:
         gap_s = now - self.progress_at
         self.own_tokens -= tokens
         self.own_decoding += 1
-        self.progress_at = now
+        self.own_progress_at = now
         return gap_s
 
     def end(self, tokens: int, *, decoding: bool) -> None:
@@ -77,7 +87,8 @@ class Work:
 
 
 class SharedWork(Work):
-    """The same together with what peers have there. Satisfies what policies ask of a backend's work."""
+    """The same together with what peers have there: the engine serves all in turn. Satisfies what policies ask of a
+    backend's work."""
 
     __slots__ = ()
 
@@ -85,9 +96,17 @@ class SharedWork(Work):
         """What peers have there, as they report."""
         raise NotImplementedError
 
+    def peers_progress_at(self) -> float:
+        """When a first token of theirs was heard of, or that one of them had become the first."""
+        raise NotImplementedError
+
     @property
     def waiting(self) -> int:
         return self.inflight - self.own_decoding + self.peers_now().waiting
+
+    @property
+    def progress_at(self) -> float:
+        return max(self.own_progress_at, self.peers_progress_at())
 
     @property
     def decoding(self) -> int:

@@ -239,4 +239,4 @@ class DelayedNet:
             for teller, loads in enumerate(self._loads):
                 if teller != index:
                     others = others.plus(loads[backend])
-            registry.set_peer_load(BackendId(backend), others)
+            registry.set_peer_load(BackendId(backend), others, told.at)

@@ -439,9 +439,9 @@ def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
     registry = cluster(1)
     backend = registry[BackendId(0)]
     registry.dispatched(backend.id, 0)
-    registry.set_peer_load(backend.id, Load(5))
+    registry.set_peer_load(backend.id, Load(5), 1.0)
     assert backend.load == 6
-    registry.set_peer_load(backend.id, Load(2))
+    registry.set_peer_load(backend.id, Load(2), 1.0)
     registry.finished(backend.id, Outcome.CANCELLED, 0)
     assert (backend.load, backend.inflight, backend.peer_load) == (2, 0, 2)
 
@@ -599,8 +599,31 @@ def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
     registry = Registry(BackendLimits())
     backend = registry.add("http://a:1")
     registry.dispatched(backend.id, 0.0, 500)
-    registry.set_peer_load(backend.id, Load(5, 2, 3000))
+    registry.set_peer_load(backend.id, Load(5, 2, 3000), 1.0)
     assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (6, 3, 3, 3500)
     assert backend.own_load == Load(1, 1, 500)
-    registry.set_peer_load(backend.id, Load(0))
+    registry.set_peer_load(backend.id, Load(0), 1.0)
     assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (1, 1, 0, 500)
+
+
+def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> None:
+    """An engine serves our requests and those of peers in turn: what it has done of theirs is not to be waited for."""
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+    registry.set_peer_load(backend.id, Load(1, 1, 500), 10.0)
+    assert backend.progress_at == 10.0, "nobody else waits: it is the first"
+    registry.dispatched(backend.id, 11.0, 300)
+    assert backend.progress_at == 10.0, "it waits behind the peer's"
+    registry.set_peer_load(backend.id, Load(2, 2, 900), 12.0)
+    assert backend.progress_at == 10.0, "who comes moves nothing"
+    registry.set_peer_load(backend.id, Load(2, 1, 400), 13.0)
+    assert backend.progress_at == 13.0
+    registry.set_peer_load(backend.id, Load(3, 1, 200), 14.0)
+    assert backend.progress_at == 14.0, "one came and one had its first token since the last report"
+    backend.prefilled(300, 15.0)
+    assert backend.progress_at == 15.0
+    registry.set_peer_load(backend.id, Load(3, 0, 0), 16.0)
+    registry.dispatched(backend.id, 17.0, 300)
+    assert backend.progress_at == 17.0
+    registry.set_peer_load(backend.id, Load(4, 1, 700), 18.0)
+    assert backend.progress_at == 17.0, "it waits behind ours"

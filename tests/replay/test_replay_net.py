@@ -158,14 +158,14 @@ def test_a_peer_that_is_told_of_events_looks_at_its_router_far_less_often() -> N
         net = kind(routers)
         assert isinstance(net, PeerNet)
         run_until(net, 10.0)
-        serve(routers[0], ITEMS[0], 10.0)  # it stays in flight: a node that is not told looks every 20 ms
+        serve(routers[0], ITEMS[0], 10.0)  # it stays in flight: a node that is not told looks every 50 ms
         net.touched(0, 10.0)
         count = 0
         while net.next_at() <= 20.0:
             net.advance(net.next_at())
             count += 1
         looks.append(count)
-    assert looks[0] < 0.7 * looks[1]
+    assert looks[0] < 0.8 * looks[1]
 
 
 def test_delayed_news_take_their_time() -> None:

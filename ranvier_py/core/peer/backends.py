@@ -108,7 +108,7 @@ class SharedBackends:
         registry = self.registry
         if self._version != (registry.added, registry.removed):
             self._version = (registry.added, registry.removed)
-            self._rename()
+            self._rename(now)
         loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
             backend = seen.backend
@@ -132,7 +132,7 @@ class SharedBackends:
             seen.epoch = backend.epoch
             self.facts.restarted(key, started_at)
 
-    def _rename(self) -> None:
+    def _rename(self, now: float) -> None:
         """Backends came or went. A newcomer starts as what peers already said of it."""
         before, self._seen, self._keys = self._seen, {}, {}
         for backend in self.registry:
@@ -142,7 +142,7 @@ class SharedBackends:
             self._seen[key] = old if old is not None and same else Seen(backend, backend.epoch, backend.draining)
             self._keys[backend.id] = key
             if not same:
-                self.registry.set_peer_load(backend.id, self.facts.peer_load(key))
+                self.registry.set_peer_load(backend.id, self.facts.peer_load(key), now)
 
     # --- up ---------------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class SharedBackends:
             for key in facts.loads.moved:
                 backend = self.find(key)
                 if backend is not None:
-                    registry.set_peer_load(backend.id, facts.peer_load(key))
+                    registry.set_peer_load(backend.id, facts.peer_load(key), now)
             facts.loads.moved.clear()
         if facts.news:
             news, facts.news = facts.news, []

@@ -44,14 +44,9 @@ class Candidate(Protocol):
         ...
 
     @property
-    def own_waiting(self) -> int:
-        """Our own of these."""
-        ...
-
-    @property
     def progress_at(self) -> float:
-        """Seconds, monotonic: when the first of our own waiting ones became the first: at its departure, or at our
-        latest first token there."""
+        """Seconds, monotonic: when the first of the waiting ones became the first: at its departure, or at the latest
+        first token there; of peers, when we heard of it."""
         ...
 
     @property

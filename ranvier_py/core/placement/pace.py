@@ -93,8 +93,6 @@ class Waiting(Protocol):
     @property
     def waiting(self) -> int: ...
     @property
-    def own_waiting(self) -> int: ...
-    @property
     def decoding(self) -> int: ...
     @property
     def progress_at(self) -> float: ...
@@ -257,8 +255,7 @@ def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float)
 
 def ahead_of(work: Waiting, now: float) -> Ahead:
     """What a request would find at a backend."""
-    since_s = now - work.progress_at if work.own_waiting else 0.0  # nothing is known of the progress of peers' requests
-    return Ahead(work.pending_tokens, work.waiting, work.decoding, since_s)
+    return Ahead(work.pending_tokens, work.waiting, work.decoding, now - work.progress_at)
 
 
 class Paces:

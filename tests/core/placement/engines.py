@@ -23,10 +23,6 @@ class Engine:
     progress_at: float = 0.0
     success_rate: float = 1.0
 
-    @property
-    def own_waiting(self) -> int:
-        return self.waiting
-
     def bear(self, computed_tokens: int) -> None:
         """One more request came, and waits for its prefill."""
         self.load += 1
