@@ -156,6 +156,7 @@ class Clustering:
             self._key_file.changed = self.peer.rekey
         self.net = GossipNet(self.peer, ground.sockets, rng, changed=self._log_changes)
         self.rates = Rates()
+        self._given_up = 0
         self.peer.woken = self.net.poke
         places = config.gossip_places
         join = places.join if places else ()
@@ -186,12 +187,21 @@ class Clustering:
                 hooks.probe_soon(backend)
             for command in peer.commands():
                 hooks.follow(command)
-            if (stranger := peer.unopened()) is not None:
-                text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
-                self.net.traffic.complain("unopened", text)
             if self.rates.due(now := time.monotonic()):
                 statistics = self.net.statistics()
                 self.rates.look(now, statistics.bytes_sent, statistics.bytes_received)
+                self._complain()
+
+    def _complain(self) -> None:
+        """Of what peers make no noise about, and only the operator can mend."""
+        if (stranger := self.peer.unopened()) is not None:
+            text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
+            self.net.traffic.complain("unopened", text)
+        given_up = self.peer.gossip.members.statistics().counts.datagrams_given_up
+        if given_up > self._given_up:
+            text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
+            self.net.traffic.complain("datagrams", text)
+        self._given_up = given_up
 
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:
         for change in changes:

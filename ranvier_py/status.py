@@ -63,7 +63,10 @@ def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]
 
 
-MEMBER_COLUMNS = ("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms", "routes")
+MEMBER_COLUMNS = (
+    *("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms"),
+    *("datagrams", "routes"),
+)
 CLUSTER_FACTS = ("lag_ms", "routes", "shared", "facts", "sessions", "refused", "discovery", "state_file", "key_file")
 
 

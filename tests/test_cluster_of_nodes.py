@@ -225,6 +225,19 @@ async def test_an_engine_that_another_node_has_filled_is_left_here_too(tmp_path:
             nursery.cancel_scope.cancel()
 
 
+async def test_an_engine_that_is_ill_to_a_peer_is_probed_here_at_once(tmp_path: Path) -> None:
+    """A peer's word is a doubt, and our own probe the second witness; it would come in five minutes else."""
+    async with lab(tmp_path, engines=1) as place:
+        first = await place.start(probe_interval_s=0.2)
+        second = await place.start(probe_interval_s=300)
+        for node in (first, second):
+            await node.sees(1)
+            await node.until("/admin/backends", lambda answer: answer["backends"][0]["health"] == "healthy")
+        await place.http.post(f"{place.engines[0]}/admin/faults", json={"kind": "status", "health": True})
+        for node in (first, second):
+            await node.until("/admin/backends", lambda answer: answer["backends"][0]["health"] == "unhealthy")
+
+
 async def test_a_drain_ordered_on_one_node_holds_on_all(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         first, second = await place.cluster(2)
@@ -332,6 +345,20 @@ async def test_a_node_says_how_much_passes_now_and_how_late_it_hears(tmp_path: P
         view = await first.until("/admin/cluster", lambda view: view["bytes_per_s"]["datagram"]["received"] > 0)
         assert set(view["bytes_per_s"]) == set(PLANES)
         assert 0 < view["lag_ms"]["p50"] <= view["lag_ms"]["p99"]
+
+
+async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A firewall that lets only TCP through (consul#19965): probes work, later and dearer, so nobody would notice."""
+    async with lab(tmp_path) as place:
+        first = await place.start()
+        second = await place.start(gossip_udp=False)
+        await first.until("/admin/cluster", lambda view: [one["datagrams"] for one in view["members"]] == [False])
+        while "gossip.datagrams_blocked" not in caplog.text:
+            await first.sees(1)
+        await second.sees(1)
+        assert caplog.text.count("gossip.datagrams_blocked") == 1
 
 
 async def test_a_node_without_peers_says_so(tmp_path: Path) -> None:
