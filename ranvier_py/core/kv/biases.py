@@ -10,6 +10,7 @@
 |      | recurrent layers keep few states |
 | block_size | the same with a larger block than ours |
 | small_cache | the learned capacity limits what is believed, and is below what the engine tells |
+| events | half of its answers are far from what its events say that it holds: they are another engine's, or not all |
 | no_counts | nine answers of ten do not say how much was cached (vLLM: --enable-prompt-tokens-details) |
 
 Rules: a bias appears when its share passes a threshold on enough answers, and goes when it falls below half of that:
@@ -31,6 +32,7 @@ class Bias(Enum):
     HYBRID = "hybrid"
     BLOCK_SIZE = "block_size"
     SMALL_CACHE = "small_cache"
+    EVENTS = "events"
     NO_COUNTS = "no_counts"
 
 
@@ -43,6 +45,12 @@ ANSWERS_MIN = 20.0
 """Weight of answers below which nothing is said. Faded weights never exceed HALF_LIFE / ln 2, 144."""
 
 TEMPLATE_SHARE, SALT_SHARE, NO_REUSE_SHARE, NO_COUNTS_SHARE = 0.2, 0.1, 0.9, 0.9
+EVENTS_SHARE = 0.5
+"""Of answers of an engine that is understood some hundredths are far from its events: what came in between."""
+
+FAR = 0.5
+"""An answer is far from them if this share or less of the greater number of tokens is in both."""
+
 STAYS = 0.5
 """Share of a threshold at which a bias that was named is still there."""
 
@@ -83,6 +91,7 @@ class Evidence:
 
     __slots__ = (
         "_differences",
+        "_far",
         "_fresh",
         "_fresh_cold",
         "_fresh_found",
@@ -90,6 +99,7 @@ class Evidence:
         "_step",
         "_steps",
         "_told",
+        "_told_by_events",
         "_weight",
     )
 
@@ -101,6 +111,8 @@ class Evidence:
         self._fresh = Fading()
         self._fresh_cold = Fading()
         self._fresh_found = Fading()
+        self._told_by_events = Fading()
+        self._far = Fading()
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
         self._step: int | None = 0  # None: to be found again
 
@@ -130,6 +142,17 @@ class Evidence:
         self._fresh_cold.add(cached_tokens == 0)
         self._fresh_found.add(2 * cached_tokens >= usable_tokens)
 
+    def told_by_events(self, cached_tokens: int, held_tokens: int) -> None:
+        """So much of a prompt was cached where its events said that it holds that much."""
+        self._told_by_events.add(1.0)
+        low, high = sorted((cached_tokens, held_tokens))
+        self._far.add(low <= FAR * high)
+
+    @property
+    def far_share(self) -> float:
+        """Of its answers, those far from what its events say; 0 while there are few."""
+        return part(self._far.value, self._told_by_events.value)
+
     @property
     def step_tokens(self) -> int:
         """What everything found is a multiple of and is cut to; 0 while there is no such step."""
@@ -151,6 +174,7 @@ class Evidence:
         found = dict.fromkeys(Bias, 0.0)
         found[Bias.NO_COUNTS] = part(self._silent.value, self._told.value) / NO_COUNTS_SHARE
         found[Bias.TEMPLATE] = self._template()
+        found[Bias.EVENTS] = self.far_share / EVENTS_SHARE
         cold, warm = part(self._fresh_cold.value, self._fresh.value), part(self._fresh_found.value, self._fresh.value)
         step = self.step_tokens
         if step >= HYBRID_TOKENS:

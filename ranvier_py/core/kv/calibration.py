@@ -62,6 +62,9 @@ FRESH_TOKENS = 20_000
 
 CHANGES_MAX = 256
 
+EVENTS_TOKENS_MIN = 64
+"""Fewer are no evidence against an engine's events: stops are that far apart."""
+
 SMALL_SHARE = 0.7
 """A learned capacity below this share of what the engine tells is smaller than thought: our model is no more exact."""
 
@@ -162,6 +165,10 @@ class Calibration:
         estimated = self._estimated(flight.backend)
         if estimated:
             self._learn(ledger, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
+        else:
+            held = self._usable(ledger, flight.decision.matched_tokens, answer.prompt_tokens)
+            if max(held, cached) >= EVENTS_TOKENS_MIN:
+                ledger.evidence.told_by_events(cached, held)
         gone = self._gone(ledger, flight, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
             ledger.refuted += 1

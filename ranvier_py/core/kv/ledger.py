@@ -87,6 +87,8 @@ def detail_of(bias: Bias, ledger: Ledger) -> str:
     if bias is Bias.SMALL_CACHE:
         told = ledger.told.capacity_tokens
         return f"keeps about {ledger.estimate.learned:.0f} tokens" + (f", tells {told}" if told else "")
+    if bias is Bias.EVENTS:
+        return f"{ledger.evidence.far_share:.0%} of its answers don't fit them: are they another engine's?"
     if bias is Bias.TEMPLATE:
         return f"its prompts have {ledger.evidence.offset_tokens} tokens more than ours, or another number"
     return ""

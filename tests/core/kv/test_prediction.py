@@ -10,7 +10,7 @@ from ranvier_py.core.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHa
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.biases import Bias
 from ranvier_py.core.kv.calibration import FLIGHTS_MAX, SAMPLES_PER_S_MAX, Calibration
-from ranvier_py.core.kv.calibration_values import CalibrationView, Told
+from ranvier_py.core.kv.calibration_values import BiasChange, CalibrationView, Told
 from ranvier_py.core.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.prompt import Boundary, PromptMemory
 from ranvier_py.core.request import Prompt, PromptReader
@@ -146,6 +146,26 @@ def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_tell_
     assert world.depth(picture, 21.0) == 64, "computed anew just now"
     assert world.view.refuted == 1
     assert said == []
+
+
+def test_events_that_are_another_engines_are_named_and_those_of_its_own_are_not() -> None:
+    """A wrong endpoint in a configuration looks like any other: EXACT, and nothing missed."""
+    told: list[BiasChange] = []
+    world = World(estimated=lambda _: False)
+    for number in range(60):
+        world.served([100 * number + block + 1 for block in range(10)], 0, 10.0 + number)
+        world.served([100 * number + block + 1 for block in range(10)], 160 if number % 10 else 0, 10.5 + number)
+        told += world.calibration.tick(world.now)
+    assert told == []
+    for number in range(60, 200):
+        world.served([100 * number + block + 1 for block in range(10)], 96, 100.0 + number)
+        told += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in told] == [(Bias.EVENTS, True)]
+    assert "another engine's" in told[0].detail
+    for number in range(280):
+        world.served([100 * (60 + number % 140) + block + 1 for block in range(10)], 160, 400.0 + number)
+        told += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in told[1:]] == [(Bias.EVENTS, False)]
 
 
 def press(world: World, capacity: int, answers: int) -> float:
