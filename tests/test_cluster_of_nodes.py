@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import trio
 
-from ranvier_py.clustering import public_place
+from ranvier_py.clustering import FingerprintScheme, public_place
 from ranvier_py.config import Config
 from ranvier_py.config_loading import load
 from ranvier_py.core.errors import ConfigError
@@ -22,6 +23,9 @@ from tests.test_node import DEADLINE_S, MODEL, start_engine, turn
 KEY = "3f" * 16 + "a7" * 16
 OTHER_KEY = "19" * 16 + "c4" * 16
 ADMIN_KEY = "an operator's own secret"
+START_S = 60
+"""Of a process, on a machine that does much else."""
+
 PLANES = ("datagram", "probe", "bulk")
 
 
@@ -121,8 +125,8 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(folder: Path, engines: int = 3) -> AsyncIterator[Lab]:
-    with trio.fail_after(DEADLINE_S):
+async def lab(folder: Path, engines: int = 3, deadline_s: float = DEADLINE_S) -> AsyncIterator[Lab]:
+    with trio.fail_after(deadline_s):
         async with trio.open_nursery() as nursery, httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
             urls = [(await start_engine(nursery, number))[0] for number in range(engines)]
             yield Lab(nursery, http, urls, folder)
@@ -181,7 +185,7 @@ async def test_a_node_that_is_told_to_end_says_goodbye_and_is_never_missed(
 ) -> None:
     """A process of its own, since a signal is for all of one. Each roll would look like deaths, and cost suspicions."""
     caplog.set_level("INFO")
-    async with lab(tmp_path) as place:
+    async with lab(tmp_path, deadline_s=START_S + DEADLINE_S) as place:
         first = await place.start()
         process = await place.process()
         await first.sees(1)
@@ -382,3 +386,16 @@ def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
 )
 def test_peers_are_told_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
     assert public_place(listen, "10.0.0.7") == shown
+
+
+def test_only_who_makes_equal_fingerprints_has_an_equal_schema() -> None:
+    """Routes of another schema are ignored: whatever changes a fingerprint must change it."""
+    scheme = FingerprintScheme("tokenizer a, blocks of 16", b"key", texts_match=True)
+    others = (
+        replace(scheme, identity="tokenizer b, blocks of 16"),
+        replace(scheme, key=b"other key"),
+        replace(scheme, texts_match=False),
+        replace(scheme, identity="tokenizer a, blocks of 16k", key=b"ey"),
+    )
+    assert scheme.schema == replace(scheme).schema
+    assert len({scheme.schema, *(other.schema for other in others)}) == 1 + len(others)
