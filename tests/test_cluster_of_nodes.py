@@ -17,6 +17,7 @@ from ranvier_py.clustering import FingerprintScheme, public_place
 from ranvier_py.config import Config
 from ranvier_py.config_loading import load
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.peer import RouterPeer
 from ranvier_py.node import Addresses, run
 from tests.test_node import DEADLINE_S, MODEL, start_engine, turn
 
@@ -165,6 +166,17 @@ async def test_a_node_that_joins_later_knows_what_was_learned_before(tmp_path: P
         await late.until("/admin/routes", lambda routes: routes["rows"] > 0)
         answer = await late.chat(messages)
         assert (answer.headers["x-ranvier-backend"], answer.headers["x-ranvier-reason"]) == (backend, "affinity")
+
+
+async def test_a_node_that_nobody_gives_routes_to_is_ready_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routing works without: a peer that is slow, or has other fingerprints, must not keep a node out of service."""
+    monkeypatch.setattr(RouterPeer, "synced", property(lambda _: False))
+    async with lab(tmp_path) as place:
+        node = await place.start()
+        while (await place.http.get(f"{node.control}/readyz")).status_code != httpx.codes.OK:
+            pass
 
 
 async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: Path) -> None:
