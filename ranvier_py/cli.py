@@ -301,8 +301,15 @@ def explain_command(options: argparse.Namespace) -> int:
 
 def status_command(options: argparse.Namespace) -> int:
     with control_client(options) as client, control_client(options, options.against) as other:
+        reached = False
         while True:
-            page = status_page(node_status(client, other if options.against else None))
+            try:
+                page = status_page(node_status(client, other if options.against else None))
+                reached = True
+            except CommandError as error:
+                if not (options.watch and reached):
+                    raise
+                page = f"{error}\n"  # it may be restarting: go on watching
             print(f"\x1b[H\x1b[2J{page}" if options.watch and sys.stdout.isatty() else page, flush=True)
             if not options.watch:
                 return EXIT_OK

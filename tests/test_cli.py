@@ -262,6 +262,29 @@ def test_status_is_one_page_about_the_node(
     ]
 
 
+def test_a_node_that_restarts_is_watched_on(
+    control: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who watches a roll should not have to begin again with each node. One that never answered is a mistake."""
+    asked, rounds = cli.asked, iter(range(4))
+
+    def pause(_: float) -> None:
+        now = next(rounds)
+        if now == 3:
+            raise KeyboardInterrupt
+        monkeypatch.setattr(cli, "asked", away if now == 0 else asked)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise cli.CommandError(f"{control.url} can't be reached: refused", cli.EXIT_UNREACHABLE)
+
+    monkeypatch.setattr(cli.time, "sleep", pause)
+    assert cli.main(["status", "--watch", "--control", control.url]) == cli.EXIT_OK
+    said = capsys.readouterr().out
+    assert (said.count("Backends"), said.count("can't be reached")) == (3, 1)
+    monkeypatch.setattr(cli, "asked", away)
+    assert cli.main(["status", "--watch", "--control", control.url]) == cli.EXIT_UNREACHABLE
+
+
 @pytest.mark.parametrize(("given", "waited_s"), [("0.5", 0.5), ("-3", 0.1), ("nan", 0.1), ("inf", 86_400.0)])
 def test_status_can_be_watched_until_it_is_interrupted(
     given: str,
