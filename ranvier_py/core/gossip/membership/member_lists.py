@@ -17,8 +17,8 @@ ANSWERED_RECORDS in all. Cost: O(members) for each list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Sequence
+from itertools import islice
 from random import Random
 
 from ranvier_py.core.gossip.membership.counts import Counts
@@ -27,13 +27,13 @@ from ranvier_py.core.gossip.membership.ledger import Ledger
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
 from ranvier_py.core.gossip.messages import Members as MemberList
 from ranvier_py.core.gossip.messages import Record, Update
-from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
 
 LIST_RECORDS = 256
-"""In one part: some 30 KB, and about a millisecond to take in."""
+"""In one part: some 20 KB, 54 KB if all names are as long as they may be, and about a millisecond to take in."""
 
-LIST_BYTES = FRAME_BYTES_MAX // 2
-"""In one part, whatever the names: leaves room for every overhead of the frame."""
+SMALL_LIST_RECORDS = 32
+"""More never fit a datagram: each takes 40 bytes at least."""
 
 DEAD_LISTED = 1024
 """The last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange."""
@@ -153,31 +153,23 @@ class MemberLists:
         self._send(address, session, Plane.DATAGRAM if passes else Plane.BULK, reply=True)
 
     def _send(self, to: Address, session: int, plane: Plane, *, reply: bool) -> None:
-        parts = list(self._parts(self._records(session)))
-        size_bytes = sum(self._size_of(Update(record)) for record in parts[0]) if len(parts) == 1 else FRAME_BYTES_MAX
-        if size_bytes > self._datagram_bytes:
+        records = self._records(session)
+        if len(records) > SMALL_LIST_RECORDS or self._bytes(records) > self._datagram_bytes:
             plane = Plane.BULK
-        last = len(parts) - 1
-        for number, part in enumerate(parts):
-            self._outbox.append(Letter(to, session, plane, MemberList(part, reply and number == last)))
+        for start in range(0, len(records), LIST_RECORDS):
+            end = start + LIST_RECORDS
+            asks = reply and end >= len(records)
+            self._outbox.append(Letter(to, session, plane, MemberList(tuple(records[start:end]), asks)))
 
-    def _records(self, receiver: int) -> Iterator[Record]:
+    def _bytes(self, records: Sequence[Record]) -> int:
+        return sum([self._size_of(Update(record)) for record in records])
+
+    def _records(self, receiver: int) -> list[Record]:
+        """What the receiver should hear first comes first."""
         roster = self._ledger.roster
         member = roster.get(receiver)
-        others = (roster.get(session) for session in islice(reversed(self._ledger.dead), DEAD_LISTED))
         held = [] if member is None else [member.record]
-        listed = chain(roster.alive(), others)
-        rest = (other.record for other in listed if other is not None and other is not member)
-        return chain([self._identity.record], held, rest)
-
-    def _parts(self, records: Iterator[Record]) -> Iterator[tuple[Record, ...]]:
-        part: list[Record] = []
-        room_bytes = LIST_BYTES
-        for record in records:
-            size_bytes = self._size_of(Update(record))
-            if len(part) >= LIST_RECORDS or size_bytes > room_bytes:
-                yield tuple(part)
-                part, room_bytes = [], LIST_BYTES
-            part.append(record)
-            room_bytes -= size_bytes
-        yield tuple(part)
+        live = [other.record for other in roster.alive() if other is not member]
+        dead = (roster.get(session) for session in islice(reversed(self._ledger.dead), DEAD_LISTED))
+        fallen = [other.record for other in dead if other is not None and other is not member]
+        return [self._identity.record, *held, *live, *fallen]
