@@ -10,7 +10,7 @@ Hit rates are the engines' own words: cached tokens over prompt tokens of the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,14 @@ def at_most(name: str, bound: float, measured: float | None) -> Verdict:
 
 def at_least(name: str, bound: float, measured: float | None) -> Verdict:
     return Verdict(name, bound, measured, None if measured is None else measured >= bound)
+
+
+def hits_back(bound_s: float, hits: Mapping[str, float | None], quiet_s: float, for_s: float) -> Verdict | None:
+    """Whether hits were back in time. None where steps ended so late, on a slow machine, that no traffic could tell."""
+    back_s = hits["recovered_after_last_step_s"]
+    if back_s is None and quiet_s + bound_s + WINDOW_S > for_s:
+        return None
+    return at_most("95 % of the hit rate is back, s", bound_s, back_s)
 
 
 def hit_report(books: Books, first_step_s: float, quiet_s: float, for_s: float) -> dict[str, float | None]:

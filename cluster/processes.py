@@ -26,7 +26,7 @@ import trio
 from cluster.dns import Zone
 from cluster.dns import serve as serve_dns
 from cluster.load_run import Target
-from cluster.proc_books import Books, Verdict, at_least, at_most, hit_report
+from cluster.proc_books import Books, Verdict, at_least, at_most, hit_report, hits_back
 from cluster.proc_fleet import Fleet, Member
 from cluster.proc_net import LoopbackNetwork, NamespaceNetwork, Network, Way
 from cluster.proc_plan import (
@@ -285,6 +285,9 @@ class Run:
         counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
         verdicts = tuple(self.verdicts(hits))
         words = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
+        bound_s = scenario.expect.hits_back_s
+        if bound_s is not None and hits_back(bound_s, hits, self.quiet_s, self.traffic_until_s) is None:
+            words["hits"] = f"steps ended at {self.quiet_s:.0f} s: too late to see hits come back"
         books, late_s = self.books, self.steps.late_s
         return Outcome(
             scenario, self.options, self.way, books, hits, verdicts, took_s, counts, timed_out, late_s, words
@@ -299,8 +302,8 @@ class Run:
         if expect.hit_share_min is not None:
             found.append(at_least("hit rate, share of before", expect.hit_share_min, hits["share"]))
         if expect.hits_back_s is not None:
-            back_s = hits["recovered_after_last_step_s"]
-            found.append(at_most("95 % of the hit rate is back, s", expect.hits_back_s, back_s))
+            back = hits_back(expect.hits_back_s, hits, self.quiet_s, self.traffic_until_s)
+            found += [back] if back is not None else []
         if self.options.gossip:
             quiet_s = self.quiet_s
             census, cluster = self.watch.census, self.scenario.cluster

@@ -22,7 +22,7 @@ from cluster.dns import serve as serve_dns
 from cluster.load_run import Target
 from cluster.load_workload import Conversation, Turn
 from cluster.names import free_port
-from cluster.proc_books import Books, Entry, at_least, at_most, hit_report
+from cluster.proc_books import Books, Entry, at_least, at_most, hit_report, hits_back
 from cluster.proc_fleet import Fleet, Member, limit_leaving
 from cluster.proc_net import (
     CARRIED_OUT,
@@ -115,6 +115,21 @@ def test_hit_rates_come_back_when_a_whole_window_is_good_again() -> None:
     assert report["share"] == 1.0
     assert report["recovered_after_last_step_s"] == pytest.approx(2.0, abs=0.6)
     assert hit_report(Books(), 10.0, 12.0, 30.0)["before"] is None
+
+
+@pytest.mark.parametrize(
+    ("back_s", "quiet_s", "holds"), [(4.0, 60.0, True), (6.0, 60.0, False), (None, 60.0, None), (2.0, 97.0, True)]
+)
+def test_hits_that_do_not_come_back_in_time_are_no_good(
+    back_s: float | None, quiet_s: float, holds: bool | None
+) -> None:
+    verdict = hits_back(5.0, {"recovered_after_last_step_s": back_s}, quiet_s, 100.0)
+    assert verdict is not None
+    assert verdict.holds is holds
+
+
+def test_where_steps_end_with_the_traffic_nobody_can_tell_whether_hits_are_back() -> None:
+    assert hits_back(5.0, {"recovered_after_last_step_s": None}, 91.0, 100.0) is None
 
 
 def test_what_was_not_measured_does_not_hold() -> None:
