@@ -1,7 +1,7 @@
 """vLLM's own KVCacheManager under mixed requests, without engine or model: what an index of its events has to equal.
 
     .venv-vllm/bin/python tests/engines/oracle_vllm.py [--requests N] [--blocks N] [--block-size 16|32] [--seed N]
-        [--bytes-as-hashes] [--publish tcp://*:PORT --replay tcp://*:PORT]
+        [--bytes-as-hashes] [--full-reports SHARE] [--publish tcp://*:PORT --replay tcp://*:PORT]
 
 Writes one record after the other to standard output, each as its length in four bytes and msgpack:
 
@@ -61,6 +61,7 @@ class Oracle:
     def __init__(self, options: argparse.Namespace) -> None:
         self.rng = random.Random(options.seed)
         self.size = size = options.block_size
+        self.full_reports = options.full_reports
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
         self.hasher = get_request_block_hasher(size, hash_function)
@@ -118,10 +119,11 @@ class Oracle:
 
     def begin(self, number: int) -> None:
         prompt, salt, adapter = self.prompt()
+        full = self.full_reports and self.rng.random() < self.full_reports
         request = Request(
             f"request-{number}",
             prompt,
-            SamplingParams(max_tokens=512),
+            SamplingParams(max_tokens=512, extra_args={"kv_cache_report_mode": "full"} if full else None),
             None,
             lora_request=LoRARequest(adapter, 1 + ADAPTERS.index(adapter), "nowhere") if adapter else None,
             cache_salt=salt,
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--blocks", type=int, default=1500)
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--full-reports", type=float, default=0.0, help="share of requests that want all blocks told")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--publish")
     parser.add_argument("--replay")

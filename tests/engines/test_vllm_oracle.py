@@ -7,14 +7,15 @@ import pytest
 from tests.engines.records import Held, compare, oracle, records_of
 
 REQUESTS = 2000
+FULL = ("--full-reports", "0.3")
 
 pytestmark = pytest.mark.engines("vllm")
 
 
 @pytest.mark.parametrize(
     ("block_size", "blocks", "more"),
-    [(16, 2500, ()), (16, 700, ("--bytes-as-hashes",)), (32, 1200, ()), (64, 500, ())],
-    ids=["blocks of 16", "a small cache, hashes as bytes", "blocks of 32", "blocks of 64"],
+    [(16, 2500, ()), (16, 700, ("--bytes-as-hashes",)), (32, 1200, ()), (64, 500, ()), (16, 2500, FULL)],
+    ids=["blocks of 16", "a small cache, hashes as bytes", "blocks of 32", "blocks of 64", "full reports"],
 )
 def test_the_residency_is_the_managers_block_table(block_size: int, blocks: int, more: tuple[str, ...]) -> None:
     """2,000 mixed requests with evictions: block by block at every 100th, copies counted; and before each request the
@@ -31,5 +32,6 @@ def test_the_residency_is_the_managers_block_table(block_size: int, blocks: int,
     assert seen.removed > blocks, "nearly nothing was evicted: this proves nothing"
     assert seen.copied_blocks > 0, "no block was there twice: this proves nothing"
     counts = held.residency.counts
+    assert (counts.told_again > 0) is (more == FULL), "what a request reuses is told of if it wants that"
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
     assert held.decoder.counts.unread == held.decoder.counts.tags_skipped == held.decoder.counts.fields_skipped == 0
