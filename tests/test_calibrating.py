@@ -2,10 +2,11 @@
 
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,8 +17,10 @@ from cluster.engine import DEFAULT_TOKENIZER
 from cluster.engine import serve as serve_engine
 from cluster.engine_http import Engine, EngineConfig
 from cluster.engine_text import load_tokenizer
-from ranvier_py.calibrating import STALE_INTERVALS, Calibrating
+from ranvier_py.calibrating import STALE_INTERVALS, Calibrating, looked_at_by
 from ranvier_py.config import Config
+from ranvier_py.core.fingerprint import mix
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.engine_metrics import EngineMetrics
 from ranvier_py.core.usage_asking import UsageAsking
 from ranvier_py.node import run
@@ -155,3 +158,60 @@ def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
     parts.looked(A, EngineMetrics(running=9))
     parts.tick(clock.now)
     assert parts.view()["backends"] == []
+
+
+def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
+    """Scraping costs engines; and who dies leaves its engines to others."""
+    keys = {BackendId(number): mix(number + 1) for number in range(30)}
+
+    def owners(members: Sequence[int]) -> dict[BackendId, list[int]]:
+        found: dict[BackendId, list[int]] = {backend: [] for backend in keys}
+        for me in members:
+            others = [member for member in members if member != me]
+            peer = SimpleNamespace(
+                backends=SimpleNamespace(key_of=keys.get),
+                gossip=SimpleNamespace(
+                    members=SimpleNamespace(me=SimpleNamespace(session=me)), streams=SimpleNamespace(live=others)
+                ),
+            )
+            owns = looked_at_by(peer)  # type: ignore[arg-type]
+            for backend in keys:
+                found[backend] += [me] if owns(backend) else []
+            assert owns(BackendId(99)), "peers don't know it"
+        return found
+
+    of_three = owners([11, 22, 33])
+    assert all(len(those) == 1 for those in of_three.values())
+    assert {those[0] for those in of_three.values()} == {11, 22, 33}
+    of_two = owners([11, 33])
+    assert all(len(those) == 1 for those in of_two.values())
+    assert all(of_two[backend] == those for backend, those in of_three.items() if those != [22])
+
+
+async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(nursery: trio.Nursery) -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with lab(engine_metrics_interval_s=0.1, gossip="127.0.0.1:0", insecure_gossip=True) as first:
+            place = (await first.http.get(f"{first.control}/admin/cluster")).json()["address"]
+            engine = (await first.http.get(f"{first.control}/admin/backends")).json()["backends"][0]["url"]
+            settings = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1}
+            config = Config(
+                backend=[engine],
+                **settings,  # type: ignore[arg-type]
+                engine_metrics_interval_s=0.1,
+                gossip="127.0.0.1:0",
+                insecure_gossip=True,
+                join=[place],
+            )
+            other = await nursery.start(partial(run, config))
+
+            async def looks() -> list[int]:
+                pages = [await first.http.get(f"{one}/admin/calibration") for one in (first.control, other.control)]
+                return [page.json()["scraper"]["looks"] for page in pages]
+
+            while True:
+                before = await looks()
+                await trio.sleep(1.0)
+                after = await looks()
+                if sum(now > then for now, then in zip(after, before, strict=True)) == 1:
+                    break
+            nursery.cancel_scope.cancel()

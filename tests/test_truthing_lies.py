@@ -7,6 +7,8 @@ import logging
 import msgpack
 import pytest
 
+from ranvier_py.core.kv.gap_values import AskReplay, Level
+from ranvier_py.core.kv.publishers import Spot
 from ranvier_py.truthing import LEVELS_TOLD_MAX, RESTARTS_MAX, Truthing
 from tests.test_truthing_names import ENGINE, publishers, read, reader, serves
 
@@ -53,3 +55,26 @@ async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(mon
             stream.live(0, bytes(msgpack.packb([now[0], [], 0])), now[0])
             assert made._registry[ENGINE].epoch == epoch + 1
         assert made.restarts_unbelieved == 0
+
+
+async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been restarted while it said nothing: then nothing in its events shows it."""
+    async with reader(monkeypatch) as made:
+        carried: list[object] = []
+        serves(made, {"id": "a", "root": "/a"})
+        made.found(ENGINE, (publishers("")[0]._replace(replay=Spot("h", 5558)),))
+        read(made)
+        reading = made._readings[ENGINE][0]
+        monkeypatch.setattr(reading.subscriber, "carry", carried.extend)
+        (ask,) = [each for each in reading.stream.connected(1.0) if isinstance(each, AskReplay)]
+        reading.stream.replayed(ask.ask, 0, bytes(msgpack.packb([1.0, [], 0])), 1.0)
+        reading.stream.replay_ended(ask.ask, 1.0)
+        assert reading.stream.level is Level.EXACT
+        made.contradicted(ENGINE)
+        asked = [each for each in carried if isinstance(each, AskReplay)]
+        assert [each.first for each in asked] == [0], "from the last message on that it must know, too"
+        before = made._registry[ENGINE].epoch
+        reading.stream.replayed(asked[0].ask, 0, bytes(msgpack.packb([2.0, [], 0])), 2.0)
+        assert made._registry[ENGINE].epoch == before + 1
