@@ -190,6 +190,19 @@ def test_a_drain_ordered_on_one_node_holds_on_another_until_it_is_taken_back() -
     assert not second.engine().draining
 
 
+def test_what_peers_say_of_a_backend_that_was_removed_a_moment_ago_changes_nothing() -> None:
+    """The operator took it away between two looks: news of it must neither raise nor bring it back."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    key = first.key()
+    first.registry.remove(ENGINE)
+    said_of_it = Fact(key, 1, 0.0, 1, True, 1), Fact(key, 9, 0.0, 1, False, 2), Fact(key, 9, 0.0, 3, False, 2)
+    for now, said in enumerate(said_of_it):
+        first.facts.receive(second.peer, Facts(second.peer.session, 1, (said,)), float(now))
+        first.backends.follow(float(now))
+    assert first.registry.find(ENGINE) is None
+    assert not first.backends.doubted
+
+
 def test_a_doubt_is_probed_at_once_and_two_are_believed() -> None:
     first, second, third = Node(1, ENGINE), Node(2, ENGINE), Node(3, ENGINE)
     first.registry.probed(first.engine().id, ProbeResult(ok=True), 0.5)

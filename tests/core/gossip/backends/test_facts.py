@@ -94,6 +94,20 @@ def test_load_travels_by_datagram_while_it_fits_one() -> None:
     assert planes == [Plane.DATAGRAM, Plane.BULK]
 
 
+def test_a_newcomer_hears_of_load_within_a_tick() -> None:
+    """Else it would think engines idle until the next repetition, and fill them."""
+    net, settings = Net(A, B, C), FactSettings()
+    net[A].peers([B])
+    net[A].carry({ENGINE: Load(4)})
+    net[A].tick(1.0)
+    net.outbox[A].clear()
+    net[A].peers([B, C])
+    assert settings.load_interval_s < settings.load_repeat_s
+    assert net[A].wake_at <= 1.0 + settings.load_interval_s
+    net.run(1.0 + settings.load_interval_s)
+    assert net[C].peer_load(ENGINE) == Load(4)
+
+
 def test_unchanged_load_is_repeated_before_it_expires() -> None:
     net = Net(A, B)
     net[A].carry({ENGINE: Load(1)})
