@@ -318,6 +318,24 @@ def test_whoever_said_goodbye_may_finish_its_sentence() -> None:
     assert node.told(X) == [Update(said(X, State.LEFT))]
 
 
+def test_a_tick_that_comes_late_speaks_against_this_node() -> None:
+    """Lifeguard's local health: who runs late himself must be slow to call others dead."""
+    node = Node(A, B, C)
+    assert node.members.statistics().health == 0
+    node.now = node.members.wake_at + 0.75 * LAN.probe_timeout_s
+    node.members.tick(node.now)
+    assert (node.members.statistics().counts.late_ticks, node.members.statistics().health) == (1, 1)
+
+
+def test_who_leaves_says_so_to_each_at_once() -> None:
+    """Rumours alone take some rounds, and a process that is made to end may not have them."""
+    node = Node(A, B, C)
+    node.members.leave(node.now)
+    told = {letter.session: letter.message for letter in node.outbox}
+    assert told == {record.session: Push((Update(node.members.me),)) for record in (A, B, C)}
+    assert node.members.me.state is State.LEFT
+
+
 def test_a_ping_to_a_suspect_carries_the_accusation() -> None:
     node = Node(X)
     node.hears(X, said(A, State.LEFT))
