@@ -42,7 +42,7 @@ from ranvier_py.measures import gossip_samples, plain_samples
 
 log = logging.getLogger(__name__)
 
-FOLLOW_INTERVAL_S = 0.1  # for doubts and orders of peers to reach the prober and the registry
+FOLLOW_INTERVAL_S = 0.25  # for doubts and orders of peers to reach the prober and the registry
 SYNC_GRACE_S = 2.0
 """A node is ready this long after its start even if no peer has given it its routes: routing works without."""
 

@@ -47,7 +47,8 @@ from ranvier_py.measures import plain_samples
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.1  # for engines, owners and names to be followed
+LOOK_INTERVAL_S = 0.1  # for owners, names and peers' copies to be followed
+IDLE_INTERVAL_S = 1.0  # while no engine publishes anything; whoever finds one pokes
 SWEEP_ROWS_MAX = 2000  # a second, as many as the table's own sweep (node.py), which follows
 AGAIN_S = 30.0  # after an engine could not be heard: this node would try again, if nobody has it
 CHANNEL = "zmq"
@@ -154,7 +155,8 @@ class Truthing:
                 await nursery.start(self._discovery.run)
                 task_status.started()
                 while True:
-                    with trio.move_on_after(LOOK_INTERVAL_S):
+                    busy = self._readings or any(self._found.values())
+                    with trio.move_on_after(LOOK_INTERVAL_S if busy else IDLE_INTERVAL_S):
                         await self._poked.wait()
                     self._poked = trio.Event()
                     self._guarded(self.look)

@@ -96,6 +96,8 @@ class SharedBackends:
 
     def regained(self) -> bool:
         """Whether the count of a backend has come whose claims were not taken for want of it. Says so once."""
+        if not self._passed_over:
+            return False
         known = [key for key in self._passed_over if self.facts.is_counted(key)]
         for key in known:
             del self._passed_over[key]
