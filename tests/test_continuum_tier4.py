@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from random import Random
 from typing import Any
 
 import httpx
@@ -18,11 +19,12 @@ from ranvier_py.config_loading import load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.kv_index import IndexEvent, Kind, KvIndex
+from ranvier_py.core.kv.kv_index import IndexEvent, IndexSettings, Kind, KvIndex
 from ranvier_py.core.kv.truth import EngineTruth
 from ranvier_py.core.placement.chwbl import opening_key
 from ranvier_py.core.routes import RouteTable, Trust
-from ranvier_py.indexing import IndexedBackend, Listened
+from ranvier_py.edge.kv_sse import SourceOptions
+from ranvier_py.indexing import IndexedBackend, Indexing, Listened
 from ranvier_py.node import run
 from tests.test_node import DEADLINE_S, MODEL, Lab, start_engine, turn
 
@@ -147,6 +149,19 @@ async def test_cr28_clearing_says_how_much_went_and_the_index_fills_again() -> N
         assert answer.json() == {"success": True, "entries_before_clear": 1, "cleared_entries": 1}
         await streams.say(1, "cache_created", "ab", 7)
         await stats(node, lambda found: found["index"]["entry_count"] == 1)
+
+
+async def test_cr16_what_nobody_asks_for_goes_when_its_time_is_over() -> None:
+    """The memory of it, that is: by a tick of its own, for no question comes."""
+    backends = [IndexedBackend(BackendId(0), "vllm-0", "http://127.0.0.1:9/never")]
+    indexing = Indexing(IndexSettings(ttl_s=1.0), backends, SourceOptions(reconnect_s=60.0), Random(1))
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(indexing.run)
+            indexing.index.apply(BackendId(0), IndexEvent(Kind.CREATED, "ab", 7), time.monotonic())
+            while indexing.index.peek("ab", BackendId(0)) is not None:  # noqa: ASYNC110  # of state nobody announces
+                await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
 
 
 async def test_cr22_the_metrics_are_there_under_our_prefix() -> None:

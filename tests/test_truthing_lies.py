@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+from random import Random
 
 import msgpack
 import pytest
 
+from ranvier_py.config import Config
+from ranvier_py.core.ids import BackendId
 from ranvier_py.core.kv.gap_values import AskReplay, Level
 from ranvier_py.core.kv.publishers import Spot
+from ranvier_py.core.usage_asking import UsageAsking
+from ranvier_py.parts import calibrating_of
 from ranvier_py.truthing import LEVELS_TOLD_MAX, RESTARTS_MAX, Truthing
+from tests.core.test_router import make_router
 from tests.test_truthing_names import ENGINE, publishers, read, reader, serves
 
 
@@ -78,3 +84,19 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
         before = made._registry[ENGINE].epoch
         reading.stream.replayed(asked[0].ask, 0, bytes(msgpack.packb([2.0, [], 0])), 2.0)
         assert made._registry[ENGINE].epoch == before + 1
+
+
+def test_calibration_tells_the_streams_of_contradictions_and_hears_of_queues_from_them() -> None:
+    """What answers and events know of each other, in a node as it is put together."""
+    router = make_router(2)
+    truthing = Truthing(router, Random(1), lambda _: None)
+    asked: list[BackendId] = []
+    truthing.contradicted = asked.append  # type: ignore[method-assign]
+    made = calibrating_of(Config(), router, UsageAsking(), truthing, Random(1))
+    assert made.scraper is not None
+    assert truthing.load_heard == made.scraper.heard
+    made.calibration._contradicted(ENGINE)
+    assert asked == [ENGINE]
+    assert made.calibration._estimated(ENGINE), "nothing was heard of it"
+    truthing.level = lambda _: Level.EXACT  # type: ignore[method-assign, assignment]
+    assert not made.calibration._estimated(ENGINE)
