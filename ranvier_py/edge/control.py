@@ -208,7 +208,7 @@ class Guard:
         if request.path in self._open:
             return
         if self._key and self._expected is not None:
-            field = request.headers.get("authorization", "")
+            field = spelled_usually(request.headers.get("authorization", ""))
             given = field.encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(given, self._expected) and not admitted(request.path, field, self._key):
                 raise Unauthorized("the control port needs its key: Authorization: Bearer KEY")
@@ -225,6 +225,12 @@ class Guard:
             raise Forbidden("without a control key, use an address or localhost, not a name")
         if origin is not None and urlsplit(origin).netloc != host_field:
             raise Forbidden("without a control key, pages from elsewhere may not ask")
+
+
+def spelled_usually(field: str) -> str:
+    """The same field with its scheme as «Bearer», which may be written in any case (RFC 9110, 11.1)."""
+    scheme, space, key = field.partition(" ")
+    return f"Bearer{space}{key}" if scheme.lower() == "bearer" else field
 
 
 class Handlers:

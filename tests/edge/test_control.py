@@ -345,8 +345,9 @@ async def test_without_the_key_nothing_but_health_is_served(locked: Served, give
     assert locked.port.known == {}
 
 
-async def test_with_the_key_all_is_served(locked: Served) -> None:
-    async with locked.client(headers={"authorization": f"Bearer {KEY}"}) as client:
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+async def test_with_the_key_all_is_served(locked: Served, scheme: str) -> None:
+    async with locked.client(headers={"authorization": f"{scheme} {KEY}"}) as client:
         assert (await client.get("/metrics")).status_code == 200
         assert (await client.post("/add_worker?url=http://a")).status_code == 200
 

@@ -51,6 +51,7 @@ class SharedBackends:
         self._seen: dict[int, Seen] = {}  # by key
         self._keys: dict[BackendId, int] = {}
         self._version = (-1, -1)
+        self._restarts = 0  # that the facts know of
         self._passed_over: dict[int, None] = {}  # of whom claims were not taken, their count not being known
 
     def key_of(self, backend: BackendId) -> int | None:
@@ -123,6 +124,15 @@ class SharedBackends:
             self.facts.observe(key, verdict_of(backend), backend.process.started_at or 0.0)
         self.facts.carry(loads)
         return bool(loads)
+
+    def before_hearing(self, now: float) -> None:
+        """Count the restarts that this node saw since the last look. A peer may have seen the same, and would else seem
+        to tell of others."""
+        if self._restarts != self.registry.restarts:
+            self._restarts = self.registry.restarts
+            for key, seen in self._seen.items():
+                if not seen.backend.removed:
+                    self._settle(key, seen, now)
 
     def _settle(self, key: int, seen: Seen, now: float) -> None:
         """See that the registry's epoch and the facts' boot are of one process."""

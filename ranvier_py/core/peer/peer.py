@@ -103,6 +103,7 @@ class RouterPeer:
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         self._now = now
+        self.backends.before_hearing(now)
         self.gossip.receive(data, source, plane, now)
         self.backends.follow(now)
         self.streams.follow(now, synced=self.synced)

@@ -486,3 +486,15 @@ def test_what_an_earlier_process_held_is_told_again_when_the_next_one_holds_it()
     first.tell(second, 12.0)
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
     assert second.holders(CHAT, 12.0) == [(ENGINE, 64, Trust.REMOTE)]
+
+
+def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_tells_of() -> None:
+    """A probe here and events there see it within one interval, and neither has told the other yet."""
+    first, second = Node(1, ENGINE), Node(2, ENGINE)
+    probe(first, 100.0, 0.5)
+    first.backends.look(0.5)
+    before = first.engine().epoch
+    probe(first, 900.0, 2.0)
+    first.backends.before_hearing(2.1)
+    first.hear(second, 2.1, boot=2)
+    assert first.engine().epoch == before + 1
