@@ -34,11 +34,11 @@ from cluster.sim_swarm import swarm
 from cluster.sim_world import Result, Violation, World
 
 SMALL_NODES = (2, 3, 3, 3, 4, 4, 5, 5, 6, 8)
-SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 40.0
+SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 35.0
 """Of the small runs each 40th has 20 nodes: the rest finds more for its time."""
 
 SWARMS = ("swarm", "swarm-engines")
-SMALL_FOR_S = 50.0
+SMALL_FOR_S = 40.0
 SHRINK_BUDGET_S = 300.0
 PROGRESS_S = 10.0
 """Of wall time between two words about how far a single run is."""
