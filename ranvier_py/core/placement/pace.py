@@ -211,8 +211,7 @@ class Pace:
         each_s = factor * (line.queued + steps_s)
         ahead_s = factor * ahead.tokens * line.per_token + ahead.waiting * each_s
         done_s = min(max(0.0, ahead.since_progress_s), ahead_s / ahead.waiting)
-        decoding_s = factor * line.per_decoding * ahead.waiting  # when its turn comes they do
-        return Prediction(ahead_s - done_s + each_s + decoding_s, prefill_s)
+        return Prediction(ahead_s - done_s + each_s, prefill_s)
 
 
 def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> Line:

@@ -70,17 +70,6 @@ def test_what_requests_cost_that_decode_is_found_where_there_is_no_other_cause()
     assert paces.fleet.line().per_decoding == pytest.approx(2e-3, rel=0.3)
 
 
-def test_those_who_wait_ahead_decode_when_the_turn_comes() -> None:
-    """A crowd of one prefix has nothing to compute: but for its answers a hundred would seem to cost nothing."""
-    rng, paces = Random(5), Paces()
-    for _ in range(400):
-        tokens, decoding = rng.randrange(10, 8000), rng.randrange(40)
-        paces.served(service(tokens, tokens * 1e-4 + decoding * 2e-3, decoding=decoding))
-    queues_s = [paces[FIRST].predict(0, Ahead(0, waiting, 0, 0.0)).queue_s for waiting in (1, 50, 100)]
-    assert queues_s[1] - queues_s[0] == pytest.approx(49 * 2e-3, rel=0.3)
-    assert queues_s[2] - queues_s[1] == pytest.approx(50 * 2e-3, rel=0.3)
-
-
 def test_prompts_that_are_all_alike_do_not_make_tokens_free() -> None:
     """A few others, behind work that this node can't see, would else say that a prefill of any length takes as long."""
     paces = Paces()
