@@ -108,10 +108,9 @@ class HeldTurns:
         count = self._due(now, hold_s, bound=bound)
         if not count:
             return []
-        backends, epochs = np.array(self._backends[:count]), np.array(self._epochs[:count])
-        parents, texts = np.array(self._parents[:count]), np.array(self._texts[:count])
-        tokens, at = np.array(self._tokens[:count]), np.array(self._at[:count])
-        for column in (self._backends, self._epochs, self._parents, self._texts, self._tokens, self._at):
+        columns = (self._backends, self._epochs, self._parents, self._texts, self._tokens, self._at)
+        backends, epochs, parents, texts, tokens, at = [np.array(column[:count]) for column in columns]
+        for column in columns:
             del column[:count]
         left = self._untold(texts, backends)
         found: list[Turns] = []
