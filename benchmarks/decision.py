@@ -31,17 +31,17 @@ from typing import Any
 import orjson
 
 from benchmarks.common import percentiles, to_json, write_result
-from ranvier_py.core.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.placement import Decision
-from ranvier_py.core.placement.policies import make_policy
-from ranvier_py.core.prompt import Boundary, PromptMemory
-from ranvier_py.core.request import Prompt, PromptReader
-from ranvier_py.core.router import CHAT_PATH, Found, Router
-from ranvier_py.core.routes import RouteTable, Stop, Trust
-from ranvier_py.core.speculation import Speculation
-from ranvier_py.core.work import Load
+from ranvier_py.core.prompts.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
+from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.placement import Decision
+from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.router import CHAT_PATH, Found, Router
+from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.core.routing.work import Load
 
 BACKENDS = 64
 BLOCK_TOKENS = 16

@@ -1,8 +1,8 @@
 """Replay of a text trace over several engines in virtual time, placed by the router's real core.
 
-The clock, the engines and the books are those of `ranvier replay` (`ranvier_py.replay.run`). What is different here is
-that requests have text: a Placement reads, tokenizes and teaches as a node does, at once, so a lesson is learned before
-the next request comes.
+The clock, the engines and the books are those of `ranvier replay` (`ranvier_py.replay.replay_run`). What is different
+here is that requests have text: a Placement reads, tokenizes and teaches as a node does, at once, so a lesson is
+learned before the next request comes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from math import inf
 from typing import Any, Protocol
 
 from benchmarks.hit_rate_traces import Prepared
-from ranvier_py.core.backends import Outcome as HowEnded
+from ranvier_py.core.routing.backends import Outcome as HowEnded
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel
-from ranvier_py.replay.nodes import Placed
-from ranvier_py.replay.run import Plan, Run
+from ranvier_py.replay.replay_nodes import Placed
+from ranvier_py.replay.replay_run import Plan, Run
 
 
 class Placement(Protocol):

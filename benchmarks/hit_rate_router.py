@@ -16,13 +16,13 @@ import orjson
 
 from benchmarks.hit_rate_traces import Prepared
 from cluster.engine_api import usage_of
-from ranvier_py.config import Config
-from ranvier_py.core.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.boundaries import Chat, TailJob, TokenIds, TokenizedChat
-from ranvier_py.core.router import CHAT_PATH, Flight
-from ranvier_py.edge.learner import Learner, Lesson, Tokenizer
-from ranvier_py.edge.tokenizer import ChatTokenizer
-from ranvier_py.parts import make_router, scheme_of
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.router import CHAT_PATH, Flight
+from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer_worker import Learner, Lesson, Tokenizer
+from ranvier_py.node.parts import make_router, scheme_of
 
 
 class TraceTokenizer(Tokenizer, Protocol):

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from benchmarks.hit_rate_traces import ChatRequest, Prepared, read_lines
-from ranvier_py.core.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
+from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds, TokenizedChat
 from ranvier_py.replay.engine.block_cache import Job
 
 BLOCK_TOKENS = 512  # Mooncake's

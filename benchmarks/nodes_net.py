@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.hit_rate_router import RouterPlacement
 from benchmarks.hit_rate_traces import Prepared
-from ranvier_py.core.peer import RouterPeer
-from ranvier_py.core.router import Flight
-from ranvier_py.replay.net import PeerNet, make_peers
+from ranvier_py.core.gossip.peer import RouterPeer
+from ranvier_py.core.routing.router import Flight
+from ranvier_py.replay.replay_network import PeerNet, make_peers
 
 
 def make_net(nodes: Sequence[RouterPlacement], seed: int | str, now: float) -> PeerNet:

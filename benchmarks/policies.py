@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 from benchmarks.common import RESULTS, to_json
 from benchmarks.policies_goals import DIGITS, Row, goals
 from benchmarks.policies_workloads import AMPLE, TIGHT, WORKLOADS, Workload
-from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.replay.html_report import page
 from ranvier_py.replay.jobs import Ready, Task, execute, execute_all, make_ready
 from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.page import page
+from ranvier_py.replay.replay_run import Plan
 from ranvier_py.replay.results import ReplayResults, RunResult
-from ranvier_py.replay.run import Plan
 from ranvier_py.replay.trace import Trace
 
 LOADS = ((AMPLE, 1, (0.1, 0.5, 0.7, 0.85, 0.95)), (AMPLE, 4, (0.5, 0.85)), (TIGHT, 1, (0.5, 0.85)))

@@ -23,11 +23,11 @@ from types import MappingProxyType
 
 from benchmarks import shapes_traces
 from benchmarks.hit_rate_traces import data_folder
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.presets import H100, LanguageModel, derived, preset
-from ranvier_py.replay.engine.values import EngineLimits
 from ranvier_py.replay.trace import Trace
-from ranvier_py.replay.traces.opening import open_trace
-from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.traces.open_trace import open_trace
+from ranvier_py.replay.traces.trace_options import TraceOptions
 
 ENGINES = 8
 AMPLE, TIGHT = "ample", "tight"

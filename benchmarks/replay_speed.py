@@ -27,13 +27,13 @@ from typing import Any
 from benchmarks.common import ROOT, write_result
 from benchmarks.hit_rate_traces import data_folder
 from benchmarks.policies_workloads import MOONCAKE
-from ranvier_py.core.placement.policies import POLICIES
-from ranvier_py.replay.engine.values import EngineLimits
+from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Done, Ready, Task, execute, make_ready
 from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.run import Plan
-from ranvier_py.replay.traces.opening import open_trace
-from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.replay_run import Plan
+from ranvier_py.replay.traces.open_trace import open_trace
+from ranvier_py.replay.traces.trace_options import TraceOptions
 
 MEASURED = ("ttft", "affinity", "cache_aware_smg", "kv_score", "round_robin", "oracle_greedy", "oracle_ttft")
 GOAL_S = 15.0

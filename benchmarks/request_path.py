@@ -10,7 +10,7 @@ Instructions are those of user space, counted by valgrind's cachegrind where it 
 longer, and their difference for each request. A virtual machine often has no hardware counters. Times are the best of
 the batches. Neither figure is exact: how many requests one turn of the event loop serves depends on the machine, and
 the same commit was seen to take from 475 k to 565 k instructions. Compare by turns, more than once, one run at a time.
-Learning runs while the node is warmed up and then stops: under full load its share is bounded (edge/learner.py).
+Learning runs while the node is warmed up and then stops: under full load its share is bounded (io/tokenizer_worker.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ import trio
 
 from benchmarks.common import ROOT, to_json, write_result
 from benchmarks.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chunk
-from ranvier_py.config import Config
-from ranvier_py.core.boundaries import Chat, TailJob, TokenIds, TokenizedChat
-from ranvier_py.node import GARBAGE_THRESHOLDS, Node
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
+from ranvier_py.node.node import GARBAGE_THRESHOLDS, Node
 
 HISTORIES = 64
 MESSAGE_BYTES = 300

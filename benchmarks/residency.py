@@ -35,11 +35,11 @@ from benchmarks.common import ROOT, to_json, write_result
 from benchmarks.decision import Chats, measure, memory_of_process
 from benchmarks.residency_node import BLOCK_TOKENS, EPOCH, KEY, NAMESPACE, PARTS, apply_streams
 from benchmarks.residency_streams import make_streams
-from ranvier_py.core.fingerprint import TokenHasher
-from ranvier_py.core.kv.events import EventDecoder
-from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.routes import RouteTable, Trust
-from ranvier_py.node import GARBAGE_THRESHOLDS
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
+from ranvier_py.core.prompts.fingerprint import TokenHasher
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.node.node import GARBAGE_THRESHOLDS
 
 CAPACITY_BLOCKS = 16_384  # of one engine: 262,144 tokens, as of a large GPU with a middling model
 STREAMS = 2  # recorded; engines share them, for recording takes longer than measuring

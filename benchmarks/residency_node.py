@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from time import process_time_ns
 
 from benchmarks.residency_streams import Streams
-from ranvier_py.core.fingerprint import TokenHasher
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.gap_values import Apply, GapSettings, Level
+from ranvier_py.core.engine_cache.gaps import GapMachine
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.kv.events import EventDecoder
-from ranvier_py.core.kv.gap_values import Apply, GapSettings, Level
-from ranvier_py.core.kv.gaps import GapMachine
-from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.truth import EngineTruth, Source
-from ranvier_py.core.routes import RouteTable
+from ranvier_py.core.prompts.fingerprint import TokenHasher
+from ranvier_py.core.routing.route_table import RouteTable
 
 BLOCK_TOKENS = 16
 KEY = b"a key of thirty-two bytes' length"

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from benchmarks import shapes_traces
 from benchmarks.common import write_result
 from benchmarks.policies_workloads import A100_8B, AMPLE_TOKENS, ENGINES, L4_8B, QWEN_32B
-from ranvier_py.core.placement.policies import PlacementOptions
-from ranvier_py.replay.engine.values import EngineLimits
+from ranvier_py.core.routing.placement.policies import PlacementOptions
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Ready, Task, execute_all, make_ready
 from ranvier_py.replay.oracle_placer import ORACLES
+from ranvier_py.replay.replay_run import Plan
 from ranvier_py.replay.results import RunResult
-from ranvier_py.replay.run import Plan
 from ranvier_py.replay.trace import Trace
 
 QUICK_REQUESTS = 300

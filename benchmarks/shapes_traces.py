@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.fingerprint import anchors_between
 from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.fingerprint import anchors_between
 from ranvier_py.replay.trace import Depth, Trace, TraceRequest
-from ranvier_py.replay.traces.chains import linked
+from ranvier_py.replay.traces.trace_chains import linked
 
 BLOCK_TOKENS = 16
 MODEL = "generated"

@@ -28,7 +28,7 @@ from benchmarks.policies_workloads import ENGINES, WORKLOADS
 from benchmarks.truth import CAPACITY, cache_tokens_of, errors_of
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
-from ranvier_py.replay.run import Plan, Restart
+from ranvier_py.replay.replay_run import Plan, Restart
 
 TRAFFIC = "chat_threads"
 LOAD = 0.7

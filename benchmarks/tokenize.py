@@ -52,8 +52,8 @@ from benchmarks.common import ROOT, percentiles, to_json, write_result
 from benchmarks.data_plane import await_answer, free_port, process
 from benchmarks.stub_engine import ANSWER, INFORMATION, LENGTH
 from cluster.train_tokenizer import Grammar
-from ranvier_py.core.boundaries import Chat, Message, TailJob
-from ranvier_py.edge.tokenizer import EMBEDDED, ChatTokenizer
+from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob
+from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 
 HISTORY_TOKENS = (2_000, 10_000, 50_000)
 TURN_ROUNDS = 20  # rounds of a single turn, which takes well under a millisecond, per round of a whole conversation

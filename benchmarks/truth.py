@@ -31,7 +31,7 @@ from benchmarks.policies_workloads import ENGINES, WORKLOADS, Workload
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
 from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.run import Plan
+from ranvier_py.replay.replay_run import Plan
 
 SHARES = (0.25, 0.5, 1.0)
 """Of the working set, in all caches together."""

@@ -17,7 +17,7 @@ from cluster.engine_kv import ENCODINGS, STRANGE, KvEvents
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
 from ranvier_py.core.addresses import host_port
-from ranvier_py.edge.server import DataServer, ServerLimits
+from ranvier_py.proxy.server import DataServer, ServerLimits
 from ranvier_py.replay.engine.model import EngineLimits
 
 DEFAULT_TOKENIZER = Path(__file__).parent.parent / "ranvier_py" / "data" / "tokenizer"

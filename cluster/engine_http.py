@@ -36,8 +36,8 @@ from cluster.engine_live import LiveEngine, Mailbox
 from cluster.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
 from ranvier_py.core.errors import ClientGone
-from ranvier_py.core.http import Headers, HttpRequest
-from ranvier_py.edge.client import Client
+from ranvier_py.proxy.client_connection import Client
+from ranvier_py.proxy.http_values import Headers, HttpRequest
 from ranvier_py.replay.engine.block_cache import Job, TokenIds
 from ranvier_py.replay.engine.model import EngineLimits, PromptTooLongError, QueueFullError
 

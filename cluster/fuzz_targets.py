@@ -11,7 +11,16 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 
 from ranvier_py.core.gossip.gossip import read_state
-from ranvier_py.core.gossip.messages import (
+from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.gossip.replication import removals
+from ranvier_py.core.gossip.replication import route_updates as lessons
+from ranvier_py.core.gossip.replication.removals import Removal
+from ranvier_py.core.gossip.replication.route_updates import BadLesson, Lesson
+from ranvier_py.core.gossip.wire import codec as wire
+from ranvier_py.core.gossip.wire.codec import Kind
+from ranvier_py.core.gossip.wire.frame import BadFrame
+from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.core.gossip.wire.messages import (
     Digest,
     Entry,
     Lessons,
@@ -24,20 +33,12 @@ from ranvier_py.core.gossip.messages import (
     Update,
     Vector,
 )
-from ranvier_py.core.gossip.packets import wire
-from ranvier_py.core.gossip.packets.frame import BadFrame
-from ranvier_py.core.gossip.packets.keyring import KeyRing
-from ranvier_py.core.gossip.packets.seal import Sealer
-from ranvier_py.core.gossip.packets.wire import Kind
-from ranvier_py.core.gossip.routes import lessons, removals
-from ranvier_py.core.gossip.routes.lessons import BadLesson, Lesson
-from ranvier_py.core.gossip.routes.removals import Removal
-from ranvier_py.core.gossip.values import Plane
+from ranvier_py.core.gossip.wire.seal import Sealer
 
 KINDS: Sequence[Kind] = tuple(Kind)
 MEMORY_EVERY = 16
 MEMORY_TIMES, MEMORY_MORE_BYTES = 20, 16 * 1024
-"""Rows that are well formed cost the objects that they are (tests/core/gossip/packets/test_wire.py has the figures by
+"""Rows that are well formed cost the objects that they are (tests/core/gossip/wire/test_wire.py has the figures by
 message); what is refused costs 4 times its bytes at most."""
 
 SEALER = Sealer(7, KeyRing({1: bytes(range(32))}, 1), "fuzz")

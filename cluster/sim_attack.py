@@ -12,7 +12,7 @@ from random import Random
 
 from cluster.sim_invariants import Invariants
 from cluster.sim_net import SimNet, flipped
-from ranvier_py.core.gossip.values import Address, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Plane
 
 OVERHEARD_MAX = 512
 STRANGER: Address = ("192.0.2.66", 6666)

@@ -19,8 +19,8 @@ from cluster.sim_host import SimHost
 from cluster.sim_kv import Words
 from cluster.sim_node import Trip
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompt import Boundary
-from ranvier_py.core.retries import RetryLimits
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.retries import RetryLimits
 
 TURN_TOKENS = 320
 SYSTEM_TOKENS = 640

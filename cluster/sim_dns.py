@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from cluster.sim_heap import Heap
-from ranvier_py.core.gossip.values import Address
+from ranvier_py.core.gossip.gossip_values import Address
 
 DELAY_S = 0.002
 SLOW_S = 5.0

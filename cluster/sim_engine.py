@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from cluster.sim_kv import SimKv
-from ranvier_py.core.backends import ProbeResult
-from ranvier_py.core.prompt import Boundary, Stop
+from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.routing.backends import ProbeResult
 
 STOPS_MAX = 20_000
 FIRST_TOKEN_S = 0.05

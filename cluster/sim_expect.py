@@ -21,7 +21,7 @@ from cluster.sim_invariants import Invariants
 from cluster.sim_measure import Measure, percentiles
 from cluster.sim_node import Mind
 from cluster.sim_world import World
-from ranvier_py.core.gossip.messages import State
+from ranvier_py.core.gossip.wire.messages import State
 
 POLL_S = 0.5
 POLL_MANY_S = 1.0

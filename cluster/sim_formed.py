@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 from cluster.sim_engine import SimEngine
 from cluster.sim_node import Mind
-from ranvier_py.core.gossip.backends.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.gossip import Gossip
 from ranvier_py.core.gossip.membership.member_lists import JOIN_LISTS
 from ranvier_py.core.gossip.membership.members import Members
-from ranvier_py.core.gossip.messages import Record
-from ranvier_py.core.gossip.packets.records import pack_records, unpack_records
-from ranvier_py.core.peer.peer import RouterPeer
+from ranvier_py.core.gossip.peer.router_peer import RouterPeer
+from ranvier_py.core.gossip.wire.messages import Record
+from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
 
 
 def form(minds: Sequence[Mind], engines: Sequence[SimEngine], now: float) -> None:

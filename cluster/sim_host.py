@@ -18,7 +18,7 @@ from cluster.sim_heap import Heap, Trace
 from cluster.sim_net import SimNet
 from cluster.sim_node import Mind
 from cluster.sim_truth import Ask
-from ranvier_py.core.gossip.values import Address, MemberChange, Plane
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane
 
 KERNEL_BUFFER_BYTES = 1024 * 1024
 """What the node asks for with SO_RCVBUF (the default of Linux holds 150 datagrams)."""

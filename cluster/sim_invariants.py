@@ -25,10 +25,10 @@ from cluster.sim_engine import SimEngine
 from cluster.sim_host import SPINS_MAX, SimHost
 from cluster.sim_node import Look, Seen
 from cluster.sim_world import Violated, Violation, World
-from ranvier_py.core.gossip.messages import State
-from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.values import MemberChange
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.gossip.gossip_values import MemberChange
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.prompts.prompt import Boundary
 
 LOOKS_MAX = 20
 SERVED_MAX = 200

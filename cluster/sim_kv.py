@@ -14,9 +14,9 @@ from random import Random
 import numpy as np
 
 from cluster.engine_kv import STRANGE, KvEncoder
-from ranvier_py.core.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
+from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.replay.engine.block_cache import BlockCache, BlockRemoved, BlocksStored, Job, TokenIds
 
 BLOCK_TOKENS = 16

@@ -13,8 +13,8 @@ from typing import Any
 
 from cluster.sim_host import SimHost
 from cluster.sim_world import World
-from ranvier_py.core.gossip.values import MemberChange, Plane
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.gossip.gossip_values import MemberChange, Plane
+from ranvier_py.core.prompts.prompt import Boundary
 
 FOLLOWED_MAX = 16
 FOLLOW_S = 20.0

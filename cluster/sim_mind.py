@@ -16,28 +16,28 @@ from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import KEY, TABLE_ROWS, Parts
 from cluster.sim_truth import SimTruth
 from cluster.sim_versions import make_first_version
-from ranvier_py.core.backends import ProbeResult
-from ranvier_py.core.gossip.backends.fact_settings import BACKENDS_MAX
+from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
 from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
-from ranvier_py.core.gossip.membership.ledger import DEAD_MAX, MEMBERS_MAX
+from ranvier_py.core.gossip.membership.member_table import DEAD_MAX, MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
-from ranvier_py.core.gossip.messages import State
-from ranvier_py.core.gossip.packets.keyring import KeyRing
-from ranvier_py.core.gossip.packets.seal import Subkeys
-from ranvier_py.core.gossip.routes.donor import TRANSFERS_MAX
-from ranvier_py.core.gossip.routes.log import ORIGINS_MAX
-from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
-from ranvier_py.core.peer.company import WAITING_MAX
-from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
-from ranvier_py.core.peer.routes import CONFIRMED_MAX
-from ranvier_py.core.peer.turns import HELD_MAX
-from ranvier_py.core.prompt import Boundary
-from ranvier_py.core.routes.orphans import ORPHANS_MAX
-from ranvier_py.core.routes.telling import NEWS_MAX
+from ranvier_py.core.gossip.peer.coalescing_buffer import WAITING_MAX
+from ranvier_py.core.gossip.peer.held_updates import HELD_MAX
+from ranvier_py.core.gossip.peer.route_sync import CONFIRMED_MAX
+from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
+from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
+from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
+from ranvier_py.core.routing.route_table.outgoing import NEWS_MAX
 
 SUBKEYS_MAX = 16_384
 """A thousand nodes, some restarts, two keys: below that nothing is derived twice."""

@@ -18,7 +18,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from cluster.sim_heap import Heap, Trace
-from ranvier_py.core.gossip.values import Address, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Plane
 
 STREAM_BUFFER_BYTES = 1024 * 1024
 """Of one stream, sender's and receiver's kernel together: what Linux grows to without tuning is more."""

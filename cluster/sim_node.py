@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster.scenario import Cluster
 from cluster.sim_truth import SimTruth
-from ranvier_py.core.backends import ProbeResult
-from ranvier_py.core.gossip.messages import State
-from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.backends import ProbeResult
 
 
 class Node(Protocol):

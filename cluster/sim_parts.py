@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from random import Random
 
 from cluster.sim_node import Birth, Trip
-from ranvier_py.core.backends import BackendLimits, Outcome, ProbeResult, Registry
 from ranvier_py.core.errors import NoBackend, NotFound
-from ranvier_py.core.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.placement.policies import make_policy
-from ranvier_py.core.prompt import Boundary, PromptMemory
-from ranvier_py.core.request import Prompt, PromptReader
-from ranvier_py.core.router import Router
-from ranvier_py.core.routes import RouteTable
-from ranvier_py.core.speculation import Speculation
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
+from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.speculation import Speculation
 
 TABLE_ROWS = 50_000
 CLAIMS_LOOKED_AT_MAX = 12

@@ -18,8 +18,8 @@ from cluster.sim_measure import Measure
 from cluster.sim_node import Maker
 from cluster.sim_true import Truths
 from cluster.sim_world import Result, Violated, World
-from ranvier_py.core.gossip.values import MemberChange
-from ranvier_py.core.prompt import Boundary
+from ranvier_py.core.gossip.gossip_values import MemberChange
+from ranvier_py.core.prompts.prompt import Boundary
 
 SAMPLE_S = 1.0
 

@@ -13,7 +13,7 @@ from typing import Any
 from cluster.sim_host import SimHost
 from cluster.sim_invariants import Invariants
 from cluster.sim_world import World
-from ranvier_py.core.kv.gap_values import Level
+from ranvier_py.core.engine_cache.gap_values import Level
 
 
 class Truths:

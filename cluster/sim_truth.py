@@ -1,7 +1,7 @@
 """What a simulated node does about engines' event streams: the real streams and the real truth, on simulated wires.
 
-The simulator's `ranvier_py.truthing`: `look` begins and ends what this node is to read by the peers' agreement, and
-carries copies; what it wants of the world outside waits in `take`. Nothing is decided here.
+The simulator's `ranvier_py.node.engine_event_parts`: `look` begins and ends what this node is to read by the peers'
+agreement, and carries copies; what it wants of the world outside waits in `take`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cluster.sim_kv import NAMESPACE
-from ranvier_py.core.backends import Registry
+from ranvier_py.core.engine_cache.block_namespaces import Names
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
+from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level
+from ranvier_py.core.engine_cache.peer_access import Sharing
+from ranvier_py.core.engine_cache.snapshot import Original, Place
+from ranvier_py.core.engine_cache.takeover import Takeovers
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.kv.gap_values import AskPeer, AskReplay, GapSettings, Level
-from ranvier_py.core.kv.names import Names
-from ranvier_py.core.kv.sharing import Sharing
-from ranvier_py.core.kv.snapshot import Original, Place
-from ranvier_py.core.kv.streams import EventStream, StreamEffect
-from ranvier_py.core.kv.takeover import Takeovers
-from ranvier_py.core.kv.truth import EngineTruth, Source
-from ranvier_py.core.router import Router
+from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.router import Router
 
 SWEEP_ROWS = 200
 """Each look: as many a second as a node's."""

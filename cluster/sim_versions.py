@@ -7,10 +7,10 @@ version 1 did: a message of a later kind is skipped and counted, a sheaf counts 
 from __future__ import annotations
 
 from ranvier_py.core.gossip.gossip import Gossip
-from ranvier_py.core.gossip.messages import Message, PartSums, TotalSum, Update
-from ranvier_py.core.gossip.routes.sheaves import is_sheaf
-from ranvier_py.core.gossip.values import Peer
-from ranvier_py.core.peer.peer import RouterPeer
+from ranvier_py.core.gossip.gossip_values import Peer
+from ranvier_py.core.gossip.peer.router_peer import RouterPeer
+from ranvier_py.core.gossip.replication.update_batches import is_sheaf
+from ranvier_py.core.gossip.wire.messages import Message, PartSums, TotalSum, Update
 
 FIRST_VERSION = 1
 

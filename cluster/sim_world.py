@@ -22,7 +22,7 @@ from cluster.sim_kv import SimKv, Words
 from cluster.sim_net import SimNet
 from cluster.sim_node import Birth, Maker
 from cluster.sim_streams import SimStreams
-from ranvier_py.core.gossip.values import Address
+from ranvier_py.core.gossip.gossip_values import Address
 
 PORT = 7946
 PROBE_INTERVAL_S = 2.0

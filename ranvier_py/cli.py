@@ -24,15 +24,15 @@ import httpx
 import trio
 
 from ranvier_py import __version__
-from ranvier_py.config import SECRETS, Config
-from ranvier_py.config_loading import FILE_VARIABLE, did_you_mean, flag_of, load, read_secret_file, variable_of
+from ranvier_py.config.config_loader import FILE_VARIABLE, did_you_mean, flag_of, load, read_secret_file, variable_of
+from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.config.config_reference import is_list, key_help, reference, toml_value
+from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.edge.logs import set_up_logs
-from ranvier_py.edge.workers import Supervisor
-from ranvier_py.reference import is_list, key_help, reference, toml_value
-from ranvier_py.replay.flags import add_flags as add_replay_flags
-from ranvier_py.reporter.flags import add_flags as add_reporter_flags
-from ranvier_py.status import NodeStatus, divergence, status_page
+from ranvier_py.io.logs import set_up_logs
+from ranvier_py.io.workers import Supervisor
+from ranvier_py.replay.replay_flags import add_flags as add_replay_flags
+from ranvier_py.reporter.reporter_flags import add_flags as add_reporter_flags
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG, EXIT_ADDRESS, EXIT_UNREACHABLE = range(5)
 EXIT_CODES = """exit codes:
@@ -223,7 +223,7 @@ def serve_command(options: argparse.Namespace) -> int:
 
 def run_node(config: Config) -> int:
     """One node in this process, until it is told to stop. Returns the exit code."""
-    from ranvier_py import node  # noqa: PLC0415  # tokenizers and arrays start threads: never before the fork
+    from ranvier_py.node import node
 
     try:
         trio.run(node.run, config)
@@ -273,13 +273,13 @@ def config_command(options: argparse.Namespace) -> int:
 
 
 def replay_command(options: argparse.Namespace) -> int:
-    from ranvier_py.replay import command  # noqa: PLC0415  # as in run_node: nobody else needs arrays and tokenizers
+    from ranvier_py.replay import replay_command as command
 
     return command.replay(options)
 
 
 def reporter_command(options: argparse.Namespace) -> int:
-    from ranvier_py.reporter import command  # noqa: PLC0415  # as above
+    from ranvier_py.reporter import reporter_command as command
 
     return command.report(options)
 

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from ranvier_py import __version__, cli
-from ranvier_py.config import SECRETS, Config
-from ranvier_py.config_loading import flag_of
+from ranvier_py.config.config_loader import flag_of
+from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.status import NodeStatus, divergence, status_page
 
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
@@ -353,8 +353,8 @@ def test_a_node_without_backends_says_how_to_add_one() -> None:
 
 def serve_with(run: Any, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     """`ranvier serve` with this in place of the node."""
-    monkeypatch.setitem(sys.modules, "ranvier_py.node", SimpleNamespace(run=run))
-    monkeypatch.setattr("ranvier_py.node", SimpleNamespace(run=run), raising=False)
+    monkeypatch.setitem(sys.modules, "ranvier_py.node.node", SimpleNamespace(run=run))
+    monkeypatch.setattr("ranvier_py.node.node", SimpleNamespace(run=run), raising=False)
     monkeypatch.setattr(cli, "set_up_logs", lambda *_, **__: None)
     return cli.main(["serve", *flags])
 
@@ -412,7 +412,7 @@ async def run(config):
         async for _ in signals:
             return
 
-ranvier_py.node = sys.modules["ranvier_py.node"] = types.SimpleNamespace(run=run)
+ranvier_py.node.node = sys.modules["ranvier_py.node.node"] = types.SimpleNamespace(run=run)
 sys.exit(cli.main(["serve", "--workers", "3", "--control", "127.0.0.1:9990", "--listen", "127.0.0.1:9980"]))
 """
 

@@ -21,17 +21,17 @@ import pytest
 from ruamel.yaml import YAML
 
 from ranvier_py import __version__
-from ranvier_py.clustering import LEAVE_S_MAX
-from ranvier_py.config import Config
-from ranvier_py.config_loading import load
+from ranvier_py.config.config_loader import load
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_reference import reference
+from ranvier_py.control.control_port import OPEN_PATHS
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.values import FRAME_BYTES_MAX
-from ranvier_py.edge.control import OPEN_PATHS
-from ranvier_py.edge.gossip_state import LAST_WRITE_S
-from ranvier_py.edge.gossip_traffic import NetOptions
-from ranvier_py.node import CLOSE_S
-from ranvier_py.reference import reference
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
+from ranvier_py.io.gossip.state_file import LAST_WRITE_S
+from ranvier_py.io.gossip.traffic_counters import NetOptions
+from ranvier_py.node.cluster_parts import LEAVE_S_MAX
+from ranvier_py.node.node import CLOSE_S
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

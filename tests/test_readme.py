@@ -16,12 +16,12 @@ import trio
 from cluster.load_stats import Ledger, report
 from cluster.up_view import Column, rows
 from ranvier_py import cli
-from ranvier_py.config import Config
-from ranvier_py.core.placement.policies import POLICIES
-from ranvier_py.edge.control import Handlers
-from ranvier_py.edge.internal import InternalHandlers
+from ranvier_py.config.config_model import Config
+from ranvier_py.control.control_port import Handlers
+from ranvier_py.control.worker_reports import InternalHandlers
+from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.oracle_placer import ORACLES
-from tests.test_node import MODEL, lab
+from tests.node.test_node import MODEL, lab
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()

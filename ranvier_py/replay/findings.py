@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from ranvier_py.replay.figures import change, counted, length, named, percent, seconds
 from ranvier_py.replay.results import RunResult, TraceSummary
-from ranvier_py.replay.words import change, counted, length, named, percent, seconds
 
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
 """What a load balancer without a memory does; the first of them that was run is what gains are told against."""

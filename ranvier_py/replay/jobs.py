@@ -25,10 +25,10 @@ import orjson
 
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel
 from ranvier_py.replay.knowledge import EVENTS_MAX
-from ranvier_py.replay.nodes import Nodes, NodeSettings, Placed, Prepared, prepare
 from ranvier_py.replay.oracle_placer import ORACLES, OraclePlacer
+from ranvier_py.replay.replay_nodes import Nodes, NodeSettings, Placed, Prepared, prepare
+from ranvier_py.replay.replay_run import Placer, Plan, Run, arrivals_of
 from ranvier_py.replay.results import RunResult, TraceSummary
-from ranvier_py.replay.run import Placer, Plan, Run, arrivals_of
 from ranvier_py.replay.trace import Trace
 
 POLL_S = 0.2

@@ -1,9 +1,9 @@
 """What the routers of a replay know of the engines' caches, beside what they have learned from requests.
 
 `estimated`: nothing more. `calibrated`: what the counts in answers and the engines' own metrics teach
-(`core/kv/calibration`), as each node does for engines that publish no events; one node looks at the metrics of each
-engine. `events`: the engines tell what they store and drop; one node reads each engine, and the others hear of it as
-peers do.
+(`core/engine_cache/calibration/calibration`), as each node does for engines that publish no events; one node looks at
+the metrics of each engine. `events`: the engines tell what they store and drop; one node reads each engine, and the
+others hear of it as peers do.
 
 Rules: an event is read before the next request that any node places or sees answered, so its way to the one node that
 reads it counts as nothing; from there on it takes as long as gossip does.
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from ranvier_py.core.backends import Registry
+from ranvier_py.core.engine_cache.calibration.calibration import Calibration
+from ranvier_py.core.engine_cache.calibration.calibration_values import Told
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.kv.calibration import Calibration
-from ranvier_py.core.kv.calibration_values import Told
-from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.named_blocks import NamedBlocks
-from ranvier_py.core.kv.truth import EngineTruth, Source
-from ranvier_py.core.router import Router
+from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.router import Router
 from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored
 from ranvier_py.replay.engine.model import EngineModel
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
-from ranvier_py.core.backends import Outcome
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.replay.engine.model import EngineModel
-from ranvier_py.replay.nodes import Placed, Prepared
 from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, Oracle
+from ranvier_py.replay.replay_nodes import Placed, Prepared
 
 ORACLES: Mapping[str, Callable[[], Oracle]] = MappingProxyType(
     {"oracle_greedy": GreedyOracle, "oracle_ttft": FirstTokenOracle}

@@ -28,7 +28,7 @@ class TraceRequest:
     blocks only. Those up to `prompt_tokens` are known when the request comes, the others when it has been answered.
     `ends` are the indices in `stops` at which a message ends (the first of them is the request's home).
     `blocks` name the whole blocks of prompt and answer, `block_tokens` long, chained: an engine's cache knows them so.
-    `opening` is what Continuum's ring hashes where the trace has text (core/placement/chwbl.py), else empty.
+    `opening` is what Continuum's ring hashes where the trace has text (core/routing/placement/chwbl.py), else empty.
     """
 
     at: float  # seconds since the start of the trace

@@ -32,7 +32,7 @@ from typing import Literal
 import trio
 
 from ranvier_py.reporter.intake import Call, Cleared, Freed, Intake, Stored
-from ranvier_py.reporter.reporting import Hashes, Reporting, ReportingSettings
+from ranvier_py.reporter.report_loop import Hashes, Reporting, ReportingSettings
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ranvier_py.core.kv.push_book import BlockSource, Book
-from ranvier_py.core.kv.push_table import Entry
-from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, CacheCleared, EngineHash, Event
+from ranvier_py.core.engine_cache.sources.event_values import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    EngineHash,
+    Event,
+)
+from ranvier_py.core.engine_cache.sources.push_book import BlockSource, Book
+from ranvier_py.core.engine_cache.sources.push_table import Entry
 from ranvier_py.reporter.ranks import is_of
 
 TURN_CALLS = 20_000

@@ -7,7 +7,7 @@ Cost: 1 us for a block.
 
 from __future__ import annotations
 
-from ranvier_py.core.kv.values import BlocksRemoved, BlocksStored, EngineHash
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, EngineHash
 
 NUMBER_BITS, RANK_BYTES = 64, 2
 

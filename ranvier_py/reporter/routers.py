@@ -9,7 +9,7 @@ import httpx
 import orjson
 import trio
 
-from ranvier_py.core.kv.push_sender import Posting
+from ranvier_py.core.engine_cache.sources.push_sender import Posting
 
 TIMEOUT_S = 5.0  # of one exchange: a router that is busy for longer is asked again later
 REPLY_BYTES_MAX = 64 * 1024  # a list of all buckets is 6 kB

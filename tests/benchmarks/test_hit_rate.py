@@ -23,7 +23,7 @@ from benchmarks.hit_rate_traces import (
     reference,
 )
 from cluster.engine_text import ModelTokenizer
-from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineLimits
 

@@ -32,8 +32,8 @@ from benchmarks.nodes_fleet import Kind, make_places, router_commands
 from benchmarks.nodes_net import NodesPlacement, make_net
 from benchmarks.nodes_processes import compare as compare_processes
 from benchmarks.nodes_processes import conversations, kinds
-from ranvier_py.config_loading import load
-from ranvier_py.core.boundaries import Chat
+from ranvier_py.config.config_loader import load
+from ranvier_py.core.prompts.boundaries import Chat
 from ranvier_py.replay.engine.model import EngineLimits
 
 ENGINES = 4

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import shapes, shapes_traces
 from benchmarks.shapes_traces import Passage, Stage, Writer, evenly, poisson, shared_share
 from ranvier_py.replay.jobs import execute, make_ready
-from ranvier_py.replay.nodes import prepare
+from ranvier_py.replay.replay_nodes import prepare
 from ranvier_py.replay.trace import Trace, TraceRequest
 
 

@@ -10,12 +10,12 @@ from random import Random
 
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import Parts
-from ranvier_py.core.backends import ProbeResult
-from ranvier_py.core.gossip.messages import Record, State
-from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompt import Boundary, Stop
-from ranvier_py.core.routes import Trust
+from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.route_table import Trust
 
 INTERVAL_S, SILENCE_S = 0.5, 2.0
 

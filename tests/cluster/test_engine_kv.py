@@ -17,15 +17,15 @@ from cluster.engine_http import Engine, EngineConfig
 from cluster.engine_kv import ENCODINGS, KvEncoder, KvEvents, Scope
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import ByteTokenizer
-from ranvier_py.core.kv.events import EventDecoder
-from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.kv.publishers import Publisher, at_home, read_event_sources, read_server_info
-from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.values import Tier
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
+from ranvier_py.core.engine_cache.sources.publishers import Publisher, at_home, read_event_sources, read_server_info
 from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared
 from ranvier_py.replay.engine.model import EngineLimits
-from tests.core.kv import model
-from tests.edge.kv_fakes import Heard, hearing, until
+from tests.core.engine_cache import model
+from tests.io.engine_events.kv_fakes import Heard, hearing, until
 
 SMALL = EngineLimits(cache_tokens=640, prefill_tokens_per_s=1e6, decode_s=0.0)
 IDS = np.arange(32, dtype=np.uint32)

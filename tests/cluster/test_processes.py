@@ -17,10 +17,10 @@ from cluster.proc_record import Recorder, text_needles, token_needles
 from cluster.proc_traffic import conversations, rates_of
 from cluster.processes import FIRST_KEY, Options, Outcome
 from cluster.scenario import read_scenario, settle
-from ranvier_py.core.gossip.packets.frame import BadFrame
-from ranvier_py.core.gossip.packets.keyring import parse_key_ring
-from ranvier_py.core.gossip.packets.seal import Sealer
-from ranvier_py.core.gossip.values import Plane
+from ranvier_py.core.gossip.gossip_values import Plane
+from ranvier_py.core.gossip.wire.frame import BadFrame
+from ranvier_py.core.gossip.wire.keyring import parse_key_ring
+from ranvier_py.core.gossip.wire.seal import Sealer
 
 DEADLINE_S = 90
 """A loaded machine starts six processes in ten seconds; the run itself takes as long as the scenario says."""

@@ -24,9 +24,9 @@ from cluster.sim_run import Run, simulate
 from cluster.sim_shrink import shrink
 from cluster.sim_swarm import swarm
 from cluster.sim_world import Violation
-from ranvier_py.core.gossip.messages import Record, State
-from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.wire.messages import Record, State
 from tests.cluster.fake_gossip import FakeMind, FakeNode
 
 CALM = Scenario(

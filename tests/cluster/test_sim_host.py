@@ -8,7 +8,7 @@ import pytest
 from cluster.sim_dns import SimDns
 from cluster.sim_heap import EVENTS_KEPT, Heap, Trace
 from cluster.sim_host import KERNEL_BUFFER_BYTES, SimHost
-from ranvier_py.core.gossip.values import Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 
 HERE: Address = ("10.0.0.1", 7946)
 THERE: Address = ("10.0.0.2", 7946)

@@ -12,11 +12,11 @@ from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Ste
 from cluster.sim_kv import Words
 from cluster.sim_mind import Minds
 from cluster.sim_run import Run, simulate
+from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
-from ranvier_py.core.gossip.messages import Holdings, Lessons, Message
-from ranvier_py.core.gossip.routes.removals import is_removal
-from ranvier_py.core.kv.gap_values import Level
-from ranvier_py.core.peer.streams import SharedStreams
+from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
+from ranvier_py.core.gossip.replication.removals import is_removal
+from ranvier_py.core.gossip.wire.messages import Holdings, Lessons, Message
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05

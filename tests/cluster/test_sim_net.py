@@ -6,7 +6,7 @@ import pytest
 
 from cluster.sim_heap import Heap, Trace
 from cluster.sim_net import GIVE_UP_S, NEUTRAL, STREAM_BUFFER_BYTES, Link, Rule, SimNet, flipped
-from ranvier_py.core.gossip.values import Address, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Plane
 
 ADDRESSES = [(f"10.0.0.{number}", 7946) for number in range(4)]
 

@@ -14,12 +14,12 @@ from typing import IO, Any
 import msgpack
 import numpy as np
 
-from ranvier_py.core.fingerprint import TokenHasher
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.residency_values import Scope
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, Tier
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.kv.events import EventDecoder
-from ranvier_py.core.kv.residency import Residency
-from ranvier_py.core.kv.residency_values import Scope
-from ranvier_py.core.kv.values import BlocksRemoved, Tier
+from ranvier_py.core.prompts.fingerprint import TokenHasher
 from tests.engines.environments import python_of
 
 HERE = Path(__file__).parent

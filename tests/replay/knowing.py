@@ -7,12 +7,12 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
+from ranvier_py.core.engine_cache.calibration.calibration import Calibration
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.kv.calibration import Calibration
 from ranvier_py.replay.engine.block_cache import BlockRemoved
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel
-from ranvier_py.replay.nodes import Nodes, NodeSettings, Placed, Prepared
-from ranvier_py.replay.run import Plan, Run, arrivals_of
+from ranvier_py.replay.replay_nodes import Nodes, NodeSettings, Placed, Prepared
+from ranvier_py.replay.replay_run import Plan, Run, arrivals_of
 from ranvier_py.replay.trace import Trace
 from tests.replay.synthetic import BLOCK, conversation
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ranvier_py.core.kv.biases import Bias
+from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.replay.engine.model import EngineLimits
-from ranvier_py.replay.nodes import prepare
+from ranvier_py.replay.replay_nodes import prepare
 from tests.replay.knowing import Known, pressed, run_knowing
 from tests.replay.synthetic import BLOCK
 

@@ -10,9 +10,9 @@ import pytest
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel
 from ranvier_py.replay.jobs import Ready, Task, execute, make_placer, make_ready
 from ranvier_py.replay.knowledge import EVENTS_MAX, KNOWLEDGE, KnowledgeName
-from ranvier_py.replay.nodes import Nodes
+from ranvier_py.replay.replay_nodes import Nodes
+from ranvier_py.replay.replay_run import Plan, Restart, Run, arrivals_of
 from ranvier_py.replay.results import RunResult
-from ranvier_py.replay.run import Plan, Restart, Run, arrivals_of
 from tests.replay.knowing import pressed
 from tests.replay.synthetic import BLOCK
 

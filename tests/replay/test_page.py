@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ranvier_py.core.placement.policies import POLICIES
+from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.replay.figures import seconds
+from ranvier_py.replay.html_report import page
 from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.page import page
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import Axis, Bar, Series, bar_chart, line_chart, linear_ticks, log_ticks
-from ranvier_py.replay.words import seconds
 
 TRACE = TraceSummary("chats & <more>", 1000, 5_000_000, 90_000, 16, 600.0, timed=True)
 

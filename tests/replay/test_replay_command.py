@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ranvier_py.cli import main
-from ranvier_py.replay import command
-from ranvier_py.replay.asked import size_of
-from ranvier_py.replay.command import Progress, replace_file
-from ranvier_py.replay.flags import add_flags
+from ranvier_py.replay import replay_command as command
+from ranvier_py.replay.replay_command import Progress, replace_file
+from ranvier_py.replay.replay_flags import add_flags
+from ranvier_py.replay.replay_request import size_of
 
 
 @pytest.fixture

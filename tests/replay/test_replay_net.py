@@ -7,11 +7,11 @@ from math import inf
 
 import pytest
 
-from ranvier_py.core.gossip.values import Address, Plane, Send
-from ranvier_py.core.peer import RouterPeer
-from ranvier_py.core.placement.policies import PlacementOptions
-from ranvier_py.core.router import Router
-from ranvier_py.replay.net import (
+from ranvier_py.core.gossip.gossip_values import Address, Plane, Send
+from ranvier_py.core.gossip.peer import RouterPeer
+from ranvier_py.core.routing.placement.policies import PlacementOptions
+from ranvier_py.core.routing.router import Router
+from ranvier_py.replay.replay_network import (
     DELAY_S,
     TICK_MIN_S,
     DelayedNet,
@@ -22,7 +22,7 @@ from ranvier_py.replay.net import (
     address_of,
     make_peers,
 )
-from ranvier_py.replay.nodes import KEY, SCHEMA, NodeSettings, Prepared, make_router, prepare
+from ranvier_py.replay.replay_nodes import KEY, SCHEMA, NodeSettings, Prepared, make_router, prepare
 from tests.replay.synthetic import BLOCK, chats
 
 # --- network --------------------------------------------------------------------------------------------------------

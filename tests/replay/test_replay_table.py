@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from ranvier_py.replay.figures import length
+from ranvier_py.replay.result_table import BOLD, PLAIN, table
 from ranvier_py.replay.results import SAMPLES_MAX, LoadSamples, ReplayResults, RunResult, Tally, TraceSummary
 from ranvier_py.replay.sweep import curve_json, curves, rates_of
-from ranvier_py.replay.table import BOLD, PLAIN, table
-from ranvier_py.replay.words import length
 
 TIMES = {"p50": 0.1, "p90": 0.5, "p95": 0.6, "p99": 1.0, "mean": 0.2}
 

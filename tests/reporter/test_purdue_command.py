@@ -12,17 +12,17 @@ import trio
 import trio.testing
 
 from ranvier_py.cli import EXIT_CONFIG, main
+from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
+from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared
+from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
+from ranvier_py.core.engine_cache.sources.push_book import BlockScheme, BlockSource, Book
+from ranvier_py.core.engine_cache.sources.push_credentials import worker_of
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.kv.gap_values import AskReplay, Level
-from ranvier_py.core.kv.publishers import Publisher, of_operator
-from ranvier_py.core.kv.push_book import BlockScheme, BlockSource, Book
-from ranvier_py.core.kv.push_credentials import worker_of
-from ranvier_py.core.kv.values import BlocksStored, CacheCleared
-from ranvier_py.reporter import command
-from ranvier_py.reporter.flags import KEY_VARIABLE
+from ranvier_py.reporter import reporter_command as command
+from ranvier_py.reporter.event_input import ReportedStream
 from ranvier_py.reporter.intake import Call, Cleared, Heard, Intake
 from ranvier_py.reporter.ranks import is_of, named
-from ranvier_py.reporter.stream import ReportedStream
+from ranvier_py.reporter.reporter_flags import KEY_VARIABLE
 
 
 def message(number: int) -> bytes:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from ranvier_py.core.kv.push_keys import key_of
-from ranvier_py.core.kv.push_sender import SenderSettings
+from ranvier_py.core.engine_cache.sources.push_keys import key_of
+from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.reporter import hook
 from ranvier_py.reporter.hook import EvictionReporter
-from ranvier_py.reporter.reporting import ReportingSettings
-from tests.edge.test_purdue_internal import CONTROL_KEY, Served, start
+from ranvier_py.reporter.report_loop import ReportingSettings
+from tests.control.test_worker_reports import CONTROL_KEY, Served, start
 
 CALLS = 20_000
 DEADLINE_S = 20.0

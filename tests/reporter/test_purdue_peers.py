@@ -8,11 +8,11 @@ from typing import Any
 
 import trio
 
-from ranvier_py.core.kv.push_sender import SenderSettings
+from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.reporter.hook import EvictionReporter
-from ranvier_py.reporter.reporting import ReportingSettings
-from tests.test_cluster_of_nodes import Node, lab
-from tests.test_node import MODEL
+from ranvier_py.reporter.report_loop import ReportingSettings
+from tests.node.test_cluster_of_nodes import Node, lab
+from tests.node.test_node import MODEL
 
 KEY = "a control key"
 PROMPT = list(range(100, 300))

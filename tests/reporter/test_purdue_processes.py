@@ -10,7 +10,7 @@ import signal
 
 import trio
 
-from ranvier_py.core.placement.sticky_least_loaded import prefix_hash
+from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_hash
 from tests.reporter.purdue_lab import WORKERS, Lab, purdue_lab
 
 DEADLINE_S = 240.0  # five processes start, each of which loads a library or two, where ten others do, too

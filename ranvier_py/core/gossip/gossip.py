@@ -4,8 +4,9 @@
     time        each machine's tick -> letters
     a letter    wire.encode -> seal -> Send, for the shell to carry
 
-A shell (edge/gossip_net.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`, looks at
-`wake_at` after each, and carries what `take` gives it. Connections are the shell's: here are addresses and planes only.
+A shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`, looks
+at `wake_at` after each, and carries what `take` gives it. Connections are the shell's: here are addresses and planes
+only.
 
 Rules: `receive` never raises, whatever the bytes. Nothing here waits, and nobody waits for it: a request is placed by
 what the tables say now. Letters that can't be written or sealed are dropped and counted, never tried again.
@@ -18,26 +19,26 @@ from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
 
-from ranvier_py.core.gossip.backends.facts import BackendFacts
-from ranvier_py.core.gossip.backends.orders import Orders
-from ranvier_py.core.gossip.company import Company
+from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.signed_commands import Orders
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
-from ranvier_py.core.gossip.membership.circle import MESH_MEMBERS_MAX
-from ranvier_py.core.gossip.membership.counts import MembersStatistics, MemberView
+from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
+from ranvier_py.core.gossip.membership.live_members import Company
 from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.membership_counters import MembersStatistics, MemberView
+from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
-from ranvier_py.core.gossip.messages import Commands, Facts, Loads, Message, Record, State
-from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES, BadFrame, Reason
-from ranvier_py.core.gossip.packets.keyring import KeyRing
-from ranvier_py.core.gossip.packets.records import size_of
-from ranvier_py.core.gossip.packets.seal import Sealer, Subkeys
-from ranvier_py.core.gossip.packets.wire import Kind, decode, encode
-from ranvier_py.core.gossip.routes.route_gossip import ROUTE_MESSAGES, RouteGossip
-from ranvier_py.core.gossip.routes.route_memory import RouteMemory
-from ranvier_py.core.gossip.routes.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.streams.stream_gossip import STREAM_MESSAGES, StreamGossip
-from ranvier_py.core.gossip.values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
+from ranvier_py.core.gossip.readers.reader_gossip import STREAM_MESSAGES, StreamGossip
+from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.route_store import RouteMemory
+from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
+from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
+from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.core.gossip.wire.messages import Commands, Facts, Loads, Message, Record, State
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
+from ranvier_py.core.gossip.wire.records import size_of
+from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
 
 VERSION_MIN, VERSION = 1, 2
 """Of the protocol, as records tell it: what can be spoken, between two nodes the greatest that both know. Of what 2

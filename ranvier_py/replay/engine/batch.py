@@ -18,7 +18,7 @@ from collections import OrderedDict
 from heapq import heappop, heappush, heapreplace
 
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
-from ranvier_py.replay.engine.values import EngineEvent, EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
 
 Due = tuple[int, int]
 """The step at which something is due, and the number of the request: earlier admitted ones first."""

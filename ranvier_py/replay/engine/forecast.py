@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from ranvier_py.replay.engine.batch import Batch, Due, Running, decode_s
 from ranvier_py.replay.engine.block_cache import Job
-from ranvier_py.replay.engine.values import EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineEventKind, EngineLimits
 
 STEPS_MAX = 20_000
 """Leaps and steps of a copy in one answer: some thousand requests in the queue, a tenth of a second of ours."""

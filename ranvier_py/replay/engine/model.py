@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from ranvier_py.replay.engine.batch import Batch
 from ranvier_py.replay.engine.block_cache import BlockCache, Job
-from ranvier_py.replay.engine.forecast import Forecast
-from ranvier_py.replay.engine.values import (
+from ranvier_py.replay.engine.engine_values import (
     EngineError,
     EngineEvent,
     EngineEventKind,
@@ -26,6 +25,7 @@ from ranvier_py.replay.engine.values import (
     PromptTooLongError,
     QueueFullError,
 )
+from ranvier_py.replay.engine.forecast import Forecast
 
 __all__ = [
     "EngineError",

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from ranvier_py.replay.engine.values import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 ARITHMETIC_SHARE = 0.53
 BANDWIDTH_SHARE = 0.75

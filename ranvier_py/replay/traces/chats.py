@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranvier_py.core.boundaries import Chat, Message
 from ranvier_py.core.errors import ConfigError, TemplateRefused
-from ranvier_py.core.placement.chwbl import opening_key
-from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.core.prompts.boundaries import Chat, Message
+from ranvier_py.core.routing.placement.chwbl import opening_key
+from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
-from ranvier_py.replay.traces.chains import own_names
+from ranvier_py.replay.traces.chat_prefixes import Prefixes
 from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
-from ranvier_py.replay.traces.options import TraceOptions
-from ranvier_py.replay.traces.prefixes import Prefixes
 from ranvier_py.replay.traces.times import drawn, from_start, spread, stamp_s
+from ranvier_py.replay.traces.trace_chains import own_names
+from ranvier_py.replay.traces.trace_options import TraceOptions
 
 QUESTION_SYSTEM = "Answer the question about the meeting transcript."  # as QMSum's figures were measured
 MESSAGES_MAX = 10_000  # a node routes longer chats by load

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ranvier_py.replay.trace import Depth, Trace, TraceRequest
-from ranvier_py.replay.traces.chains import linked, named, own_names, partings
 from ranvier_py.replay.traces.lines import INTEGER_MAX, Line, json_lines, name_of, nothing_in, shown
-from ranvier_py.replay.traces.options import TraceOptions
 from ranvier_py.replay.traces.times import from_start, repeated, spread, stamp_s
+from ranvier_py.replay.traces.trace_chains import linked, named, own_names, partings
+from ranvier_py.replay.traces.trace_options import TraceOptions
 
 STAMP_UNIT_S = 0.001
 STAMP_STEP_S = 3.0  # of the stamps in Mooncake's published traces

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ranvier_py.core.boundaries import TokenIds
-from ranvier_py.core.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.boundaries import TokenIds
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
-from ranvier_py.replay.traces.chains import KEY, continued, own_names, partings, stops_of
 from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
-from ranvier_py.replay.traces.options import TraceOptions
 from ranvier_py.replay.traces.times import from_start, spread, stamp_s
+from ranvier_py.replay.traces.trace_chains import KEY, continued, own_names, partings, stops_of
+from ranvier_py.replay.traces.trace_options import TraceOptions
 
 PROMPT_NAMES = ("prompt_token_ids", "input_tok_ids")
 ANSWER_NAMES = ("output_token_ids", "output_tok_ids")

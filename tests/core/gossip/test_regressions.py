@@ -9,13 +9,13 @@ from cluster.scenario import Expect, Load, Scenario, Step
 from cluster.sim_invariants import HELD_BACK_MAX_S
 from cluster.sim_mind import Minds, RealMind
 from cluster.sim_run import Run, simulate
+from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
-from ranvier_py.core.gossip.routes.route_gossip import RouteGossip
-from ranvier_py.core.gossip.values import Address, Peer, Plane
+from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from tests.core.gossip.contact.contact_world import acquainted
 from tests.core.gossip.membership.small_cluster import Cluster
-from tests.core.gossip.routes.route_net import Net
+from tests.core.gossip.replication.route_net import Net
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from ranvier_py.edge.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.trace import Trace, TraceRequest
 
 DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))

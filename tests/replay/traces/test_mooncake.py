@@ -9,7 +9,7 @@ import pytest
 
 from ranvier_py.replay.trace import TraceError, TraceRequest
 from ranvier_py.replay.traces.mooncake import load
-from ranvier_py.replay.traces.options import TraceOptions
+from ranvier_py.replay.traces.trace_options import TraceOptions
 from tests.replay.traces.given import is_sound, shared, shares, written
 
 

@@ -15,12 +15,12 @@ from cluster.engine import serve as serve_engine
 from cluster.engine_http import Engine, EngineConfig
 from cluster.engine_text import load_tokenizer
 from ranvier_py.cli import make_parser
-from ranvier_py.config import Config
-from ranvier_py.config_loading import load
-from ranvier_py.edge.tokenizer import EMBEDDED
-from ranvier_py.node import Addresses, run
+from ranvier_py.config.config_loader import load
+from ranvier_py.config.config_model import Config
+from ranvier_py.io.tokenizer import EMBEDDED
+from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits
-from ranvier_py.replay.traces.opening import open_trace
+from ranvier_py.replay.traces.open_trace import open_trace
 from tests.replay.traces.given import is_sound, leading, written
 
 DEADLINE_S = 30

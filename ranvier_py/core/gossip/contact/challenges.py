@@ -13,7 +13,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Generic, TypeVar
 
-from ranvier_py.core.gossip.values import Address
+from ranvier_py.core.gossip.gossip_values import Address
 
 Key = TypeVar("Key")
 

@@ -9,7 +9,7 @@ Bounds: OWN_MAX addresses, the oldest goes first. Cost: 0.1 us for a look.
 
 from __future__ import annotations
 
-from ranvier_py.core.gossip.values import Address
+from ranvier_py.core.gossip.gossip_values import Address
 
 OWN_S = 5.0
 """A greeting of half a kilobyte to ourselves each five seconds costs nothing; an address that leads to one of several

@@ -33,12 +33,12 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.contact.challenges import Challenges, Pace
 from ranvier_py.core.gossip.contact.own_addresses import OwnAddresses
-from ranvier_py.core.gossip.contact.replay import Window
-from ranvier_py.core.gossip.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
-from ranvier_py.core.gossip.packets.frame import BadFrame, UnknownKind
-from ranvier_py.core.gossip.packets.seal import Opened
-from ranvier_py.core.gossip.packets.wire import BODY_BYTES_MIN, Kind, decode, encode
-from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.contact.replay_window import Window
+from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, Kind, decode, encode
+from ranvier_py.core.gossip.wire.frame import BadFrame, UnknownKind
+from ranvier_py.core.gossip.wire.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
+from ranvier_py.core.gossip.wire.seal import Opened
 
 SESSIONS_MAX = 4096
 """Four times the largest cluster: room for the runs before a storm of restarts, until membership forgets them."""

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from itertools import chain
 from math import inf
 
-from ranvier_py.core.gossip.membership.counts import Counts
-from ranvier_py.core.gossip.messages import Update
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.wire.messages import Update
 
 STORM = 256
 """Updates: what a node sends in about a second, in packets of 17."""

@@ -19,10 +19,10 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.membership.circle import Circle
-from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.gossip_values import Address
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.neighbour_set import Circle
 from ranvier_py.core.gossip.membership.roster import Roster
-from ranvier_py.core.gossip.values import Address
 
 GREETING_S = 0.005
 """Between two greetings of members: 200 a second, so the largest cluster that is a mesh is met in a third of one."""

@@ -15,7 +15,7 @@ Invariant: (epoch, incarnation) only rises, and the state is ALIVE until `leave`
 
 from __future__ import annotations
 
-from ranvier_py.core.gossip.messages import Record, State
+from ranvier_py.core.gossip.wire.messages import Record, State
 
 EPOCH_MAX = 2**63 - 1
 """Nobody gets there by counting: 292 million years of milliseconds. Higher ones in records are dropped."""

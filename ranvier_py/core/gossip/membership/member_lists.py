@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
 
-from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
 from ranvier_py.core.gossip.membership.identity import Identity
-from ranvier_py.core.gossip.membership.ledger import Ledger
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
-from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.messages import Record, Update
-from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.membership.member_table import Ledger
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
+from ranvier_py.core.gossip.wire.messages import Record, Update
 
 LIST_RECORDS = 256
 """In one part: some 20 KB, 54 KB if all names are as long as they may be, and about a millisecond to take in."""

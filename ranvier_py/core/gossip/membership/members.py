@@ -31,21 +31,21 @@ from itertools import chain, islice
 from math import inf
 from random import Random
 
+from ranvier_py.core.gossip.gossip_values import Address, Letter, MemberChange, Peer, Plane
 from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
-from ranvier_py.core.gossip.membership.counts import Counts, MembersStatistics, MemberView
-from ranvier_py.core.gossip.membership.hearsay import Hearsay
+from ranvier_py.core.gossip.membership.failure_detector import Prober
 from ranvier_py.core.gossip.membership.identity import Identity
-from ranvier_py.core.gossip.membership.ledger import Ledger
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
 from ranvier_py.core.gossip.membership.member_lists import MemberLists
-from ranvier_py.core.gossip.membership.post import FIELDS_BYTES, Post
-from ranvier_py.core.gossip.membership.probing import Prober
+from ranvier_py.core.gossip.membership.member_table import Ledger
+from ranvier_py.core.gossip.membership.membership_counters import Counts, MembersStatistics, MemberView
+from ranvier_py.core.gossip.membership.membership_outbox import FIELDS_BYTES, Post
+from ranvier_py.core.gossip.membership.merge_rules import Hearsay
 from ranvier_py.core.gossip.membership.profile import Profile
 from ranvier_py.core.gossip.membership.relays import Relays
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.messages import Ack, Message, Nack, Ping, PingRequest, Push, Record, State, Update
-from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingRequest, Push, Record, State, Update
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
 
 CORRECTIONS_MAX = 8
 """Answers to stale records in one message; the sender's next message brings the next ones."""

@@ -15,12 +15,12 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.membership.counts import Counts
-from ranvier_py.core.gossip.membership.post import Post
+from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.membership_outbox import Post
 from ranvier_py.core.gossip.membership.profile import Profile
 from ranvier_py.core.gossip.membership.roster import Roster
-from ranvier_py.core.gossip.messages import PingRequest, Update
-from ranvier_py.core.gossip.values import Address, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import PingRequest, Update
 
 RELAYS_MAX = 1024
 """Every member of the largest cluster may ask once at the same time."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from math import inf, nan
 from random import Random
 
-from ranvier_py.core.gossip.messages import Record, State
-from ranvier_py.core.gossip.values import Address
+from ranvier_py.core.gossip.gossip_values import Address
+from ranvier_py.core.gossip.wire.messages import Record, State
 
 MISSES_MAX = 3
 """So many probes in a row that only the stream got through: datagrams do not reach this member any more. At 10 % loss

@@ -7,12 +7,12 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
-from ranvier_py.core.gossip.messages import Ack, Message, Ping, Record, State
-from ranvier_py.core.gossip.packets.frame import BadFrame
-from ranvier_py.core.gossip.packets.keyring import KeyRing
-from ranvier_py.core.gossip.packets.seal import Opened, Sealer
-from ranvier_py.core.gossip.packets.wire import encode
-from ranvier_py.core.gossip.values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.codec import encode
+from ranvier_py.core.gossip.wire.frame import BadFrame
+from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.core.gossip.wire.messages import Ack, Message, Ping, Record, State
+from ranvier_py.core.gossip.wire.seal import Opened, Sealer
 
 RING = KeyRing({5: bytes(range(32))}, 5)
 ELSEWHERE = ("192.0.2.66", 666)

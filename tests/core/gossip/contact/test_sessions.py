@@ -10,7 +10,9 @@ from ranvier_py.core.gossip.contact import sessions as module
 from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S
 from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX, OWN_S
 from ranvier_py.core.gossip.contact.sessions import GREET_INTERVAL_S, Incoming
-from ranvier_py.core.gossip.messages import (
+from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
+from ranvier_py.core.gossip.wire.codec import Kind
+from ranvier_py.core.gossip.wire.messages import (
     Ack,
     Echo,
     Hello,
@@ -20,10 +22,8 @@ from ranvier_py.core.gossip.messages import (
     State,
     Update,
 )
-from ranvier_py.core.gossip.packets.wire import Kind
-from ranvier_py.core.gossip.values import Address, Peer, Plane
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World, acquainted, kinds, pair
-from tests.core.gossip.packets.wire_samples import LONGEST
+from tests.core.gossip.wire.wire_samples import LONGEST
 
 # --- proofs -----------------------------------------------------------------------------------------------------------
 

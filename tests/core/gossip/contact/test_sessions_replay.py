@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S
-from ranvier_py.core.gossip.values import Plane
+from ranvier_py.core.gossip.gossip_values import Plane
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, World
 
 PLACES = [("10.0.0.1", 7946), ("10.0.0.2", 7946), ("10.0.0.3", 7946)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from ranvier_py.core.gossip.contact.sessions import RESEND_MAX, RESEND_S, Incoming
-from ranvier_py.core.gossip.messages import (
+from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.codec import Kind, encode
+from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
+from ranvier_py.core.gossip.wire.messages import (
     Challenge,
     Echo,
     Hello,
@@ -12,11 +15,8 @@ from ranvier_py.core.gossip.messages import (
     Ping,
     Push,
 )
-from ranvier_py.core.gossip.packets.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.packets.wire import Kind, encode
-from ranvier_py.core.gossip.values import Letter, Peer, Plane
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, acquainted, kinds, pair
-from tests.core.gossip.packets.wire_samples import EXAMPLES, LONGEST
+from tests.core.gossip.wire.wire_samples import EXAMPLES, LONGEST
 
 # --- what strangers are told ------------------------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+from ranvier_py.core.gossip.gossip_values import Address, Letter, MemberChange, Peer, Plane
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.messages import Message, Record, State, Update
-from ranvier_py.core.gossip.values import Address, Letter, MemberChange, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Message, Record, State, Update
 
 PORT = 7946
 ROOM_BYTES = 1100

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from ranvier_py.core.gossip.gossip_values import Letter, Peer
 from ranvier_py.core.gossip.membership.allowance import (
     BURST,
     BURST_PER_MEMBER,
@@ -16,9 +17,8 @@ from ranvier_py.core.gossip.membership.allowance import (
 )
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN
-from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.messages import Push, Record, State, Update
-from ranvier_py.core.gossip.values import Letter, Peer
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
+from ranvier_py.core.gossip.wire.messages import Push, Record, State, Update
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
 
 ME = record_of("n0", 1000)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.membership.broadcasts import MISFITS_MAX, SLOTS_MIN, STORM, Broadcasts
-from ranvier_py.core.gossip.membership.counts import Counts
-from ranvier_py.core.gossip.messages import State, Update
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.wire.messages import State, Update
 from tests.core.gossip.membership.small_cluster import record_of
 
 

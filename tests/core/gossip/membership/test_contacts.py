@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.membership.circle import Circle
+from ranvier_py.core.gossip.gossip_values import Address
 from ranvier_py.core.gossip.membership.contacts import (
     CONTACT_S,
     CONTACTS_MAX,
@@ -15,9 +15,9 @@ from ranvier_py.core.gossip.membership.contacts import (
     Contacts,
     Greetings,
 )
-from ranvier_py.core.gossip.membership.counts import Counts
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.neighbour_set import Circle
 from ranvier_py.core.gossip.membership.roster import Roster
-from ranvier_py.core.gossip.values import Address
 from tests.core.gossip.membership.small_cluster import PORT, record_of
 
 MESH = Circle(9999, 0, Roster())

@@ -13,7 +13,7 @@ from ranvier_py.core.gossip.membership.identity import (
     NAMESAKES_MAX,
     Identity,
 )
-from ranvier_py.core.gossip.messages import Record, State
+from ranvier_py.core.gossip.wire.messages import Record, State
 from tests.core.gossip.membership.small_cluster import record_of
 
 ME = record_of("me", 0xABCDEF0123456789, epoch=10, incarnation=3)

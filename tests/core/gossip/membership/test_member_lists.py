@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 from time import perf_counter
 
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Letter, Peer, Plane
 from ranvier_py.core.gossip.membership.member_lists import ANSWERED_RECORDS, LIST_RECORDS
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
-from ranvier_py.core.gossip.messages import Ack, Ping, Push, Record, State, Update
-from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.values import FRAME_BYTES_MAX, Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Ack, Ping, Push, Record, State, Update
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
 
 ME = record_of("n0", 1_000_000)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
-from ranvier_py.core.gossip.messages import Message, Ping, State
-from ranvier_py.core.gossip.values import Peer
+from ranvier_py.core.gossip.wire.messages import Message, Ping, State
 from tests.core.gossip.membership.small_cluster import Cluster, Host
 
 

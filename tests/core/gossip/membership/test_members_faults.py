@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ranvier_py.core.gossip.messages import Message, Ping, Push, State, Update
-from ranvier_py.core.gossip.values import Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Message, Ping, Push, State, Update
 from tests.core.gossip.membership.small_cluster import Cluster, Host
 
 

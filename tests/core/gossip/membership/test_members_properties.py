@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ranvier_py.core.gossip.messages import Push, State, Update
-from ranvier_py.core.gossip.values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.wire.messages import Push, State, Update
 from tests.core.gossip.membership.small_cluster import Cluster, Host
 
 HOSTS = st.integers(0, 3)

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
+from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
 from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, INCARNATION_MAX
 from ranvier_py.core.gossip.membership.members import CORRECTIONS_MAX, Members
 from ranvier_py.core.gossip.membership.profile import LAN
-from ranvier_py.core.gossip.messages import Ack, Digest, Nack, Ping, PingRequest, Push, Record, State, Update
-from ranvier_py.core.gossip.messages import Members as MemberList
-from ranvier_py.core.gossip.values import Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Ack, Digest, Nack, Ping, PingRequest, Push, Record, State, Update
+from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from tests.core.gossip.membership.small_cluster import ROOM_BYTES, record_of, size_of
 
 ME = record_of("n0", 1000)

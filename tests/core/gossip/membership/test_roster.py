@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.membership.roster import URGENT_MAX, Roster, Round
-from ranvier_py.core.gossip.messages import State
+from ranvier_py.core.gossip.wire.messages import State
 from tests.core.gossip.membership.small_cluster import record_of
 
 

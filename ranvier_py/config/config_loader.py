@@ -1,0 +1,257 @@
+"""Loading the configuration: flags, environment and TOML file become one Config, or a list of all that is wrong.
+
+The first source that has a key wins: flag, variable, file; then the default. Every problem is reported at once, with
+the key and where it came from, and never shows a secret. Unknown keys are errors, not silence. Nothing is read but the
+configuration's own file and the secrets' files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, ValidationError
+from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+
+from ranvier_py.config.config_model import ENV_PREFIX, SECRETS, Config
+from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec
+from ranvier_py.core.addresses import host_port, is_loopback
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip.endpoints import OFF
+from ranvier_py.core.gossip.endpoints import problems as cluster_problems
+
+FILE_VARIABLE = "RANVIER_CONFIG"
+
+SECRET_FILE_BYTES_MAX = 4096
+"""A key file is one line; whatever is longer is another file by mistake."""
+
+KUBERNETES_LINK = re.compile(
+    r"RANVIER(_\w+)?_(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=\w+://|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=).*", re.DOTALL
+)
+"""Kubernetes sets these in every pod beside a Service whose name begins with «ranvier»; nobody meant them for us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Values by key, and how the operator calls a key there."""
+
+    values: Mapping[str, Any]
+    label: str  # with {key}, {flag} or {variable}
+
+    def name_of(self, key_name: str) -> str:
+        return self.label.format(key=key_name, flag=flag_of(key_name), variable=variable_of(key_name))
+
+
+@dataclass(slots=True)
+class Loading:
+    """What a load has found so far."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, key_name: str, message: str) -> None:
+        origin = self.origins.get(key_name.partition("[")[0].partition(".")[0])
+        self.problems.append(f"{key_name}: {message}" + (f" (from {origin})" if origin else ""))
+
+
+def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tuple[Config, dict[str, str]]:
+    """The configuration, and where each key that was set came from.
+
+    `flags` are values of the command line by key. `file` is the TOML file; without it $RANVIER_CONFIG may name one.
+    Raises ConfigError with every problem found.
+    """
+    found = Loading()
+    if file is None and os.environ.get(FILE_VARIABLE):
+        file = Path(os.environ[FILE_VARIABLE])
+    found.problems.extend(unknown_variables())
+    for source in (
+        Source(flags or {}, "{flag}"),
+        Source(EnvSettingsSource(Config, env_ignore_empty=True)(), "{variable}"),
+        Source(read_toml(file, found.problems), f"{file}"),
+    ):
+        for name, value in source.values.items():
+            if name not in found.values:
+                found.values[name] = value
+                found.origins[name] = source.name_of(name)
+    config = validated(found)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return config, found.origins
+
+
+def read_toml(file: Path | None, problems: list[str]) -> Mapping[str, Any]:
+    if file is None:
+        return {}
+    try:
+        with file.open("rb"):
+            return TomlConfigSettingsSource(Config, file)()
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{file}: not TOML: {error}")
+    except OSError as error:
+        problems.append(f"{file}: can't be read: {error.strerror}")
+    return {}
+
+
+def unknown_variables() -> Iterator[str]:
+    """Variables with our prefix that name no key."""
+    known = {variable_of(name) for name in Config.model_fields} | {FILE_VARIABLE}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_LINK.fullmatch(f"{name}={value}"):
+            yield f"{name}: no such key{did_you_mean(name, known)} (from the environment)"
+
+
+def validated(found: Loading) -> Config:
+    """A Config of what is good among the values; what is bad becomes problems."""
+    bad: set[str] = set()
+    try:
+        config = Config(**found.values)
+    except ValidationError as error:
+        for item in error.errors():
+            bad.add(str(item["loc"][0]))
+            found.add(place(item["loc"]), reworded(item))
+        config = Config(**{name: value for name, value in found.values.items() if name not in bad})
+    config = with_secret_files(config, found, bad)
+    for involved, message in contradictions(config):
+        if not bad.intersection(involved):
+            found.add(involved[0], message)
+    return config
+
+
+def with_secret_files(config: Config, found: Loading, bad: set[str]) -> Config:
+    """The same with the secrets read from their files."""
+    read: dict[str, SecretStr] = {}
+    for name in SECRETS:
+        path: Path | None = getattr(config, f"{name}_file")
+        if path is None:
+            continue
+        try:
+            if getattr(config, name) is not None:
+                raise ConfigError([f"{name} is set as well; set one of them"])
+            read[name] = SecretStr(read_secret_file(path))
+        except ConfigError as error:
+            found.add(f"{name}_file", str(error))
+            bad.add(name)
+    return config.model_copy(update=read)
+
+
+def read_secret_file(path: Path) -> str:
+    """The one line of a secret's file. Raises ConfigError; the message does not show it."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(SECRET_FILE_BYTES_MAX + 1)
+        text = content.decode().strip()
+    except OSError as error:
+        raise ConfigError([f"{path} can't be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path} is not text"]) from error
+    if len(content) > SECRET_FILE_BYTES_MAX or not text or not text.isprintable():
+        raise ConfigError([f"{path} must hold one line of text, the secret"])
+    return text
+
+
+def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(keys involved, what is wrong) for keys that are good alone but not together."""
+    host, port = host_port(config.control)
+    if not is_loopback(host) and config.control_key is None:
+        yield ("control", "control_key"), f"{host} is reachable from elsewhere: set control_key or control_key_file"
+    if (config.tls_certificate_file is None) != (config.tls_key_file is None):
+        yield ("tls_certificate_file", "tls_key_file"), "set tls_certificate_file and tls_key_file together"
+    if config.workers > 1 and host_port(config.listen)[1] == 0:
+        yield ("listen", "workers"), "several workers can't share port 0"
+    if port and port + config.workers - 1 > 65535:
+        yield ("control", "workers"), "the last worker's control port is above 65535"
+    if port and host_port(config.listen) == (host, port):
+        yield ("control", "listen"), "listen and control are the same address"
+    if config.in_flight_bytes_max < config.body_bytes_max:
+        yield ("in_flight_bytes_max", "body_bytes_max"), "is below body_bytes_max: the largest bodies would never pass"
+    if config.total_retries_max < config.worker_retries_max:
+        yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
+    if config.kv_index_backend == "redis" and config.kv_redis_url is None:
+        yield ("kv_index_backend", "kv_redis_url"), "set kv_redis_url or kv_redis_url_file"
+    for name in ("cluster_secret", "gossip_admin_key"):
+        secret: SecretStr | None = getattr(config, name)
+        if secret is not None and len(secret.get_secret_value().encode()) < 16:
+            yield (name,), "must be at least 16 bytes long"
+    yield from cluster_problems(config._cluster_keys)
+    yield from twice(config)
+
+
+def twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Backends that are listed twice, or share a name."""
+    for what, values in (("URL", [item.url for item in config.backend]), ("name", [b.label for b in config.backend])):
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                yield (f"backend[{index}]", "backend"), f"{value} has the {what} of an earlier backend"
+                return
+
+
+WORDS = {
+    "Input should be": "must be",
+    "String should have": "must have",
+    "Input is not a valid path for <class 'pathlib.Path'>": "must be a path",
+}
+"""Pydantic's, and what we say."""
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+def read_backend(fields: Mapping[str, Any]) -> BackendSpec:
+    """One backend, as JSON has it: no number may be a text. Raises ConfigError with all that is wrong."""
+    try:
+        return BackendSpec.model_validate(dict(fields), strict=True)
+    except ValidationError as error:
+        problems = [f"{place(item['loc'])}: {backend_words(item)}".removeprefix(": ") for item in error.errors()]
+        if any(item["loc"] for item in error.errors()) and lacks_events(fields):
+            problems.append(NEEDS_EVENTS)  # which is looked at only when all else is right
+        raise ConfigError(problems) from error
+
+
+def backend_words(item: Mapping[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        return "there is no such member" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
+    return "is missing" if item["type"] == "missing" else reworded(item)
+
+
+def lacks_events(fields: Mapping[str, Any]) -> bool:
+    """Whether what needs `kv_events` is there without it."""
+    return fields.get("kv_events", "") in ("", OFF) and ("kv_replay" in fields or "kv_ranks" in fields)
+
+
+def place(location: Iterable[int | str]) -> str:
+    """("backend", 1, "weight") -> backend[1].weight"""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def reworded(item: Mapping[str, Any]) -> str:
+    """Pydantic's message in our words."""
+    if item["type"] == "extra_forbidden":
+        names = Config.model_fields if len(item["loc"]) == 1 else BackendSpec.model_fields
+        return "no such key" + did_you_mean(str(item["loc"][-1]), names)
+    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    for theirs, ours in WORDS.items():
+        message = message.replace(theirs, ours)
+    return message
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,91 @@
+"""The annotated reference: every key of the configuration as TOML, with its help, unit and default.
+
+It follows from the fields of `Config` alone, so it can't be out of date. It loads as it stands, to the defaults.
+"""
+
+from __future__ import annotations
+
+from typing import get_origin
+
+from pydantic.fields import FieldInfo
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.routing.placement.policies import option_reference
+
+WIDTH_CHARACTERS = 110
+
+
+def unit_of(name: str) -> str:
+    """The unit that the name of a key carries; empty for plain numbers and texts."""
+    units = {"_s": "seconds", "_bytes_max": "bytes", "_bytes_per_s_max": "bytes per second", "_tokens": "tokens"}
+    for mark, unit in units.items():
+        if name.endswith(mark):
+            return unit
+    return ""
+
+
+def reference() -> str:
+    """Every key as TOML with its help, unit and default. Loads as it stands, to the defaults."""
+    lines = [
+        "# Every key of ranvier with its default.",
+        "# A key is also a flag (--probe-interval-s) and a variable (RANVIER_PROBE_INTERVAL_S).",
+        "# Precedence: flag, variable, file, default. Secrets have no flag. Empty text means: not set.",
+    ]
+    section = ""
+    for name, info in Config.model_fields.items():
+        here, text = key_help(name, info)
+        if here != section:
+            section = here
+            lines.append(f"\n\n# --- {section} " + "-" * (WIDTH_CHARACTERS - len(section)))
+        lines.append("\n" + "\n".join(f"# {line}" for line in wrapped(text)))
+        if name == "policy_option":
+            lines += policy_lines()
+        lines.append(f"{name} = {toml_value(info.get_default(call_default_factory=True))}")
+    return "\n".join(lines) + "\n"
+
+
+def policy_lines() -> list[str]:
+    """Every option of every policy, as comments."""
+    return [
+        f"#   {line}"
+        for row in option_reference()
+        for line in wrapped(f"{row.policy}: {row.name}={toml_value(row.default)}: {row.meaning}", WIDTH_CHARACTERS - 4)
+    ]
+
+
+def key_help(name: str, info: FieldInfo) -> tuple[str, str]:
+    """(section, help with unit) of a key."""
+    extra = info.json_schema_extra
+    assert isinstance(extra, dict), "every key has a section"
+    unit = unit_of(name)
+    return str(extra["section"]), f"{info.description} In {unit}." if unit else str(info.description)
+
+
+def is_list(info: FieldInfo) -> bool:
+    return get_origin(info.annotation) is list
+
+
+def wrapped(text: str, width: int = WIDTH_CHARACTERS) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def toml_value(value: object) -> str:
+    """A JSON value as TOML, on one line."""
+    if value is None:
+        return '""'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:_}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)

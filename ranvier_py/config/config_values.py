@@ -1,0 +1,200 @@
+"""The types that values of the configuration have: how each is written, and what is refused.
+
+Texts come from flags and the environment, typed values from the file; both end as the same value. Messages never repeat
+what was written, which may be a secret.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic_settings import NoDecode
+
+from ranvier_py.core.addresses import host_port, is_address
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, spot
+from ranvier_py.core.errors import BadRequest, ConfigError
+from ranvier_py.core.gossip.endpoints import OFF, place
+from ranvier_py.core.routing.backend import normal_url
+from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
+
+INDEX_SCHEMES = ("http", "https", "ws", "wss")
+
+
+def policy_name(text: str) -> str:
+    if text not in POLICIES:
+        raise ValueError(f"must be one of {', '.join(POLICIES)}")
+    return text
+
+
+def policy_options(items: list[str]) -> list[str]:
+    try:
+        PlacementOptions.parse(items)
+    except ConfigError as error:
+        raise ValueError("; ".join(error.problems)) from error
+    return items
+
+
+def address(text: str) -> str:
+    host_port(text)
+    return text
+
+
+def place_text(text: str | None) -> str | None:
+    if text is not None:
+        place(text)
+    return text
+
+
+def place_or_off(text: str | None) -> str | None:
+    return text if text == OFF else place_text(text)
+
+
+def literal_place(text: str | None) -> str | None:
+    """A place whose host is an address: what is told to peers is not looked up by them."""
+    if text is not None and not is_address(place(text)[0]):
+        raise ValueError("must be an IP address, with or without a port")
+    return text
+
+
+def backend_url(text: str) -> str:
+    """The URL as the registry spells it."""
+    try:
+        return normal_url(text)
+    except BadRequest as error:
+        raise ValueError("must be a URL like http://10.0.0.1:8000, without path, query or credentials") from error
+
+
+def empty_is_none(value: object) -> object:
+    return None if value == "" else value
+
+
+def secret_line(value: object) -> object:
+    """Without the blanks and the line end that files and variables like to end with: no header could carry them."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if not text.isprintable():
+        raise ValueError("must be one line of text")
+    return text or None
+
+
+def split_text(value: object) -> object:
+    """Lists in the environment are separated by blanks."""
+    return value.split() if isinstance(value, str) else value
+
+
+def split_items(value: object) -> object:
+    """As `split_text`, and commas separate too. Flags may repeat."""
+    if isinstance(value, list):
+        return [piece for item in value for piece in str(item).replace(",", " ").split()]
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+def backend_fields(value: object) -> object:
+    """ "URL,weight=2,name=a" -> its fields."""
+    if not isinstance(value, str):
+        return value
+    url, *options = value.split(",")
+    fields: dict[str, str] = {"url": url}
+    for option in options:
+        name, equals, content = option.partition("=")
+        if not equals or name in fields:
+            raise ValueError("must be URL or URL,weight=2,name=a,kv_events=tcp://HOST:5557")
+        fields[name] = content
+    return fields
+
+
+def kv_endpoint(text: str) -> str:
+    if text and spot(text) is None:
+        raise ValueError("must be tcp://HOST:PORT, or tcp://*:PORT on the backend's own host")
+    return text
+
+
+def index_endpoint(text: str) -> str:
+    place = urlsplit(text)
+    if text and (place.scheme not in INDEX_SCHEMES or not place.hostname):
+        raise ValueError("must be a URL that begins with http://, https://, ws:// or wss://")
+    return text
+
+
+def kv_endpoint_or_off(text: str) -> str:
+    return text if text == OFF else kv_endpoint(text)
+
+
+def key_prefix(text: str) -> str:
+    if any(character in "*?[]\\^" for character in text):
+        raise ValueError("must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis")
+    return text
+
+
+NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
+
+
+class BackendSpec(BaseModel):
+    """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
+
+    `kv_events` is where the engine publishes its KV events, `kv_replay` where it tells them again; with `kv_ranks`
+    data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used. `kv_index` is an
+    event stream of Continuum's shape; empty: none.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: Annotated[str, AfterValidator(backend_url)]
+    weight: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
+    name: str = Field(default="", max_length=200, pattern=r"^[\x21-\x7e]*$")
+    kv_events: Annotated[str, AfterValidator(kv_endpoint_or_off)] = ""
+    kv_replay: Annotated[str, AfterValidator(kv_endpoint)] = ""
+    kv_ranks: int = Field(default=1, ge=1, le=RANKS_MAX)
+    kv_index: Annotated[str, AfterValidator(index_endpoint)] = ""
+
+    @model_validator(mode="after")
+    def _kv_events_come_first(self) -> Self:
+        if self.kv_events in ("", OFF) and (self.kv_replay or self.kv_ranks != 1):
+            raise ValueError(NEEDS_EVENTS)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What few backends need is shown where it is set."""
+        values: dict[str, Any] = handler(self)
+        fields = type(self).model_fields
+        return {key: value for key, value in values.items() if key[:3] != "kv_" or value != fields[key].default}
+
+    @property
+    def label(self) -> str:
+        return self.name or self.url.partition("://")[2]
+
+
+Address = Annotated[str, AfterValidator(address)]
+OptionalPath = Annotated[Path | None, BeforeValidator(empty_is_none)]
+Secret = Annotated[SecretStr | None, BeforeValidator(secret_line)]
+Backends = Annotated[
+    list[Annotated[BackendSpec, BeforeValidator(backend_fields)]], NoDecode, BeforeValidator(split_text)
+]
+Statuses = Annotated[list[Annotated[int, Field(ge=400, le=599)]], NoDecode, BeforeValidator(split_items)]
+Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empty_is_none)]
+LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValidator(empty_is_none)]
+Places = Annotated[list[Annotated[str, AfterValidator(place_text)]], NoDecode, BeforeValidator(split_items)]
+Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
+OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
+KeyPrefix = Annotated[Label, AfterValidator(key_prefix)]
+PolicyName = Annotated[str, AfterValidator(policy_name)]
+PolicyNames = Annotated[list[PolicyName], NoDecode, BeforeValidator(split_items)]
+PolicyOptions = Annotated[list[str], NoDecode, BeforeValidator(split_items), AfterValidator(policy_options)]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]

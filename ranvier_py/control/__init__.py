@@ -1,0 +1,1 @@
+"""The control port: routes, status and metrics of one node."""

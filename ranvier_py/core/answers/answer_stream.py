@@ -1,0 +1,172 @@
+"""Answers, read beside the relay: when the first token came, what was said, what the engine counted.
+
+The relay passes bytes on and never waits for this. `has_token` looks at chunks as they pass until one shows output;
+`read_answer` reads the copy of a finished answer, off the event loop: one pass of a regular expression where the stream
+is plain text, event by event where it is not. What can't be read teaches nothing and harms nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ranvier_py.core.answers.chunked import ChunkedReader
+
+FIRST_TOKEN = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
+)
+"""Engines open a stream with an empty role chunk, some before the prefill is done: only output proves the prefill."""
+
+FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+"""In the last event of every choice; null before it."""
+
+STRING = rb'"((?:[^"\\]|\\.)*)"'
+DELTA_CONTENT = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"content"\s*:\s*' + STRING)
+CHUNK_TEXT = re.compile(rb'"text"\s*:\s*' + STRING)
+NOT_PLAIN = (b'"tool_calls"', b'"reasoning', b'"function_call"', b'"index":1', b'"index": 1')
+"""Marks of a stream that needs reading event by event. An index above 0 means several choices or tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one finished answer says.
+
+    `message` is the assistant message as a client would send it back in the next turn, or None when the next prompt
+    will not contain it as it was generated (several choices, reasoning, cut off, unreadable). `text` is its text. The
+    counts are the engine's, or None.
+    """
+
+    message: Mapping[str, Any] | None = None
+    text: str = ""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+NOTHING = Answer()
+
+
+def has_finished(data: bytes) -> bool:
+    """Whether an answer says how it finished; one that is an error and nothing else does not."""
+    return FINISHED.search(data) is not None
+
+
+def has_token(data: bytes) -> bool:
+    """Whether this piece of a stream shows generated output."""
+    return FIRST_TOKEN.search(data) is not None
+
+
+def read_answer(raw: bytes, *, chunked: bool, streamed: bool, kind: str) -> Answer:
+    """Read a complete body as relayed. `kind` is "chat" or "completion". Never raises."""
+    try:
+        body = unchunked(raw) if chunked else raw
+        if streamed:
+            return read_stream(body, kind)
+        return read_object(orjson.loads(body), kind)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return NOTHING
+
+
+def read_object(body: Mapping[str, Any], kind: str) -> Answer:
+    """An answer that came as one JSON object."""
+    choices = body["choices"]
+    usage = read_usage(body.get("usage"))
+    if len(choices) != 1:
+        return Answer(None, "", *usage)
+    if kind != "chat":
+        return Answer(None, choices[0]["text"] or "", *usage)
+    message = choices[0]["message"]
+    return Answer(as_history(message), message.get("content") or "", *usage)
+
+
+def as_history(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The message as the next turn will carry it; None with reasoning, which next turns leave out."""
+    if message.get("reasoning_content") or message.get("reasoning"):
+        return None
+    kept = {"role": "assistant", "content": message.get("content") or ""}
+    if message.get("tool_calls"):
+        kept["tool_calls"] = message["tool_calls"]
+    return kept if len(kept) > 2 or kept["content"] else None
+
+
+def read_stream(body: bytes, kind: str) -> Answer:
+    """An answer that came as server-sent events."""
+    usage = stream_usage(body)
+    pattern = DELTA_CONTENT if kind == "chat" else CHUNK_TEXT
+    if not any(mark in body for mark in NOT_PLAIN):
+        text = orjson.loads(b'"' + b"".join(pattern.findall(body)) + b'"')
+        return Answer(as_history({"content": text}) if kind == "chat" else None, text, *usage)
+    if kind != "chat":
+        return Answer(None, "", *usage)
+    message = merged_deltas(body)
+    return Answer(message and as_history(message), message["content"] if message else "", *usage)
+
+
+def stream_events(body: bytes) -> Iterator[Mapping[str, Any]]:
+    for line in body.splitlines():
+        if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+            yield orjson.loads(line[5:])
+
+
+def merged_deltas(body: bytes) -> dict[str, Any] | None:
+    """The message that the deltas of one choice add up to; None when there are several choices."""
+    message: dict[str, Any] = {"content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    for event in stream_events(body):
+        for choice in event.get("choices", ()):
+            if choice.get("index", 0) != 0:
+                return None
+            delta = choice.get("delta") or {}
+            for name in ("content", "reasoning", "reasoning_content"):
+                if delta.get(name):
+                    message[name] = message.get(name, "") + delta[name]
+            for piece in delta.get("tool_calls") or ():
+                merge_call(calls.setdefault(piece.get("index", 0), {"function": {"name": "", "arguments": ""}}), piece)
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
+
+
+def merge_call(call: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add one delta of a tool call to what has come of it so far."""
+    for name in ("id", "type"):
+        if piece.get(name):
+            call[name] = piece[name]
+    function = piece.get("function") or {}
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def stream_usage(body: bytes) -> tuple[int | None, int | None, int | None]:
+    """The counts of the last event that has any."""
+    at = body.rfind(b'"prompt_tokens"')
+    if at < 0:
+        return None, None, None
+    start = body.rfind(b"data:", 0, at)
+    end = body.find(b"\n", at)
+    return read_usage(orjson.loads(body[start + 5 : end if end > 0 else len(body)]).get("usage"))
+
+
+def read_usage(usage: Mapping[str, Any] | None) -> tuple[int | None, int | None, int | None]:
+    """(prompt, cached, completion) tokens of a usage object."""
+    if not usage:
+        return None, None, None
+    details = usage.get("prompt_tokens_details") or {}
+    return count(usage.get("prompt_tokens")), count(details.get("cached_tokens")), count(usage.get("completion_tokens"))
+
+
+def count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def unchunked(raw: bytes) -> bytes:
+    """The data of a complete chunked body. Raises ValueError when it is not one."""
+    reader = ChunkedReader(keep=True)
+    reader.feed(raw)
+    if not reader.done:
+        raise ValueError("the chunked body is not complete")
+    return b"".join(reader.payload or ())

@@ -1,0 +1,225 @@
+"""Blocks of one engine by the engine's own names, each below the block that it continues.
+
+A block that is named as a parent before it was told of has a place here too, so that children find it when it comes. A
+stem stands above the first blocks of one namespace; it is never in the index.
+
+Rules: a block whose parent is not READY is never READY itself, so what is resolved is a tree that hangs from stems.
+What is not may be anything an engine sends, even a ring; whoever walks it marks where he was.
+Bounds: the owner's; `weight` is what a block counts against them. Cost: every call O(1), `drop` O(what it drops).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, EngineHash, Tier
+from ranvier_py.core.ids import UNKNOWN, Fingerprint
+from ranvier_py.core.prompts.fingerprint import TokenState
+
+new_object = object.__new__  # without what `Block()` would set, to be set again
+
+COPIES_BITS = 16
+COPIES_MASK = (1 << COPIES_BITS) - 1
+
+
+class Known(Enum):
+    """What is known of a block."""
+
+    NAME = 0  # no tokens
+    TOKENS = 1  # its own, but not all of those before it
+    READY = 2  # the whole prefix
+    OPAQUE = 3  # more than tokens went into it or into one before it: its prefix has no fingerprint of ours
+
+
+class Print(NamedTuple):
+    """One prefix that ends in a block, at a depth in tokens."""
+
+    fingerprint: Fingerprint
+    tokens: int
+
+
+class Block:
+    """One block. `copies` packs a count for each tier; `reach` is the farthest tier of it and those before it."""
+
+    __slots__ = (
+        "after",
+        "anchor",
+        "before",
+        "child",
+        "copies",
+        "key",
+        "known",
+        "parent",
+        "prints",
+        "queued",
+        "reach",
+        "state",
+        "token_bytes",
+        "weight",
+    )
+
+    def __init__(self, key: EngineHash) -> None:
+        self.key = key
+        self.known = Known.NAME
+        self.parent: Block | None = None
+        self.child: Block | None = None  # first of the children
+        self.before: Block | None = None  # neighbours among the parent's children
+        self.after: Block | None = None
+        self.copies = 0
+        self.reach = Tier.ABSENT
+        self.queued = False
+        self.weight = 1
+        self.token_bytes = b""  # while TOKENS
+        self.state: TokenState | None = None  # while READY
+        self.anchor = UNKNOWN  # the deepest prefix at an anchor that ends in this block or before it
+        self.prints: tuple[Print, ...] = ()
+
+    def attach(self, parent: Block) -> None:
+        self.parent = parent
+        self.after = parent.child
+        if parent.child is not None:
+            parent.child.before = self
+        parent.child = self
+
+    def detach(self) -> None:
+        if self.parent is None:
+            return
+        if self.before is not None:
+            self.before.after = self.after
+        else:
+            self.parent.child = self.after
+        if self.after is not None:
+            self.after.before = self.before
+        self.parent = self.before = self.after = None
+
+    def children(self) -> Iterator[Block]:
+        """None of them may come or go meanwhile."""
+        child = self.child
+        while child is not None:
+            yield child
+            child = child.after
+
+    def count(self, tier: Tier) -> int:
+        return self.copies >> COPIES_BITS * tier & COPIES_MASK
+
+    def more(self, tier: Tier) -> bool:
+        """One more copy; False when they can't be counted any more."""
+        shift = COPIES_BITS * tier
+        if self.copies >> shift & COPIES_MASK == COPIES_MASK:
+            return False
+        self.copies += 1 << shift
+        return True
+
+    @property
+    def nearest(self) -> Tier:
+        """The nearest tier with a copy of this block."""
+        if not self.copies:
+            return Tier.ABSENT
+        return next(tier for tier in HELD_TIERS if self.count(tier))
+
+
+def stem(state: TokenState | None) -> Block:
+    """What stands above the first blocks of one namespace; without a state, of all that we cannot name."""
+    block = Block(0)
+    block.known = Known.OPAQUE if state is None else Known.READY
+    block.state = state
+    block.reach = Tier.GPU
+    return block
+
+
+class BlockIndex:
+    """Blocks by name. `weight` is the sum over all of them, `parked_weight` over those that are not resolved."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[EngineHash, Block] = {}
+        self.parked: dict[EngineHash, Block] = {}  # oldest first
+        self.weight = 0
+        self.parked_weight = 0
+
+    def add(self, key: EngineHash) -> Block:
+        block = self.blocks[key] = self.parked[key] = Block(key)
+        self.weight += 1
+        self.parked_weight += 1
+        return block
+
+    def born(self, key: EngineHash, parent: Block, token_bytes: bytes, weight: int, tier: Tier) -> Block:
+        """`add`, and all that a stored block that is new is told at once: less than half the time of one call for
+        each, and each is set once."""
+        block = self.blocks[key] = self.parked[key] = new_object(Block)
+        block.key, block.known, block.parent, block.child, block.before = key, Known.TOKENS, parent, None, None
+        below = block.after = parent.child
+        if below is not None:
+            below.before = block
+        parent.child = block
+        block.copies, block.reach, block.queued = 1 << COPIES_BITS * tier, Tier.ABSENT, False
+        block.token_bytes, block.weight = token_bytes, weight
+        block.state, block.anchor, block.prints = None, UNKNOWN, ()
+        self.weight += weight
+        self.parked_weight += weight
+        return block
+
+    def weigh(self, block: Block, weight: int) -> None:
+        """Let a parked block count for more, or less."""
+        self.weight += weight - block.weight
+        self.parked_weight += weight - block.weight
+        block.weight = weight
+
+    def settled(self, block: Block, known: Known) -> None:
+        """A parked block is READY or OPAQUE now."""
+        block.known = known
+        if self.parked.pop(block.key, None) is not None:
+            self.parked_weight -= block.weight
+
+    def resolved(self, chain: Sequence[Block]) -> None:
+        """These are READY now, and will be looked at."""
+        parked, weight = self.parked, 0
+        for block in chain:
+            block.known = Known.READY
+            block.queued = True
+            if parked.pop(block.key, None) is not None:
+                weight += block.weight
+        self.parked_weight -= weight
+
+    def release(self, block: Block | None) -> None:
+        """Forget a block that nobody holds or continues, and those above it that were kept for its sake alone."""
+        blocks, parked = self.blocks, self.parked
+        while block is not None and not block.copies and block.child is None and not block.queued:
+            key, above = block.key, block.parent
+            if blocks.get(key) is not block:
+                return  # a stem
+            del blocks[key]
+            self.weight -= block.weight
+            if key in parked:
+                del parked[key]
+                self.parked_weight -= block.weight
+            before, after = block.before, block.after  # `detach`, without a call
+            if before is not None:
+                before.after = after
+            elif above is not None:
+                above.child = after
+            if after is not None:
+                after.before = before
+            block.parent = block.before = block.after = None
+            block = above
+
+    def drop(self, block: Block) -> int:
+        """Forget a parked block and all below it, held or not. Returns how many."""
+        above = block.parent
+        block.detach()
+        below, dropped = [block], 0
+        while below:
+            each = below.pop()
+            if self.blocks.get(each.key) is each:
+                self._forget(each)
+                dropped += 1
+                below.extend(each.children())
+        self.release(above)
+        return dropped
+
+    def _forget(self, block: Block) -> None:
+        del self.blocks[block.key]
+        self.weight -= block.weight
+        if self.parked.pop(block.key, None) is not None:
+            self.parked_weight -= block.weight

@@ -1,0 +1,305 @@
+"""One event stream of an engine, from raw payloads to the route table: decoder, gap machine and residency of one rank.
+
+A shell keeps the connection and calls; every method returns what it has to do: ask the replay socket, ask peers for a
+copy, write a change of level into the log. What became of the engine's prefixes goes to EngineTruth from here.
+
+Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
+an engine said that it holds nothing. A stream is EXACT for others only when all that was applied is settled, and when
+nothing of what it told is beyond us (`Lack`): of that there may be more than we know of.
+Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
+Cost: that of its parts: 15 us for a block stored, 20 us for one that becomes a claim.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from ranvier_py.core.engine_cache.block_namespaces import Names
+from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineTruth, Source
+from ranvier_py.core.engine_cache.gap_values import (
+    Apply,
+    AskPeer,
+    AskReplay,
+    Effect,
+    GapSettings,
+    Install,
+    Level,
+    LevelChanged,
+    Reset,
+)
+from ranvier_py.core.engine_cache.gaps import GapMachine
+from ranvier_py.core.engine_cache.journal import ChangesWriter, Journal
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.residency_values import Lack
+from ranvier_py.core.engine_cache.snapshot import Copy, Original, Place, original_of
+from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared
+from ranvier_py.core.engine_cache.sources.events import BadBatch, EventDecoder
+from ranvier_py.core.prompts.fingerprint import TokenHasher
+
+SETTLE_S = 0.01
+"""A claim this late is no later than the message itself, which an engine sends after its step."""
+
+SETTLE_STEPS = 1000  # 5 to 15 ms
+FROZEN_S = 0.1  # between two looks while a copy is made, and nothing changes
+
+StreamEffect = AskReplay | AskPeer | LevelChanged
+"""What is left to do outside."""
+
+
+class EventStream:
+    """The stream of one source. `open` tells the truth of it, `close` takes it back."""
+
+    def __init__(
+        self,
+        source: Source,
+        truth: EngineTruth,
+        hasher: TokenHasher,
+        names: Names,
+        *,
+        settings: GapSettings | None = None,
+        entries_max: int = 2_000_000,
+    ) -> None:
+        self.source = source
+        self.names = names
+        self.machine = GapMachine(settings)
+        self.decoder = EventDecoder()
+        self.residency = Residency(hasher, names.namespace, entries_max=entries_max, tells_again=True)
+        self._truth = truth
+        self._hasher = hasher
+        self._settle_at: float | None = None
+        self._level: LevelChanged | None = None  # waits until all is settled
+        self._now_at = self.machine.level
+        self._reason = ""  # of the machine's last change
+        self._stores = False  # something that was stored could be read, since the engine began
+        self._skipped_before = 0  # tags, before it began
+        self._copy: tuple[int, Copy] | None = None
+        self._journal: Journal | None = None  # while a peer stands by
+        self._closed = False
+
+    def open(self, now: float) -> None:
+        self._truth.open(self.source, self.names.held(self.residency), now)
+
+    def close(self, now: float) -> None:
+        """The truth hears no more of it, whatever its shell still has to say."""
+        self._closed = True
+        self._truth.close(self.source, now)
+
+    def resume(self, copy: Copy, now: float) -> None:
+        """Go on where the copy stands, before anything was told. It is used up."""
+        self._hold(copy)
+        self.machine.resume(copy.seq, copy.digest, now)
+        self._settle_soon(now, SETTLE_S)
+
+    # What the shell tells
+
+    def connected(self, now: float) -> list[StreamEffect]:
+        return self._carry(self.machine.connected(now), now)
+
+    def disconnected(self, now: float) -> list[StreamEffect]:
+        return self._carry(self.machine.disconnected(now), now)
+
+    def live(self, seq: int, payload: bytes, now: float) -> list[StreamEffect]:
+        """A message of the stream."""
+        return self._carry(self.machine.live(seq, payload, now), now)
+
+    def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> list[StreamEffect]:
+        return self._carry(self.machine.replayed(ask, seq, payload, now), now)
+
+    def replay_ended(self, ask: int, now: float) -> list[StreamEffect]:
+        return self._carry(self.machine.replay_ended(ask, now), now)
+
+    def replay_failed(self, ask: int, now: float) -> list[StreamEffect]:
+        return self._carry(self.machine.replay_failed(ask, now), now)
+
+    def contradicted(self, now: float) -> list[StreamEffect]:
+        """The engine's answers do not fit what it is known to hold."""
+        return self._carry(self.machine.contradicted(now), now)
+
+    def copy_offered(self, ask: int, copy: Copy, now: float) -> list[StreamEffect]:
+        """A peer's copy, in answer to AskPeer. It is used up."""
+        self._copy = (ask, copy)
+        return self._carry(self.machine.copy_offered(ask, copy.seq, copy.digest, now), now)
+
+    def copy_failed(self, ask: int, now: float) -> list[StreamEffect]:
+        return self._carry(self.machine.copy_failed(ask, now), now)
+
+    def tick(self, now: float) -> list[StreamEffect]:
+        """To be called at `wake_at`."""
+        effects = self._carry(self.machine.tick(now), now)
+        if self._settle_at is not None and now >= self._settle_at:
+            self._settle(now)
+        return effects
+
+    def wake_at(self) -> float | None:
+        """When `tick` has something to do, in seconds."""
+        times = [at for at in (self.machine.wake_at(), self._settle_at) if at is not None]
+        return min(times, default=None)
+
+    # What it shows
+
+    @property
+    def level(self) -> Level:
+        """Of all messages, and of what could be made of them."""
+        level = self.machine.level
+        if self._lack() is not Lack.NOTHING:
+            limit = Level.DEGRADED if self.residency.holds_any else Level.ESTIMATED
+            level = max(level, limit, key=LEVELS.index)
+        return level
+
+    def stands_at(self) -> tuple[int, int] | None:
+        """Number and digest of the last message that was applied; None where there is none."""
+        seq = self.machine.next_seq - 1
+        digest = self.machine.digest_of(seq)
+        return None if digest is None else (seq, digest)
+
+    def original(self, since: Place | None = None) -> Original | None:
+        """Begins a copy for a peer; None: it is not known exactly here, or one is being written.
+
+        Args:
+            since: the peer stands by, with a copy that stands after this message, or NO_PLACE: it gets what changed,
+                where that is known, else all.
+        """
+        if self.level is not Level.EXACT:
+            return None
+        self.residency.catch_up()
+        seq = self.machine.next_seq - 1
+        digest = self.machine.digest_of(seq)
+        if since is not None and digest is not None:
+            changes = self._changes(since)
+            if changes is not None:
+                return Original(seq, digest, changes)
+        original = original_of(self.residency, self._hasher, seq, digest)
+        if since is not None and original is not None and self._journal is None:
+            self._journal = Journal(seq, self.residency.counts.resolved_late)
+        return original
+
+    def _changes(self, since: Place) -> ChangesWriter | None:
+        journal, residency = self._journal, self.residency
+        if journal is not None and journal.late != residency.counts.resolved_late:
+            journal = self._journal = None
+        known = journal is not None and self.machine.digest_of(since.seq) == since.digest
+        names = journal.since(since.seq) if journal is not None and known else None
+        return ChangesWriter(residency, self._hasher, names) if names is not None and not residency.frozen else None
+
+    def counts(self) -> dict[str, int]:
+        """Counters of all parts, by name."""
+        decoder = {f"decoder_{name}": count for name, count in asdict(self.decoder.counts).items()}
+        machine = {f"messages_{name}": count for name, count in asdict(self.machine.counts).items()}
+        return {**decoder, **machine, **{f"blocks_{k}": v for k, v in asdict(self.residency.counts).items()}}
+
+    def view(self) -> dict[str, Any]:
+        """What it knows, as JSON has it."""
+        return {
+            "level": self.level.value,
+            "lacks": self._lack().value,
+            "next": self.machine.next_seq,
+            **asdict(self.residency.view()),
+            "unknown_tags": dict(self.decoder.unknown_tags),
+            "counts": self.counts(),
+        }
+
+    # Inside
+
+    def _carry(self, effects: Iterable[Effect], now: float) -> list[StreamEffect]:
+        """Do here what can be done here."""
+        waiting = deque(effects)
+        outside: list[StreamEffect] = []
+        cleared = False
+        while waiting:
+            effect = waiting.popleft()
+            if isinstance(effect, Apply):
+                cleared |= self._apply(effect, waiting, now)
+            elif isinstance(effect, Reset):
+                self._clear()
+                self._stores, self._skipped_before = False, self.decoder.counts.tags_skipped
+                cleared = True
+            elif isinstance(effect, Install):
+                self._install(effect.ask, now)
+            elif isinstance(effect, LevelChanged):
+                self._reason = effect.reason
+            else:
+                outside.append(effect)
+        if self._copy is not None and self._copy[0] != self.machine.copy_ask:
+            self._copy = None
+        level = self.level
+        if level is not self._now_at:
+            self._now_at = level
+            reason = self._reason if level is self.machine.level else self._lack().value
+            self._level = LevelChanged(level, reason)
+            outside.append(self._level)
+        if cleared:
+            self._settle(now)
+        self._tell_level(now)
+        return outside
+
+    def _lack(self) -> Lack:
+        """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
+        if not self._stores and self.decoder.counts.tags_skipped > self._skipped_before:
+            return Lack.SCHEMA
+        return self.residency.lack
+
+    def _apply(self, message: Apply, waiting: deque[Effect], now: float) -> bool:
+        """Whether it said that the engine holds nothing. What the machine makes of it waits."""
+        try:
+            batch = self.decoder.decode(message.payload)
+        except BadBatch:
+            waiting.extend(self.machine.unreadable(message.seq, now))
+            return False
+        cleared = False
+        for event in batch.events:
+            if isinstance(event, CacheCleared):
+                self._clear()
+                cleared = True
+                continue
+            self.residency.apply(event)
+            if self._journal is not None:
+                self._journal.add(message.seq, event.hashes)
+        if batch.events:
+            self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
+            self._settle_soon(now, SETTLE_S)
+        if cleared:
+            waiting.extend(self.machine.cleared(message.seq))
+        if batch.unread:
+            waiting.extend(self.machine.unreadable(message.seq, now))
+        return cleared
+
+    def _clear(self) -> None:
+        """This rank holds nothing. Of an engine with one that begins an epoch; of others their own is withdrawn."""
+        self.residency.clear(singly=self._truth.ranks(self.source) > 1)
+        self._journal = None
+
+    def _install(self, ask: int, now: float) -> None:
+        assert self._copy is not None and self._copy[0] == ask, "the machine takes only what was offered"  # noqa: PT018
+        self._hold(self._copy[1])
+        self._copy = self._journal = None
+        self._settle_soon(now, 0.0)
+
+    def _hold(self, copy: Copy) -> None:
+        self.residency.install(copy.state)
+        self._stores = self._stores or self.residency.view().blocks > 0
+
+    def _settle_soon(self, now: float, wait_s: float) -> None:
+        if self._settle_at is None or now + wait_s < self._settle_at:
+            self._settle_at = now + wait_s
+
+    def _settle(self, now: float) -> None:
+        if self._closed:
+            self._settle_at = None
+            return
+        changes = self.residency.settle(SETTLE_STEPS)
+        frozen = bool(self.residency.frozen)
+        complete = changes.complete and not frozen
+        self._settle_at = None if complete else now + FROZEN_S * frozen
+        self._truth.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
+        self._tell_level(now)
+
+    def _tell_level(self, now: float) -> None:
+        """EXACT is true once all that was applied is settled; less than that at once."""
+        if self._closed:
+            return
+        if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
+            self._truth.levelled(self.source, self._level.level, self._level.reason, now)
+            self._level = None

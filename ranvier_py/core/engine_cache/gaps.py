@@ -1,0 +1,394 @@
+"""How well one event stream is known: sequence numbers in, effects out. One machine for each publisher.
+
+A message that does not follow the last one opens a gap. Messages from there on are held back, the engine's replay
+socket is asked from one number before the gap, and whoever decides on routes goes on with what is known. The one before
+the gap is known here: if the engine has another message under its number, it was restarted. What replay can't bring
+back is jumped over, and a peer is asked for a copy of the whole.
+
+EXACT: every message since the engine started, or since it said that it is empty, or a peer's copy and all after it.
+REPAIRING: a gap is being filled. DEGRADED: some messages are lost, those after them are known; or the stream is cut
+off. ESTIMATED: nothing is known, or no message of a gap came back.
+Rules: messages are applied in order, each once; a restart is a Reset, then all from number 0. A copy is taken once its
+last message is known here to be the same. Nothing waits for ever: each question has a deadline.
+Invariant: while EXACT, what was applied since the last Reset or Install has no hole.
+Bounds: what is held or kept for a copy, in bytes and messages; beyond, the gap is jumped over, or the copy not waited
+for, and counted. Cost: about 5 us for a message.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from ranvier_py.core.engine_cache.gap_state import CopyAsked, Digests, Kept, Replay
+from ranvier_py.core.engine_cache.gap_values import (
+    Apply,
+    AskPeer,
+    AskReplay,
+    Effect,
+    GapCounts,
+    GapSettings,
+    Install,
+    Level,
+    LevelChanged,
+    Loss,
+    Reset,
+)
+
+NOTHING_MISSED = "nothing missed"
+
+
+class GapMachine:
+    """Every method returns what is to be done, in order. `tick` wants to be called at `wake_at`."""
+
+    def __init__(self, settings: GapSettings | None = None) -> None:
+        self._settings = settings or GapSettings()
+        self._outbox: list[Effect] = []
+        self._next = 0
+        self._held: dict[int, bytes] = {}  # messages behind a hole
+        self._held_bytes = 0
+        self._kept = Kept(self._settings)
+        self._digests = Digests()
+        self._live_last = -1
+        self._loss = Loss.ALL
+        self._loss_end = 0  # first number after what was lost
+        self._run = 0  # messages in a row since then
+        self._asks = 0
+        self._replay: Replay | None = None
+        self._copy: CopyAsked | None = None
+        self._copy_tried = True
+        self._copy_at: float | None = None
+        self._cut_at: float | None = None
+        self._cut_long = False
+        self._verified_at: float | None = None
+        self._why = "nothing heard yet"
+        self.level = Level.ESTIMATED
+        self.counts = GapCounts()
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the next message to apply."""
+        return self._next
+
+    @property
+    def copy_ask(self) -> int | None:
+        """The question for a copy that is open."""
+        return self._copy.ask if self._copy is not None else None
+
+    def digest_of(self, seq: int) -> int | None:
+        """What a copy that stands after message `seq` is offered with. None: not known any more."""
+        return self._digests.get(seq)
+
+    def wake_at(self) -> float | None:
+        """When `tick` has something to do, in seconds."""
+        times = [question.deadline for question in (self._replay, self._copy) if question is not None]
+        if self._copy_at is not None and self._copy is None and self._loss is not Loss.NOTHING:
+            times.append(self._copy_at)
+        if self._cut_at is not None and not self._cut_long:
+            times.append(self._cut_at + self._settings.estimated_after_s)
+        return min(times, default=None)
+
+    # The stream
+
+    def connected(self, now: float) -> list[Effect]:
+        """The stream stands, for the first time or again. What was said meanwhile is asked for."""
+        self._connect(now)
+        return self._done()
+
+    def resume(self, seq: int, digest: int, now: float) -> None:
+        """Go on from a copy that stands after message `seq`, before anything else is told: as if cut off there. An
+        engine that has another message under that number was restarted."""
+        self._next = seq + 1
+        self._digests.add(seq, digest)
+        self._loss, self._cut_at, self._live_last = Loss.NOTHING, now, seq
+        self.counts.resumed += 1
+
+    def disconnected(self, now: float) -> list[Effect]:
+        self._cut_at = now
+        self._replay = None
+        self._live_last = self._next - 1  # what was heard beyond a hole is asked for with the rest
+        self._held.clear()  # who knows whether what comes next is of the same run; replay brings these again
+        self._held_bytes = 0
+        self._why = "cut off"
+        return self._done()
+
+    def live(self, seq: int, payload: bytes, now: float) -> list[Effect]:
+        """A message of the stream."""
+        if self._cut_at is not None:
+            self._connect(now)
+        if self._contradicts(seq, payload) or (seq <= self._live_last and not self._is_known(seq)):
+            self._restart("numbers went back")
+        self._live_last = max(self._live_last, seq)
+        self._take(seq, payload, now)
+        return self._done()
+
+    def cleared(self, seq: int) -> list[Effect]:
+        """Message `seq` said that the engine holds nothing: what was lost before it does not matter any more."""
+        if seq >= self._loss_end:
+            self._loss = Loss.NOTHING
+        return self._done()
+
+    def unreadable(self, seq: int, now: float) -> list[Effect]:
+        """Message `seq`, or some of it, could not be read."""
+        self._lose(Loss.PART, seq + 1, now, "unreadable")
+        return self._done()
+
+    def contradicted(self, now: float) -> list[Effect]:
+        """The engine's answers do not fit what it is known to hold: is it still the same?"""
+        last = self._verified_at
+        if self._replay is None and (last is None or now >= last + self._settings.verify_interval_s):
+            self._verified_at = now
+            self._ask_replay(now, "answers contradict")
+        return self._done()
+
+    # Replay
+
+    def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> list[Effect]:
+        """One answer of the replay socket. They may come in any order, and twice."""
+        replay = self._replay
+        if replay is None or replay.ask != ask:
+            self.counts.late += 1
+            return self._done()
+        replay.came = True
+        replay.deadline = now + min(self._settings.replay_pause_s, self._settings.replay_timeout_s)
+        if self._contradicts(seq, payload):
+            self._restart("replay contradicts")
+            self._ask_replay(now, "restarted")
+            return self._done()
+        replay.checked = replay.checked or seq in self._digests
+        self._take(seq, payload, now)
+        return self._done()
+
+    def replay_ended(self, ask: int, now: float) -> list[Effect]:
+        """The engine has said all that it can."""
+        if self._replay is not None and self._replay.ask == ask:
+            self._end_replay(now, in_time=True)
+        else:
+            self.counts.late += 1
+        return self._done()
+
+    def replay_failed(self, ask: int, now: float) -> list[Effect]:
+        """The replay socket does not answer, or nonsense."""
+        if self._replay is not None and self._replay.ask == ask:
+            self._give_up(now, "no replay")
+        else:
+            self.counts.late += 1
+        return self._done()
+
+    # A peer's copy
+
+    def copy_offered(self, ask: int, seq: int, digest: int, now: float) -> list[Effect]:
+        """A peer's exact copy, that stands after message `seq` with this `digest`. Install says when to take it."""
+        copy = self._copy
+        if copy is None or copy.ask != ask:
+            self.counts.late += 1
+            return self._done()
+        if seq >= self._next:
+            copy.offer = (seq, digest)
+        else:
+            self._judge(copy, seq, digest, now)
+        return self._done()
+
+    def copy_failed(self, ask: int, now: float) -> list[Effect]:
+        if self._copy is not None and self._copy.ask == ask:
+            self.counts.copies_given_up += 1
+            self._drop_copy(now)
+        return self._done()
+
+    def tick(self, now: float) -> list[Effect]:
+        settings = self._settings
+        if self._replay is not None and now >= self._replay.deadline:
+            self._end_replay(now, in_time=False)
+        if self._copy is not None and now >= self._copy.deadline:
+            self.counts.copies_given_up += 1
+            self._drop_copy(now)
+        if self._copy_at is not None and now >= self._copy_at and self._loss is not Loss.NOTHING:
+            self._ask_copy(now)
+        if self._cut_at is not None and now >= self._cut_at + settings.estimated_after_s:
+            self._cut_long = True
+        return self._done()
+
+    # Inside
+
+    def _connect(self, now: float) -> None:
+        self._cut_at, self._cut_long = None, False
+        if self._replay is None:
+            self._ask_replay(now, "connected")
+
+    def _contradicts(self, seq: int, payload: bytes) -> bool:
+        """Whether another message is known under this number."""
+        return self._digests.contradict(seq, payload) or self._held.get(seq, payload) != payload
+
+    def _is_known(self, seq: int) -> bool:
+        return seq in self._digests or seq in self._held
+
+    def _take(self, seq: int, payload: bytes, now: float) -> None:
+        if seq < self._next or seq in self._held:
+            self.counts.repeated += 1
+            return
+        self._held[seq] = payload
+        self._held_bytes += len(payload)
+        self._drain(now)
+        if not self._held:
+            return
+        if self._replay is None:
+            self.counts.gaps += 1
+            self._ask_replay(now, "gap")
+        if len(self._held) > self._settings.held_messages_max or self._held_bytes > self._settings.held_bytes_max:
+            self.counts.held_full += 1
+            replay = self._replay
+            self._jump(Loss.PART, now, "too much held", is_checked=replay is None or replay.checked)
+            if replay is not None:
+                replay.checked = True  # what it says from here on follows what is lost anyway
+
+    def _drain(self, now: float) -> None:
+        """Apply what follows."""
+        replay = self._replay
+        if replay is not None and not replay.checked:
+            return
+        while (payload := self._held.pop(self._next, None)) is not None:
+            self._held_bytes -= len(payload)
+            self._apply(self._next, payload, now)
+        if replay is not None and not self._held and self._next > self._live_last >= replay.next_then:
+            self.counts.repaired += 1
+            self._replay = None
+
+    def _apply(self, seq: int, payload: bytes, now: float) -> None:
+        message = Apply(seq, payload)
+        self._outbox.append(message)
+        self._next = seq + 1
+        self._digests.add(seq, xxhash.xxh3_64_intdigest(payload))
+        self.counts.applied += 1
+        self._run += 1
+        if seq == 0:
+            self._loss = Loss.NOTHING  # all that the engine ever said
+        elif self._loss is Loss.ALL and self._run >= self._settings.recover_messages:
+            self._loss = Loss.PART
+        if self._copy is not None:
+            self._keep(self._copy, message, now)
+
+    def _keep(self, copy: CopyAsked, message: Apply, now: float) -> None:
+        """For the copy that was asked for: it will lack this."""
+        self._kept.add(message)
+        if copy.offer is not None and message.seq >= copy.offer[0]:
+            self._judge(copy, *copy.offer, now)
+        elif self._kept.is_full:
+            self.counts.copies_given_up += 1
+            self._drop_copy(now)
+
+    def _ask_replay(self, now: float, why: str, attempt: int = 1) -> None:
+        self._why = why
+        self._asks += 1
+        first = max(0, self._next - 1)
+        deadline = now + self._settings.replay_timeout_s
+        self._replay = Replay(self._asks, first, self._next, deadline, attempt, checked=self._next == 0)
+        if self._settings.replay:
+            self._outbox.append(AskReplay(self._asks, first))
+        else:
+            self._give_up(now, "no replay")
+
+    def _end_replay(self, now: float, *, in_time: bool) -> None:
+        """Nothing more comes. Complete, worth another question, or to be lived with."""
+        replay = self._replay
+        assert replay is not None
+        if not self._held and in_time:
+            if not replay.came and replay.next_then > 0 and self._next == replay.next_then:
+                self._restart("replay is empty")  # it has less to say than it said
+                self._ask_replay(now, "restarted")  # it may have said something since
+                return
+            if self._next == 0:
+                self._loss = Loss.NOTHING  # it never said anything
+            elif not replay.checked:
+                self._lose(Loss.PART, self._next, now, "replay says too little")
+            self._replay = None
+        elif self._next > replay.next_then and replay.attempt < self._settings.replay_attempts_max:
+            self._ask_replay(now, "replay was cut short", replay.attempt + 1)
+        else:
+            self._give_up(now, "replay says too little")
+
+    def _give_up(self, now: float, why: str) -> None:
+        """Live with what came: a suffix is worth more than nothing."""
+        replay = self._replay
+        assert replay is not None
+        loss = Loss.PART if replay.came or (replay.next_then and not self._held) else Loss.ALL
+        self._replay = None
+        if self._held:
+            self._jump(loss, now, why, is_checked=replay.checked)
+        else:
+            self._lose(loss, self._next, now, why)
+
+    def _jump(self, loss: Loss, now: float, why: str, *, is_checked: bool) -> None:
+        """Apply all that is held, in order, and say that something is missing."""
+        held, self._held, self._held_bytes = sorted(self._held.items()), {}, 0
+        for seq, payload in held:
+            if seq != self._next or not is_checked:
+                self.counts.jumped += 1
+                self._lose(loss, seq, now, why)
+                is_checked = True
+            self._apply(seq, payload, now)
+
+    def _lose(self, loss: Loss, end: int, now: float, why: str) -> None:
+        if loss.value > self._loss.value:
+            self._loss = loss
+        self._loss_end, self._run, self._why = max(end, self._loss_end), 0, why
+        if self._copy_at is None or now >= self._copy_at:
+            self._copy_tried = False
+            self._ask_copy(now)
+
+    def _restart(self, why: str) -> None:
+        self._outbox.append(Reset())
+        self.counts.restarts += 1
+        self._next = self._run = self._loss_end = 0
+        self._live_last = -1
+        self._held.clear()
+        self._digests.clear()
+        self._kept.clear()
+        self._held_bytes = 0
+        self._replay = self._copy = None
+        self._loss, self._why = Loss.ALL, why
+
+    def _ask_copy(self, now: float) -> None:
+        if not self._settings.peers or self._copy is not None:
+            return
+        self._asks += 1
+        self._copy = CopyAsked(self._asks, now + self._settings.peer_timeout_s)
+        self._copy_at = None
+        self._outbox.append(AskPeer(self._asks))
+
+    def _drop_copy(self, now: float) -> None:
+        self._copy = None
+        self._copy_tried = True
+        self._copy_at = now + self._settings.peer_interval_s
+        self._kept.clear()
+
+    def _judge(self, copy: CopyAsked, seq: int, digest: int, now: float) -> None:
+        """Take a copy whose last message was applied here too, after what was lost, with all that followed it.
+
+        Before that it might be of a run that is over.
+        """
+        again = self._kept.after(seq)
+        is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
+        if self._digests.get(seq) == digest and is_whole:
+            self.counts.copies_taken += 1
+            self._outbox.append(Install(copy.ask))
+            self._outbox.extend(again)
+            self._loss, self._loss_end = Loss.NOTHING, 0
+        else:
+            self.counts.copies_refused += 1
+        self._drop_copy(now)
+
+    def _done(self) -> list[Effect]:
+        level = self._level_now()
+        if level is not self.level:
+            self.level = level
+            self._outbox.append(LevelChanged(level, NOTHING_MISSED if level is Level.EXACT else self._why))
+        effects, self._outbox = self._outbox, []
+        return effects
+
+    def _level_now(self) -> Level:
+        if self._cut_long:
+            return Level.ESTIMATED
+        if self._replay is not None:
+            return Level.REPAIRING
+        if self._loss is Loss.ALL:
+            return Level.REPAIRING if self._copy is not None and not self._copy_tried else Level.ESTIMATED
+        return Level.EXACT if self._loss is Loss.NOTHING and self._cut_at is None else Level.DEGRADED

@@ -1,0 +1,104 @@
+"""Which prefixes one engine holds, each at the nearest tier, and what changed since this was last asked.
+
+Two blocks of an engine may share a prefix of ours: blocks of 32 tokens that part after 16. So each fingerprint counts
+its holders by tier. Cost: about 1 us for a change; memory is that of a dict entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, Tier
+from ranvier_py.core.ids import UNKNOWN, Fingerprint
+
+HOLDERS_BITS = 24  # more than blocks there can be
+HOLDERS_MASK = (1 << HOLDERS_BITS) - 1
+ONE_HOLDER = (*(1 << HOLDERS_BITS * tier for tier in HELD_TIERS), 0)  # none is one more at ABSENT
+GPU, ABSENT = Tier.GPU, Tier.ABSENT
+make = tuple.__new__  # of named tuples: half the time of their own
+
+
+class Change(NamedTuple):
+    """A prefix is at `tier` now; ABSENT: it went. `parent` is the next shorter prefix at an anchor, 0 for none."""
+
+    fingerprint: Fingerprint
+    tokens: int
+    tier: Tier
+    parent: Fingerprint
+
+
+class HeldPrefixes:
+    """Holders of each prefix, by tier."""
+
+    def __init__(self) -> None:
+        self._holders: dict[Fingerprint, int] = {}
+        self._before: dict[Fingerprint, tuple[int, Fingerprint, int]] = {}  # tokens, parent, holders at the last call
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        return nearest(self._holders.get(fingerprint, 0))
+
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> dict[Fingerprint, Tier]:
+        """Those of these that are held. 0.1 us for one that is not."""
+        found = zip(fingerprints, map(self._holders.get, fingerprints), strict=True)
+        return {fingerprint: nearest(holders) for fingerprint, holders in found if holders}
+
+    def tiers(self) -> Mapping[Fingerprint, Tier]:
+        """All that are held. O(all)."""
+        return {fingerprint: nearest(holders) for fingerprint, holders in self._holders.items()}
+
+    def move(self, fingerprint: Fingerprint, tokens: int, parent: Fingerprint, old: Tier, new: Tier) -> None:
+        """One holder of this prefix went from one tier to another."""
+        holders = self._holders
+        then = holders.get(fingerprint, 0)
+        now = then - ONE_HOLDER[old] + ONE_HOLDER[new]
+        if now:
+            holders[fingerprint] = now
+            if then and nearest(then) is nearest(now):
+                return
+        else:
+            del holders[fingerprint]
+        if fingerprint not in self._before:
+            self._before[fingerprint] = (tokens, parent, then)
+
+    def drain(self, most: int) -> tuple[Change, ...]:
+        """What is otherwise than it was at the last call, of `most` prefixes."""
+        changes: list[Change] = []
+        chosen = self._before if len(self._before) <= most else dict(islice(self._before.items(), most))
+        holders, append = self._holders.get, changes.append
+        for fingerprint, (tokens, parent, then) in chosen.items():
+            now = holders(fingerprint, 0)
+            tier = GPU if now & HOLDERS_MASK else nearest(now)
+            if tier is not (GPU if then & HOLDERS_MASK else nearest(then)):
+                append(make(Change, (fingerprint, tokens, tier, parent)))
+        if chosen is not self._before:
+            for fingerprint in chosen:
+                del self._before[fingerprint]
+        else:
+            self._before.clear()
+        return tuple(changes)
+
+    @property
+    def undrained(self) -> int:
+        """Prefixes that `drain` has not looked at yet."""
+        return len(self._before)
+
+    def replaces(self, other: HeldPrefixes) -> None:
+        """From now on `drain` tells what is otherwise than the other has told. O(all): 0.2 us for each of both."""
+        told = dict(other.tiers())
+        told.update({fingerprint: nearest(then) for fingerprint, (_, _, then) in other._before.items()})
+        for fingerprint, tier in told.items():
+            tokens, parent, _ = self._before.get(fingerprint, (0, UNKNOWN, 0))
+            self._before[fingerprint] = (tokens, parent, ONE_HOLDER[tier])
+
+
+def nearest(holders: int) -> Tier:
+    if holders & HOLDERS_MASK:
+        return GPU
+    if not holders:
+        return ABSENT
+    return next(tier for tier in HELD_TIERS if holders >> (HOLDERS_BITS * tier) & HOLDERS_MASK)

@@ -1,0 +1,450 @@
+"""What one engine (one data-parallel rank of it) holds, by its own events: its block names -> our fingerprints.
+
+The tokens in the events are hashed as those of prompts are, at every whole block of ours, whatever the engine's block
+size. A prefix is held where every block of the engine that it reaches into is held: at the tier of the farthest of
+them. The engine itself reuses whole blocks of its own only, so a match is worth its depth rounded down to
+`block_tokens`. Names of blocks are never computed, only compared.
+
+Rules: one name may be stored several times, and is gone when it was removed as often; what is told again because it was
+reused is no new copy. A block whose parent is unknown
+is parked until the parent comes. Blocks that hash more than tokens (images, embeddings), and all that continue them,
+are counted but have no fingerprint. Of several cache groups the first dense one counts: others keep no whole prefix.
+Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
+Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
+`parked_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
+Cost: 10 us for a block and the removal that makes room for it, some fifty at a time, with `settle`
+(benchmarks/residency.py); what is stored between two calls of that is hashed together. About 620 bytes for a block of
+16 tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from ranvier_py.core.engine_cache.blocks import COPIES_BITS, COPIES_MASK, Block, BlockIndex, Known, Print
+from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chains, is_next
+from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
+from ranvier_py.core.engine_cache.residency_values import (
+    Changes,
+    Imported,
+    Lack,
+    ResidencyCounts,
+    ResidencyView,
+    Scope,
+    salt_and_media,
+)
+from ranvier_py.core.engine_cache.roots import Stems
+from ranvier_py.core.engine_cache.sources.event_values import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    EngineHash,
+    Event,
+    Tier,
+)
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.fingerprint import TokenHasher, is_anchor
+
+DENSE_KINDS = frozenset(("full_attention", "mla_attention", "sink_full_attention"))
+"""Kinds of cache group that keep every token of a prefix (vLLM's names)."""
+
+SETTLE_STEPS_MAX = 20_000
+"""Blocks looked at by one `settle`: 50 ms at most."""
+
+FRESH_MAX = 4096
+"""Blocks told of that are hashed together: one call for a few blocks costs as much as for hundreds."""
+
+NAME, READY, OPAQUE = Known.NAME, Known.READY, Known.OPAQUE
+ABSENT = Tier.ABSENT
+
+WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
+"""Events, and their bytes, that wait for a copy to be read: some seconds of a busy engine."""
+
+
+class Residency:
+    """Feed it `apply` for each event and then `settle`."""
+
+    def __init__(
+        self,
+        hasher: TokenHasher,
+        namespace_of: Callable[[Scope], Fingerprint | None],
+        *,
+        entries_max: int = 2_000_000,
+        parked_max: int = 100_000,
+        tells_again: bool = False,
+    ) -> None:
+        """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
+        `tells_again`: the engine may tell of blocks that a request reuses as if it stored them, see `is_told_again`.
+        """
+        self._hasher = hasher
+        self._namespace_of = namespace_of
+        self._entries_max = entries_max
+        self._parked_max = parked_max
+        self._tells_again = tells_again
+        self._cleared = False
+        self.frozen = 0  # number of the freeze that holds; 0 = none
+        self._freezes = 0
+        self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
+        self._waiting_bytes = 0  # since the last freeze
+        self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
+        self.counts = ResidencyCounts()
+        self._start()
+
+    def _start(self) -> None:
+        self._index = BlockIndex()
+        self._held = HeldPrefixes()
+        self._stems = Stems(self._hasher, self._namespace_of)
+        self._group: int | None = None  # of caches, that counts
+        self._reports = False  # it tells of blocks that it reuses
+        self.lack = Lack.NOTHING
+        self._fresh: list[Block] = []  # told of, not looked at yet
+        self._unsettled: deque[Block] = deque()
+
+    def clear(self, *, singly: bool = False) -> None:
+        """The engine holds nothing: it was restarted, or said so.
+
+        Args:
+            singly: others hold the same for that engine: each prefix is told to be gone, by and by, and no more.
+        """
+        self.thaw()
+        self._waiting.clear()
+        before = self._held
+        self._start()
+        self.counts.cleared += 1
+        if singly and not self._cleared:
+            self._held.replaces(before)
+        else:
+            self._cleared = True
+
+    def apply(self, event: Event) -> None:
+        kind = type(event)
+        if kind is CacheCleared:
+            self.clear()
+        elif self.frozen or self._waiting:
+            self._wait(event)  # type: ignore[arg-type]  # mypy does not follow `kind`
+        elif kind is BlocksStored:
+            self._store(event)  # type: ignore[arg-type]
+        else:
+            self._remove(event)  # type: ignore[arg-type]
+
+    def _apply(self, event: BlocksStored | BlocksRemoved) -> None:
+        if isinstance(event, BlocksStored):
+            self._store(event)
+        else:
+            self._remove(event)
+
+    def settle(self, steps_max: int = SETTLE_STEPS_MAX) -> Changes:
+        """What changed since the last call, as far as `steps_max` blocks tell. Nothing changes while it is frozen."""
+        if not self.frozen:
+            self._go_on(steps_max)
+        cleared, self._cleared = self._cleared, False
+        changes = self._held.drain(steps_max)
+        left = not self.frozen and (self._unsettled or self._waiting)
+        return Changes(cleared, changes, not (left or self._held.undrained))
+
+    # A copy for a peer, or from one (`snapshot`)
+
+    def freeze(self) -> int:
+        """Stay as it is now, until `thaw`; what is applied meanwhile waits. Returns the number of this freeze.
+
+        Too much waiting, or a cache that was cleared, ends the freeze: `frozen` is another number then.
+        """
+        self._resolve()
+        self._freezes += 1
+        self._waiting_bytes = 0
+        self.frozen = self._freezes
+        return self.frozen
+
+    def thaw(self) -> None:
+        """What waited is applied with the next calls of `settle`."""
+        self.frozen = 0
+
+    def parts(self) -> tuple[Block, Sequence[Block], int | None]:
+        """For `snapshot`: what hangs above the blocks that we cannot name, the other stems, the group that counts."""
+        return self._stems.nameless, self._stems.all(), self._group
+
+    def catch_up(self) -> None:
+        """What waits since the last freeze is applied now: then it stands where its stream does."""
+        while self._waiting and not self.frozen:
+            self._apply(self._waiting.popleft())
+
+    def block(self, key: EngineHash) -> Block | None:
+        return self._index.blocks.get(key)
+
+    def install(self, copy: Imported) -> None:
+        """Hold what a copy has instead, which is used up. What that changes comes with the next calls of `settle`."""
+        self.thaw()
+        self._waiting.clear()
+        before = self._held
+        self._start()
+        self._index, self._held = copy.index, copy.held
+        self._stems.adopt(copy.nameless, copy.stems)
+        self._group, self.block_tokens = copy.group, copy.block_tokens
+        if not self._cleared:
+            self._held.replaces(before)
+        self.counts.copied += len(copy.index.blocks)
+
+    def _wait(self, event: BlocksStored | BlocksRemoved) -> None:
+        self._waiting.append(event)
+        self._waiting_bytes += len(event.token_bytes) if isinstance(event, BlocksStored) else 0
+        if self.frozen and (len(self._waiting) > WAITING_MAX or self._waiting_bytes > WAITING_BYTES_MAX):
+            self.thaw()
+
+    def _go_on(self, steps: int) -> None:
+        while self._waiting and steps > 0:
+            event = self._waiting.popleft()
+            steps -= len(event.hashes)
+            self._apply(event)
+        self._resolve()
+        unsettled, settle_block = self._unsettled, self._settle_block
+        while unsettled and steps > 0:
+            settle_block(unsettled.popleft())
+            steps -= 1
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether any prefix is held."""
+        return bool(len(self._held))
+
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        """Where this prefix is, as of the last `settle`."""
+        return self._held.tier(fingerprint)
+
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        """Those of these prefixes that are held, as of the last `settle`."""
+        return self._held.held_among(fingerprints)
+
+    def tiers(self) -> Mapping[Fingerprint, Tier]:
+        """All prefixes that are held, as of the last `settle`. O(all)."""
+        return self._held.tiers()
+
+    def copies(self, tier: Tier) -> dict[EngineHash, int]:
+        """How often the engine holds each block at one tier: its block table as we know it. O(blocks)."""
+        return {key: block.count(tier) for key, block in self._index.blocks.items() if block.count(tier)}
+
+    def view(self) -> ResidencyView:
+        index = self._index
+        return ResidencyView(
+            blocks=len(index.blocks),
+            parked=len(index.parked),
+            prefixes=len(self._held),
+            entries=index.weight,
+            block_tokens=self.block_tokens,
+            unsettled=len(self._unsettled),
+        )
+
+    # Events
+
+    def _store(self, event: BlocksStored) -> None:
+        if not self._is_counted_group(event):
+            self.counts.other_groups += 1
+            return
+        width, data, hashes = event.block_tokens * TOKEN_BYTES, event.token_bytes, event.hashes
+        if data and (not width or len(data) != width * len(hashes)):
+            self.counts.mismatched += 1
+            data = b""
+        if data:
+            self.block_tokens = event.block_tokens
+        salt, opaque_from = salt_and_media(event)
+        parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
+        told_again = event.reused or (self._tells_again and self.is_told_again(event))
+        index, blocks, fresh, counts = self._index, self._index.blocks, self._fresh, self.counts
+        entries_max = self._entries_max
+        for place, key in enumerate(hashes):
+            own = data[place * width : (place + 1) * width]
+            block: Block | None
+            is_new = own and key not in blocks and index.weight + weight <= entries_max
+            if is_new and parent is not None and parent.known is not OPAQUE:
+                block = index.born(key, parent, own, weight, tier)
+                counts.stored += 1
+                fresh.append(block)
+            else:
+                block = self._store_again(key, parent, tier, own, weight, told_again=told_again)
+                if block is None:
+                    counts.refused += len(hashes) - place
+                    self.lack = Lack.ROOM
+                    break
+            if place >= opaque_from:
+                self._darken(block)
+            parent = block
+        if len(self._fresh) >= FRESH_MAX or self._index.parked_weight > self._parked_max:
+            self._resolve()
+        while self._index.parked_weight > self._parked_max:
+            self.counts.dropped += self._index.drop(next(iter(self._index.parked.values())))
+            self.lack = Lack.ROOM
+
+    def _store_again(
+        self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, told_again: bool
+    ) -> Block | None:
+        """A block that is known, or cannot have a fingerprint yet. None: there is no room for it."""
+        block = None if parent is None else self._place(key, parent)
+        if block is None:
+            return None
+        if told_again and block.count(tier):
+            self.counts.told_again += 1
+        else:
+            self.counts.stored += 1
+            self.counts.uncounted += not block.more(tier)
+        if block.known is READY:
+            self._look(block)
+        elif block.known is NAME and self._tell(block, own, weight):
+            self._fresh.append(block)
+        elif block.known is NAME and not own and tier is Tier.GPU:
+            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were told of with theirs
+        return block
+
+    def _is_counted_group(self, event: BlocksStored) -> bool:
+        if event.kind is None:
+            return event.group == (self._group or 0)
+        if event.kind not in DENSE_KINDS:
+            if self._group is None and self.lack is Lack.NOTHING:
+                self.lack = Lack.GROUP
+            return False
+        if self._group is None:
+            self._group = event.group
+            if self.lack is Lack.GROUP:
+                self.lack = Lack.NOTHING
+        return event.group == self._group
+
+    def is_told_again(self, event: BlocksStored) -> bool:
+        """Whether a run from the start of a prompt is no new copy: vLLM tells of what a request reuses, in the same
+        form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
+        stores a second block when it has the first; the only one of a short prompt it may.
+        """
+        if event.parent is not None:
+            return False
+        first = self._index.blocks.get(event.hashes[0]) if event.hashes else None
+        if first is None or not first.count(event.tier):
+            return False
+        self._reports |= len(event.hashes) > 1
+        return self._reports
+
+    def _parent_of(self, event: BlocksStored, salt: str | None) -> Block | None:
+        """The block that this run continues. None: there is no room for it."""
+        if event.parent is not None:
+            return self._index.blocks.get(event.parent) or self._add(event.parent)
+        found = self._stems.find(Scope(event.lora_name, event.lora_id, salt))
+        if found is None or found is self._stems.nameless:
+            self.counts.stems_refused += found is None
+            self.lack = Lack.NAMES
+        return found or self._stems.nameless
+
+    def _place(self, key: EngineHash, parent: Block) -> Block | None:
+        block = self._index.blocks.get(key) or self._add(key)
+        if block is None:
+            return None
+        if block.parent is None:
+            block.attach(parent)
+        elif block.parent is not parent:
+            self.counts.contradicted += 1
+        return block
+
+    def _add(self, key: EngineHash) -> Block | None:
+        return self._index.add(key) if self._index.weight < self._entries_max else None
+
+    def _weight_of(self, tokens: int) -> int:
+        """What a block of so many tokens counts for: itself, and the fingerprints in it."""
+        return 1 - tokens // -self._hasher.block_tokens
+
+    def _tell(self, block: Block, data: bytes, weight: int) -> bool:
+        """A block that had a name only has tokens now; or it continues one that has no fingerprint."""
+        if block.parent is not None and block.parent.known is OPAQUE:
+            self._darken(block)
+            return False
+        if not data or self._index.weight + weight - block.weight > self._entries_max:
+            self.counts.refused += bool(data)
+            self.lack = Lack.ROOM if data else self.lack
+            return False
+        block.token_bytes, block.known = data, Known.TOKENS
+        self._index.weigh(block, weight)
+        return True
+
+    def _remove(self, event: BlocksRemoved) -> None:
+        if event.group != (self._group or 0):
+            self.counts.other_groups += 1
+            return
+        blocks, counts, shift = self._index.blocks, self.counts, COPIES_BITS * event.tier
+        counted, one = COPIES_MASK << shift, 1 << shift
+        for key in event.hashes:
+            block = blocks.get(key)
+            if block is None or not block.copies & counted:
+                counts.removed_unknown += 1
+                continue
+            block.copies -= one
+            counts.removed += 1
+            if block.known is READY:
+                if not block.queued:
+                    block.queued = True
+                    self._unsettled.append(block)
+            elif not block.copies:
+                self._index.release(block)
+
+    # From tokens to fingerprints
+
+    def _resolve(self) -> None:
+        """Find the fingerprints of the fresh blocks, and of those below that waited for them, if those above have
+        them."""
+        fresh, self._fresh = self._fresh, []
+        starts, resolved = fresh, 0
+        while starts:
+            branches: list[Block] = []
+            chains = [chain_of(block, branches) for block in starts if is_next(block)]
+            hash_chains(self._hasher, chains)
+            for chain in chains:
+                resolved += len(chain)
+                self._index.resolved(chain)
+                self._unsettled.extend(chain)
+            starts = branches
+        self.counts.resolved_late += resolved - sum([block.known is READY for block in fresh])
+
+    def _darken(self, block: Block) -> None:
+        """This block, and all that waited for it, has no fingerprint."""
+        below = [block]
+        while below:
+            each = below.pop()
+            if each.known in (Known.NAME, Known.TOKENS):
+                each.token_bytes = b""
+                self._index.weigh(each, 1)
+                self._index.settled(each, Known.OPAQUE)
+                self.counts.opaque += 1
+                below.extend(each.children())
+
+    # From blocks to prefixes
+
+    def _look(self, block: Block) -> None:
+        """Look at this READY block when settling: it, or those before it, may be held otherwise than before."""
+        if not block.queued:
+            block.queued = True
+            self._unsettled.append(block)
+
+    def _settle_block(self, block: Block) -> None:
+        block.queued = False
+        parent = block.parent
+        assert parent is not None
+        copies, above, before = block.copies, parent.reach, block.reach
+        nearest = block.nearest if copies and not copies & COPIES_MASK else None
+        reach = (above if copies else ABSENT) if nearest is None else max(nearest, above)  # nothing is nearer than GPU
+        if reach is not before:
+            prints = block.prints
+            if len(prints) == 1:
+                fingerprint, tokens = prints[0]
+                self._held.move(fingerprint, tokens, parent.anchor, before, reach)
+            else:
+                self._move(prints, parent.anchor, before, reach)
+            block.reach = reach
+            child = block.child
+            while child is not None:
+                if child.known is READY and not child.queued:
+                    self._look(child)
+                child = child.after
+        if not copies and block.child is None:
+            self._index.release(block)
+
+    def _move(self, prints: Sequence[Print], anchor: Fingerprint, before: Tier, reach: Tier) -> None:
+        """All prefixes in a block that is larger than ours."""
+        size = self._hasher.block_tokens
+        for fingerprint, tokens in prints:
+            self._held.move(fingerprint, tokens, anchor, before, reach)
+            if is_anchor(tokens // size):
+                anchor = fingerprint

@@ -1,0 +1,363 @@
+"""What one engine holds, as columns of bytes for a peer, and read again there: no token id, and no salt, is in them.
+
+A `Writer` freezes a residency, walks it in steps, blocks above before those below, and lets it go on. A `Reader` builds
+the same beside what its node holds; `Residency.install` takes it. For each block travel the engine's name of it, where
+it hangs, its copies by tier, and the keyed sum from which hashing goes on. Where an engine's block ends inside one of
+ours, the sum of the tokens that are over travels under a pad (`TokenHasher.veiled`, `pad`). A stem is known by its sum:
+the node that takes the copy finds it again when it is told something of that adapter and salt.
+
+Rules: blocks without a place in the tree are left out and counted: at EXACT there are none that matter. What breaks a
+rule of the form raises BadSnapshot; nothing of such a copy is taken.
+Bounds: those of the residency that is read, `entries_max` of the reader. Cost: 2 us for a block written, 10 us for one
+read, 25 bytes a block of 16 tokens with a numeric name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, stem
+from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.residency_values import Imported
+from ranvier_py.core.engine_cache.roots import STEMS_MAX
+from ranvier_py.core.engine_cache.sources.event_fields import HASH_BYTES_MAX
+from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, EngineHash, Tier
+from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState, is_anchor
+
+CHUNK_BLOCKS = 256
+"""Blocks of one chunk: 6 kB, and 2 ms for who reads it."""
+
+STEM, READY, OPAQUE = range(3)
+WIDE = 255
+"""In the column of copies: the number is among the extras. Other values count copies in the GPU."""
+
+NUMBER_BYTES = 8  # of a name that is a number
+WIDTHS_END = 1 << 16
+DEPTH_MAX = 2**32 - 1
+COPIES_END = 1 << (COPIES_BITS * len(HELD_TIERS))
+
+
+class BadSnapshot(RanvierError):
+    """These columns are no copy of what an engine holds."""
+
+    code = "bad_snapshot"
+
+
+class BlockRows(NamedTuple):
+    """One chunk. All columns but `names` and `extras` have one element for each block or stem."""
+
+    group: int  # of caches, that counts, + 1; 0 = none yet
+    block_tokens: int
+    names: bytes  # length and bytes of each engine name; length 0: a number of 8 bytes
+    kinds: bytes  # u8
+    above: bytes  # u32: place of what it hangs under, over all chunks; 0 is what has no fingerprint of ours
+    widths: bytes  # u16, tokens; 0 for a stem or an opaque block
+    totals: bytes  # u64
+    copies: bytes  # u8
+    extras: bytes  # u64: of each block in turn its copies if WIDE, its veil, the fingerprints inside it
+
+
+class Copy(NamedTuple):
+    """A whole copy, and the message of the engine's stream after which it stands."""
+
+    seq: int
+    digest: int
+    state: Imported
+
+
+class Place(NamedTuple):
+    """A message of an engine's stream: its number, and the digest of its bytes."""
+
+    seq: int
+    digest: int
+
+
+NO_PLACE = Place(-1, 0)
+"""Of who has no copy yet."""
+
+
+class Original(NamedTuple):
+    """A copy that begins to be written."""
+
+    seq: int
+    digest: int
+    writer: Written
+
+
+def original_of(residency: Residency, hasher: TokenHasher, seq: int, digest: int | None) -> Original | None:
+    """Of a residency that stands after this message, now. None: one is being written, or the message is not known."""
+    if residency.frozen or digest is None or seq < 0:
+        return None
+    return Original(seq, digest, Writer(residency, hasher))
+
+
+class Written(ABC):
+    """A residency that becomes chunks, frozen meanwhile. `step` until `done`, or until it is `broken`: no copy is to be
+    had this time."""
+
+    def __init__(self, residency: Residency, hasher: TokenHasher, kind: int = 0) -> None:
+        """`kind`: bits of the group in each chunk that say what these are."""
+        self.chunks: list[BlockRows] = []
+        self.done = self.broken = False
+        self.left_out = 0  # blocks without a place in the tree
+        self._residency = residency
+        self._hasher = hasher
+        self._freeze = residency.freeze()
+        _, _, group = residency.parts()
+        self._head = (kind | (0 if group is None else group + 1), residency.block_tokens)
+
+    def step(self) -> None:
+        """One chunk: about half a millisecond."""
+        if self.done or self.broken:
+            return
+        if self._residency.frozen != self._freeze:
+            self.stop()
+            return
+        rows = RowsMade()
+        self.done = self._fill(rows)
+        self.chunks.append(rows.packed(*self._head))
+        if self.done:
+            self._residency.thaw()
+
+    def stop(self) -> None:
+        """It is not wanted any more."""
+        if self._residency.frozen == self._freeze:
+            self._residency.thaw()
+        self.broken = not self.done
+
+    @abstractmethod
+    def _fill(self, rows: RowsMade) -> bool:
+        """Write the next CHUNK_BLOCKS rows. Returns whether there are no more."""
+
+
+class Writer(Written):
+    """Writes all that is held."""
+
+    def __init__(self, residency: Residency, hasher: TokenHasher) -> None:
+        super().__init__(residency, hasher)
+        self.written = 0  # blocks
+        nameless, stems, _ = residency.parts()
+        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *stems)]
+        self._places = 1
+
+    def stop(self) -> None:
+        super().stop()
+        self._todo.clear()
+
+    def _fill(self, rows: RowsMade) -> bool:
+        todo = self._todo
+        while todo and len(rows.kinds) < CHUNK_BLOCKS:
+            block, above = todo.pop()
+            if self._write(block, above, rows):
+                todo.extend([(child, self._places) for child in block.children()])
+                self._places += 1
+        if not todo:
+            self.left_out = self._residency.view().blocks - self.written
+        return not todo
+
+    def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
+        """False: it has no place in the tree, nor has what hangs under it."""
+        if block.parent is None:
+            rows.add(STEM, 0, 0, block.state.total if block.state is not None else 0, 0)
+            return True
+        written = rows.write(self._hasher, block, above)
+        self.written += written
+        return written
+
+
+class RowsMade:
+    """The columns of one chunk while it grows."""
+
+    def __init__(self) -> None:
+        self.names = bytearray()
+        self.kinds = bytearray()
+        self.copies = bytearray()
+        self.above: list[int] = []
+        self.widths: list[int] = []
+        self.totals: list[int] = []
+        self.extras: list[int] = []
+
+    def add(self, kind: int, above: int, width: int, total: int, copies: int) -> None:
+        self.kinds.append(kind)
+        self.above.append(above)
+        self.widths.append(width)
+        self.totals.append(total)
+        self.copies.append(min(copies, WIDE))
+        if copies >= WIDE:
+            self.extras.append(copies)
+
+    def write(self, hasher: TokenHasher, block: Block, above: int) -> bool:
+        """What a block is, under the place of its parent. False: it has none in the tree, nor has what hangs under
+        it."""
+        state, parent = block.state, block.parent
+        if block.known is Known.READY and state is not None and parent is not None and parent.state is not None:
+            width = state.tokens - parent.state.tokens
+            if width >= WIDTHS_END:
+                return False
+            self.add(READY, above, width, state.total, block.copies)
+            if state.rest:
+                self.extras.append(hasher.veiled(state).veil ^ hasher.pad(pad_name(block.key, state.total)))
+            self.extras.extend([each.fingerprint for each in block.prints[:-1]])
+        elif block.known is Known.OPAQUE:
+            self.add(OPAQUE, above, 0, 0, block.copies)
+        else:
+            return False
+        self.names += written_name(block.key)
+        return True
+
+    def packed(self, group: int, block_tokens: int) -> BlockRows:
+        return BlockRows(
+            group=group,
+            block_tokens=block_tokens,
+            names=bytes(self.names),
+            kinds=bytes(self.kinds),
+            above=np.array(self.above, "<u4").tobytes(),
+            widths=np.array(self.widths, "<u2").tobytes(),
+            totals=np.array(self.totals, "<u8").tobytes(),
+            copies=bytes(self.copies),
+            extras=np.array(self.extras, "<u8").tobytes(),
+        )
+
+
+class Reader:
+    """Builds what chunks say, in their order. After `BadSnapshot` it is to be thrown away."""
+
+    def __init__(self, hasher: TokenHasher, *, entries_max: int = 2_000_000) -> None:
+        nameless = stem(None)
+        self._hasher = hasher
+        self._entries_max = entries_max
+        self._places: list[Block] = [nameless]
+        self._state = Imported(BlockIndex(), HeldPrefixes(), nameless, {})
+        self._names = NamesRead(b"")
+        self._extras: Iterator[int] = iter(())
+
+    def add(self, rows: BlockRows) -> None:
+        """One chunk; about 2 ms. Raises BadSnapshot."""
+        each, self._extras = read_columns(rows)
+        self._state.group = rows.group - 1 if rows.group else None
+        self._state.block_tokens = rows.block_tokens
+        self._names = NamesRead(rows.names)
+        for kind, above, width, total, copies in each:
+            self._read(kind, above, width, total, copies)
+        if not self._names.is_spent() or next(self._extras, None) is not None:
+            raise BadSnapshot("something is left over")
+
+    def finish(self) -> Imported:
+        """All chunks were added. Blocks that nobody holds or continues are forgotten, as ever."""
+        for block in reversed(self._places):
+            if not block.copies and block.child is None:
+                self._state.index.release(block)
+        self._places = []
+        return self._state
+
+    def _read(self, kind: int, above: int, width: int, total: int, copies: int) -> None:
+        if above >= len(self._places) or kind > OPAQUE:
+            raise BadSnapshot("a block that hangs nowhere")
+        if kind == STEM:
+            block = stem(TokenState(0, total, ()))
+            self._state.stems[total] = block
+            if len(self._state.stems) > STEMS_MAX:
+                raise BadSnapshot("too many stems")
+            self._places.append(block)
+            return
+        parent, index = self._places[above], self._state.index
+        if copies == WIDE:
+            copies = self._extra()
+        key = self._names.next()
+        if copies >= COPIES_END or key in index.blocks:
+            raise BadSnapshot("a block twice, or held too often")
+        block = index.add(key)
+        block.attach(parent)
+        block.copies = copies
+        if kind == READY:
+            self._ready(block, parent, width, total)
+        index.settled(block, Known.READY if kind == READY else Known.OPAQUE)
+        self._places.append(block)
+        if index.weight > self._entries_max:
+            raise BadSnapshot("more than there is room for")
+
+    def _ready(self, block: Block, parent: Block, width: int, total: int) -> None:
+        before, size = parent.state, self._hasher.block_tokens
+        if before is None or not width or before.tokens + width > DEPTH_MAX:
+            raise BadSnapshot("tokens after none that are known")
+        tokens = before.tokens + width
+        rest, veil = tokens % size, 0
+        if rest:
+            veil = self._extra() ^ self._hasher.pad(pad_name(block.key, total))
+        block.state = state = TokenState(tokens, total, (0,) * rest, veil)
+        depths = range((before.tokens // size + 1) * size, tokens + 1, size)
+        block.prints = tuple(
+            Print(self._hasher.fingerprint(state) if depth > tokens - size else Fingerprint(self._extra()), depth)
+            for depth in depths
+        )
+        self._state.index.weigh(block, 1 - width // -size)
+        block.reach = max(block.nearest, parent.reach)
+        above = parent.anchor
+        for fingerprint, depth in block.prints:
+            if block.reach is not Tier.ABSENT:
+                self._state.held.move(fingerprint, depth, above, Tier.ABSENT, block.reach)
+            if is_anchor(depth // size):
+                above = fingerprint
+        block.anchor = above
+
+    def _extra(self) -> int:
+        found = next(self._extras, None)
+        if found is None:
+            raise BadSnapshot("it ends too early")
+        return found
+
+
+def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, int]], Iterator[int]]:
+    """(kind, above, width, total, copies) of each block or stem, and the extras. Raises BadSnapshot."""
+    count = len(rows.kinds)
+    widths = ((rows.above, 4), (rows.widths, 2), (rows.totals, 8), (rows.copies, 1))
+    if any(len(column) != width * count for column, width in widths) or len(rows.extras) % 8:
+        raise BadSnapshot("columns of different length")
+    columns = (
+        np.frombuffer(rows.above, "<u4"),
+        np.frombuffer(rows.widths, "<u2"),
+        np.frombuffer(rows.totals, "<u8"),
+    )
+    each = zip(rows.kinds, *(column.tolist() for column in columns), rows.copies, strict=True)
+    return each, iter(np.frombuffer(rows.extras, "<u8").tolist())
+
+
+class NamesRead:
+    """Engine names out of their column."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def next(self) -> EngineHash:
+        """Raises BadSnapshot at the end, and for a name that is too long."""
+        data, at = self._data, self._at
+        length = data[at] if at < len(data) else HASH_BYTES_MAX + 1
+        end = at + 1 + (length or NUMBER_BYTES)
+        if length > HASH_BYTES_MAX or end > len(data):
+            raise BadSnapshot("names")
+        self._at = end
+        return data[at + 1 : end] if length else int.from_bytes(data[at + 1 : end], "little")
+
+    def is_spent(self) -> bool:
+        return self._at == len(self._data)
+
+
+def written_name(key: EngineHash) -> bytes:
+    return bytes((len(key),)) + key if isinstance(key, bytes) else number_name(key)
+
+
+def number_name(key: int) -> bytes:
+    return b"\0" + key.to_bytes(NUMBER_BYTES, "little")
+
+
+def pad_name(key: EngineHash, total: int) -> bytes:
+    """What no two veils have in common."""
+    return total.to_bytes(8, "little") + (key if isinstance(key, bytes) else number_name(key))

@@ -1,0 +1,179 @@
+"""Fields of KV events -> values, each checked: what a tag's fields are called, and how they are read.
+
+Rules: a field that is not what it has to be raises Unreadable, for a block whose salt is unknown must not pass for one
+without salt. Fields that nothing depends on are dropped instead. Nothing here knows of messages, or counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ranvier_py.core.engine_cache.sources.event_values import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    EngineHash,
+    Event,
+    ExtraKey,
+)
+
+HASH_BYTES_MAX = 64  # SHA-512; vLLM's own are 32
+TEXT_CHARACTERS_MAX = 1024  # names of adapters, salts, media
+EXTRA_KEYS_MAX = 64  # of one block: media items that reach into it
+BLOCK_TOKENS_MAX = 65_536
+U32_MAX, U64 = 0xFFFFFFFF, 1 << 64
+
+REUSED = "REUSED"
+"""`origin` of what was not stored anew, but told of because a request asked for a full report (vLLM #51699)."""
+
+
+class Unreadable(Exception):
+    """A field of a known event is not what it has to be."""
+
+
+def hash_of(value: object) -> EngineHash:
+    if type(value) is bytes and 0 < len(value) <= HASH_BYTES_MAX:
+        return value
+    if type(value) is int:
+        return value % U64
+    raise Unreadable
+
+
+def hashes_of(value: object) -> tuple[EngineHash, ...]:
+    if type(value) is not tuple:
+        raise Unreadable
+    for each in value:
+        if type(each) is bytes:
+            if not 0 < len(each) <= HASH_BYTES_MAX:
+                raise Unreadable
+        elif type(each) is not int or not 0 <= each < U64:
+            return tuple([hash_of(one) for one in value])
+    return value
+
+
+def tokens_of(value: object) -> bytes:
+    """Token ids, or pairs of one and the next (SGLang's EAGLE), of which the first count."""
+    if value is None:
+        return b""
+    if type(value) is not tuple:
+        raise Unreadable
+    if value and type(value[0]) is tuple:
+        if not all(type(pair) is tuple and len(pair) == 2 for pair in value):
+            raise Unreadable
+        value = tuple([pair[0] for pair in value])
+    try:
+        return array("I", value).tobytes()
+    except (TypeError, OverflowError) as error:
+        raise Unreadable from error
+
+
+def extra_keys_of(value: object) -> tuple[tuple[ExtraKey, ...], ...]:
+    if value is None:
+        return ()
+    if type(value) is not tuple:
+        raise Unreadable
+    if value.count(None) == len(value):
+        return ()
+    return tuple([() if keys is None else _keys_of_block(keys) for keys in value])
+
+
+def _keys_of_block(keys: object) -> tuple[ExtraKey, ...]:
+    if type(keys) is not tuple or len(keys) > EXTRA_KEYS_MAX:
+        raise Unreadable
+    for key in keys:
+        parts = key if type(key) is tuple else (key,)
+        if len(parts) > EXTRA_KEYS_MAX or not all(type(part) in (str, bytes, int) for part in parts):
+            raise Unreadable
+        if any(len(part) > TEXT_CHARACTERS_MAX for part in parts if type(part) in (str, bytes)):
+            raise Unreadable
+    return keys
+
+
+def _text(value: object) -> str | None:
+    if value is None or (type(value) is str and len(value) <= TEXT_CHARACTERS_MAX):
+        return value
+    raise Unreadable
+
+
+def _note(value: object) -> str | None:
+    """A text that nothing depends on."""
+    return value if type(value) is str and len(value) <= TEXT_CHARACTERS_MAX else None
+
+
+def _number(value: object, highest: int = U32_MAX) -> int | None:
+    if value is None or (type(value) is int and 0 <= value <= highest):
+        return value
+    raise Unreadable
+
+
+def salt_in(metadata: object) -> object:
+    """What SGLang's metadata of an event say of its salt."""
+    if metadata is None:
+        return None
+    if type(metadata) is not dict:
+        raise Unreadable
+    return metadata.get("cache_salt")
+
+
+def _stored(values: Mapping[str, Any]) -> BlocksStored:
+    hashes, parent, get = hashes_of(values.get("block_hashes")), values.get("parent_block_hash"), values.get
+    return BlocksStored(
+        hashes=hashes,
+        parent=None if parent is None else hash_of(parent),
+        token_bytes=tokens_of(get("token_ids")),
+        block_tokens=_number(get("block_size"), BLOCK_TOKENS_MAX) or 0,
+        lora_id=_number(get("lora_id")),
+        medium=_text(get("medium")),
+        lora_name=_text(get("lora_name")),
+        extra_keys=extra_keys_of(get("extra_keys")),
+        group=_number(get("group_idx")) or 0,
+        kind=_text(get("kv_cache_spec_kind")),
+        window_tokens=_number(get("kv_cache_spec_sliding_window")),
+        locality=_text(get("locality")),
+        ownership=_note(get("ownership")),
+        session=_note(get("session_id")),
+        salt=_text(get("cache_salt")),
+        media=bool(get("mm_keys")),
+        reused=get("origin") == REUSED,
+    )
+
+
+def _removed(values: Mapping[str, Any]) -> BlocksRemoved:
+    return BlocksRemoved(
+        hashes=hashes_of(values.get("block_hashes")),
+        medium=_text(values.get("medium")),
+        group=_number(values.get("group_idx")) or 0,
+        locality=_text(values.get("locality")),
+        ownership=_note(values.get("ownership")),
+    )
+
+
+def _cleared(_values: Mapping[str, Any]) -> CacheCleared:
+    return CacheCleared()
+
+
+READERS: dict[str, Callable[[Mapping[str, Any]], Event]] = {
+    "BlockStored": _stored,
+    "BlockRemoved": _removed,
+    "AllBlocksCleared": _cleared,
+}
+
+ARRAY_FIELDS: dict[str, tuple[str, ...]] = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+        *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+"""Fields of the array encoding, in their order behind the tag."""
+
+MAP_FIELDS: dict[str, frozenset[str]] = {
+    "BlockStored": frozenset(
+        (*ARRAY_FIELDS["BlockStored"], "locality", "ownership", "session_id", "cache_salt", "mm_keys", "origin")
+    ),
+    "BlockRemoved": frozenset((*ARRAY_FIELDS["BlockRemoved"], "locality", "ownership")),
+    "AllBlocksCleared": frozenset(),
+}

@@ -1,0 +1,141 @@
+"""KV cache events as values, whichever engine and encoding they came in.
+
+Names are ours: `BlocksStored` is the wire's BlockStored, which tells of a run of blocks; `BlocksRemoved` is
+BlockRemoved, `CacheCleared` is AllBlocksCleared. An engine's block hash is kept as a name and nothing else: bytes as
+they came, numbers modulo 2^64, so that a signed and an unsigned spelling are one name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from ranvier_py.core.prompts.boundaries import TokenIds
+
+EngineHash = int | bytes
+"""What an engine calls a block. Means nothing to another engine, nor to the same one after a restart."""
+
+ExtraKey = str | bytes | int | tuple[object, ...]
+"""What an engine hashed beside the tokens of a block: adapter, salt (text), media (identifier, offset), embeddings."""
+
+
+class Tier(IntEnum):
+    """Where a block lies. The lower the nearer to the model; a prefix is as near as the farthest of its blocks."""
+
+    GPU = 0
+    CPU = 1
+    DISK = 2
+    EXTERNAL = 3  # shared with others, or a medium that we do not know
+    ABSENT = 4
+
+
+GPU = Tier.GPU
+HELD_TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.EXTERNAL)
+
+MEDIA = {
+    "GPU": Tier.GPU,
+    "CPU": Tier.CPU,
+    "CPU_PINNED": Tier.CPU,  # SGLang
+    "CPU_TIER1": Tier.CPU,
+    "DISK": Tier.DISK,
+    "FS": Tier.DISK,
+    "STORAGE": Tier.DISK,
+    "EXTERNAL": Tier.EXTERNAL,
+    "OBJ": Tier.EXTERNAL,
+}
+"""Tier by `medium`, as vLLM, SGLang and TensorRT-LLM write it."""
+
+
+def tier_of(medium: str | None, locality: str | None) -> Tier:
+    """Engines that name no medium have none but the GPU; a REMOTE copy is nobody's own."""
+    if locality is not None and locality.upper() == "REMOTE":
+        return Tier.EXTERNAL
+    if medium is None:
+        return Tier.GPU
+    found = MEDIA.get(medium)
+    return found if found is not None else MEDIA.get(medium.upper(), Tier.EXTERNAL)
+
+
+class BlocksStored(NamedTuple):
+    """Consecutive blocks can be found from now on; those of an offloading tier may come without tokens.
+
+    `token_bytes` are the tokens of all blocks as 32-bit numbers of this machine; `ids` reads them. `extra_keys` has one
+    tuple for each block, or is empty. `parent` is None at the start of a prompt.
+    """
+
+    hashes: tuple[EngineHash, ...]
+    parent: EngineHash | None = None
+    token_bytes: bytes = b""
+    block_tokens: int = 0
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: tuple[tuple[ExtraKey, ...], ...] = ()
+    group: int = 0
+    kind: str | None = None  # of the group's cache: full_attention, sliding_window, mamba …
+    window_tokens: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session: str | None = None
+    salt: str | None = None  # of the whole prompt, where an engine tells it apart from the extra keys
+    media: bool = False  # keys of media came in a field of their own
+    reused: bool = False  # not stored anew: told of because a request used them
+
+    @property
+    def ids(self) -> TokenIds:
+        return np.frombuffer(self.token_bytes, dtype=np.uint32)
+
+    @property
+    def tier(self) -> Tier:
+        return GPU if self.medium == "GPU" and self.locality is None else tier_of(self.medium, self.locality)
+
+
+class BlocksRemoved(NamedTuple):
+    """One copy of each of these is gone."""
+
+    hashes: tuple[EngineHash, ...]
+    medium: str | None = None
+    group: int = 0
+    locality: str | None = None
+    ownership: str | None = None
+
+    @property
+    def tier(self) -> Tier:
+        return GPU if self.medium == "GPU" and self.locality is None else tier_of(self.medium, self.locality)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing can be found any more."""
+
+
+Event = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class EngineLoad(NamedTuple):
+    """SGLang's LoadStat: what an engine says of its own queue. None where it said nothing that can be read."""
+
+    running: int | None
+    waiting: int | None
+    tokens: int | None
+    tokens_max: int | None
+    rank: int | None
+    waiting_uncached: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One message of an engine: what changed since the one before it.
+
+    `unread` counts events that had to be skipped although they said something of the cache: what is held is less well
+    known from there on. `rank` is the data-parallel rank, None where the engine named none.
+    """
+
+    timestamp_s: float  # by the engine's clock
+    events: tuple[Event, ...]
+    rank: int | None = None
+    unread: int = 0
+    load: EngineLoad | None = None

@@ -1,0 +1,328 @@
+"""What peers know of backends: which process it is, whether it is well, whether it drains, what is in flight there.
+
+Four kinds of knowledge, each with its own merge:
+
+- *Boot*: how many processes of this backend the cluster has seen. The greater wins, and its claims alone count. Two
+  nodes that saw one restart are told apart from two restarts by the engine's start time, where it tells one.
+- *Draining*: the order with the greater clock wins.
+- *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
+  DOUBT_S, or one and a failure of our own, are taken for the truth; "healthy" is only what we saw ourselves.
+- *Load*: see `loads`.
+
+Boots and drains travel by being repeated: whoever learns something tells its peers what it now knows, and everybody
+tells somebody now and then. So they reach everyone who can be reached, in any order and however often.
+Bounds: backends BACKENDS_MAX, observers those among the live peers. Unknown backends are remembered too, for the day
+the operator adds them; they are never asked anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from random import Random
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
+from ranvier_py.core.gossip.backend_state.loads import PeerLoads
+from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
+from ranvier_py.core.routing.process import same_process
+from ranvier_py.core.routing.work import Load
+
+FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
+
+BOOT_MAX = 2**32 - 1
+DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
+BOOT_BITS = 8  # of a boot in a lesson
+
+
+class Verdict(IntEnum):
+    UNKNOWN = 0
+    HEALTHY = 1
+    UNHEALTHY = 2
+    CIRCUIT_OPEN = 3
+
+
+ILL = (Verdict.UNHEALTHY, Verdict.CIRCUIT_OPEN)
+
+
+class Boot(NamedTuple):
+    """Another process is behind this backend than we knew: void what the old one held.
+
+    `started_at` is what peers say of its start, 0 when they know nothing.
+    """
+
+    backend: int
+    boot: int
+    started_at: float = 0.0
+
+
+class Start(NamedTuple):
+    """A peer knows when the process began that we count as it does, of which we know no start: see `begun`."""
+
+    backend: int
+    started_at: float
+
+
+class Drain(NamedTuple):
+    backend: int
+    draining: bool
+
+
+class Doubt(NamedTuple):
+    """`observers` peers called it ill within DOUBT_S."""
+
+    backend: int
+    observers: int
+
+
+News = Boot | Start | Drain | Doubt
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one backend, from whomever."""
+
+    boot: int = 1
+    started_at: float = 0.0
+    counted: bool = False  # a peer told its count: before, ours begins at 1 whatever the cluster has seen
+    verdict: Verdict = Verdict.UNKNOWN  # our own
+    draining: bool = False
+    drain_clock: int = 0
+
+
+class BackendFacts:
+    """One node's knowledge of all backends. Backends are named by their key (core/gossip/peer/registry_sync.py)."""
+
+    def __init__(self, session: int, settings: FactSettings, outbox: list[Letter], rng: Random, now: float) -> None:
+        self.counters = FactCounters()
+        self.news: list[News] = []  # drained by the owner after every call; at most one or two for each fact heard
+        self.loads = PeerLoads(settings, outbox, rng, self.counters, now)
+        self._session = session
+        self._settings = settings
+        self._outbox = outbox
+        self._rng = rng
+        self._known: dict[int, Known] = {}
+        self._doubts: dict[int, dict[int, float]] = {}
+        self._peers: Sequence[Peer] = ()
+        self._answered: dict[int, None] = {}  # live peers that told us something, and were told all
+        self._seq = 0
+        self._changed: dict[int, None] = {}
+        self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
+
+    def __len__(self) -> int:
+        """Backends that anything is known of."""
+        return len(self._known)
+
+    # --- what we see ourselves --------------------------------------------------------------------------------------
+
+    def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:
+        """Our own view of one of our backends; cheap when nothing changed."""
+        known = self._known.get(backend)
+        if known is None:
+            if len(self._known) >= BACKENDS_MAX:
+                self.counters.dropped += 1
+                return
+            known = self._known[backend] = Known()
+            self._changed[backend] = None
+        if started_at and not known.started_at:
+            known.started_at = started_at
+            self._changed[backend] = None
+        if verdict is not known.verdict:
+            if verdict in ILL or known.verdict in ILL:
+                self._changed[backend] = None
+            known.verdict = verdict
+
+    def restarted(self, backend: int, started_at: float) -> int:
+        """We saw a backend restart. Returns its boot, which is a new one unless a peer told of the same restart."""
+        known = self._known.setdefault(backend, Known())
+        same_start = started_at and known.started_at and same_process(started_at, known.started_at)
+        if not same_start:
+            known.boot = min(known.boot + 1, BOOT_MAX)
+            known.started_at = started_at
+            self._changed[backend] = None
+        return known.boot
+
+    def begun(self, backend: int, started_at: float) -> None:
+        """What a peer told of its start is of the process that we count: no claim of ours is of an earlier one."""
+        known = self._known.get(backend)
+        if known is not None and not known.started_at:
+            known.started_at = started_at
+
+    def drain(self, backend: int, draining: bool) -> None:
+        """The operator said so, here."""
+        known = self._known.setdefault(backend, Known())
+        if known.draining is not draining:
+            known.draining = draining
+            known.drain_clock += 1
+            self._changed[backend] = None
+
+    def carry(self, loads: Mapping[int, Load]) -> None:
+        """What we have in flight, by backend; those with nothing are left out. Sent with the next tick of loads."""
+        self.loads.carry(loads)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def boot(self, backend: int) -> int:
+        known = self._known.get(backend)
+        return known.boot if known else 1
+
+    def started_at(self, backend: int) -> float:
+        """When its process started, as the engine told us or a peer; 0 when it told nobody."""
+        known = self._known.get(backend)
+        return known.started_at if known else 0.0
+
+    def is_counted(self, backend: int) -> bool:
+        """Whether any peer told its count since we started: before, one number may stand for two processes."""
+        known = self._known.get(backend)
+        return known is not None and known.counted
+
+    def boot_of(self, backend: int, low_bits: int) -> int:
+        """The boot of which a lesson carries the low bits: one later than ours is adopted, an earlier one is less."""
+        boot = self.boot(backend)
+        ahead = (low_bits - boot) % (1 << BOOT_BITS)
+        if ahead == 0:
+            return boot
+        if ahead >= 1 << (BOOT_BITS - 1):
+            return boot + ahead - (1 << BOOT_BITS)
+        self._adopt(backend, boot + ahead, 0.0)
+        return boot + ahead
+
+    def peer_load(self, backend: int) -> Load:
+        return self.loads.of(backend)
+
+    def doubts(self, backend: int, now: float) -> int:
+        """How many peers called it ill lately."""
+        return sum(now - at <= DOUBT_S for at in self._doubts.get(backend, {}).values())
+
+    # --- time and peers ---------------------------------------------------------------------------------------------
+
+    @property
+    def wake_at(self) -> float:
+        if self._changed:
+            return 0.0
+        return min(self._repair_at, self.loads.wake_at) if self._peers else self.loads.wake_at
+
+    def peers(self, live: Sequence[Peer], listeners: Sequence[Peer] | None = None) -> None:
+        """Who is there now. A newcomer is told everything; who is gone takes its loads with it.
+
+        `listeners`: whom loads are told to and heard from, if these are more.
+        """
+        before = {peer.session for peer in self._peers}
+        self._peers = live
+        self.loads.peers(live if listeners is None else listeners)
+        now_there = {peer.session for peer in live}
+        self._answered = {session: None for session in self._answered if session in now_there}
+        newcomers = [peer for peer in live if peer.session not in before]
+        if newcomers:
+            told = self._some(newcomers, self._settings.everyone_max)  # each hears it of as many others
+            self._tell(told, list(self._known))
+            self.loads.newcomers()
+
+    def forget(self, session: int) -> None:
+        self.loads.forget(session)
+        for observers in self._doubts.values():
+            observers.pop(session, None)
+
+    def tick(self, now: float) -> None:
+        settings = self._settings
+        if self._changed:
+            listeners = self._some(self._peers, settings.everyone_max)
+            self._tell(listeners, list(self._changed))
+            self._changed.clear()
+        self.loads.tick(now)
+        if now >= self._repair_at:
+            self._repair_at = now + settings.repair_interval_s * self._rng.uniform(0.8, 1.2)
+            if self._peers and self._known:
+                self._tell([self._rng.choice(self._peers)], list(self._known))
+
+    # --- what peers say ---------------------------------------------------------------------------------------------
+
+    def receive(self, peer: Peer, message: Message, now: float) -> None:
+        if isinstance(message, Loads):
+            self.loads.hear(peer, message, now)
+        elif isinstance(message, Facts) and message.observer == peer.session:
+            for fact in message.facts:
+                self._hear_fact(peer, fact, now)
+            self._answer(peer)
+
+    def _answer(self, peer: Peer) -> None:
+        """Whoever tells something for the first time is told: what we said when we met it may have come too early."""
+        if peer.session not in self._answered and len(self._peers) <= self._settings.everyone_max:
+            self._answered[peer.session] = None
+            self._tell([peer], list(self._known))
+
+    def _hear_fact(self, peer: Peer, fact: Fact, now: float) -> None:
+        self.counters.facts_heard += 1
+        known = self._known.get(fact.backend)
+        if known is None:
+            if len(self._known) >= BACKENDS_MAX:
+                self.counters.dropped += 1
+                return
+            known = self._known[fact.backend] = Known(fact.boot, fact.started_at)
+            self._changed[fact.backend] = None
+            self.news.append(Boot(fact.backend, fact.boot, fact.started_at))
+        else:
+            self._merge_boot(fact, known)
+        known.counted = True
+        if fact.drain_clock > known.drain_clock or (
+            fact.drain_clock == known.drain_clock and fact.draining > known.draining
+        ):
+            known.draining, known.drain_clock = fact.draining, fact.drain_clock
+            self._changed[fact.backend] = None
+            self.news.append(Drain(fact.backend, fact.draining))
+        if fact.verdict in ILL:
+            self._doubts.setdefault(fact.backend, {})[peer.session] = now
+            self.news.append(Doubt(fact.backend, self.doubts(fact.backend, now)))
+        else:
+            self._doubts.get(fact.backend, {}).pop(peer.session, None)
+
+    def _merge_boot(self, fact: Fact, known: Known) -> None:
+        """The greater boot wins; of two processes with one number the one that started later is the next boot."""
+        both_told = bool(fact.started_at and known.started_at)
+        same = both_told and same_process(fact.started_at, known.started_at)
+        if fact.boot > known.boot:
+            if same:  # another count of the same process
+                known.boot = fact.boot
+                self._changed[fact.backend] = None
+                self.counters.facts_adopted += 1
+            else:
+                self._adopt(fact.backend, fact.boot, fact.started_at)
+        elif both_told and not same:
+            if fact.started_at > known.started_at:
+                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), fact.started_at)
+            elif fact.boot == known.boot and known.counted:  # what was heard by that number may be of either
+                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), known.started_at)
+            elif fact.boot == known.boot:
+                known.boot = min(known.boot + 1, BOOT_MAX)
+                self._changed[fact.backend] = None
+        elif fact.boot == known.boot and fact.started_at and not known.started_at:
+            self.news.append(Start(fact.backend, fact.started_at))
+
+    def _adopt(self, backend: int, boot: int, started_at: float) -> None:
+        known = self._known.setdefault(backend, Known())
+        known.boot, known.started_at = boot, started_at
+        self.counters.facts_adopted += 1
+        self._changed[backend] = None
+        self.news.append(Boot(backend, boot, started_at))
+
+    # --- what we say ------------------------------------------------------------------------------------------------
+
+    def _some(self, peers: Sequence[Peer], most: int) -> Sequence[Peer]:
+        return peers if len(peers) <= most else self._rng.sample(peers, most)
+
+    def _tell(self, listeners: Sequence[Peer], backends: Sequence[int]) -> None:
+        for message in self._facts(backends):
+            for peer in listeners:
+                self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+
+    def _facts(self, backends: Sequence[int]) -> Iterator[Facts]:
+        for start in range(0, len(backends), FACTS_PER_MESSAGE):
+            self._seq += 1
+            chosen = backends[start : start + FACTS_PER_MESSAGE]
+            yield Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in chosen))
+
+
+def fact_of(backend: int, known: Known) -> Fact:
+    return Fact(backend, known.boot, known.started_at, known.verdict, known.draining, known.drain_clock)

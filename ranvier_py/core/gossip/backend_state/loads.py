@@ -1,0 +1,164 @@
+"""What is in flight at each backend: told to peers, heard from them, summed up.
+
+One number for each observer, and the latest counts; none after `load_life_s` of silence. It is nobody's to pass on: in
+a large cluster each node tells some, other ones each time, and sums up those it heard.
+
+Bounds: observers are among the listeners, backends of one observer BACKENDS_MAX. Cost: `carry` compares two small
+dictionaries; a message costs O(backends in it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
+from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.wire.messages import Loads
+from ranvier_py.core.routing.work import NO_LOAD, Load
+
+LOADS_PER_DATAGRAM = 64  # of 16 bytes each: fits a datagram with its envelope
+
+
+@dataclass(slots=True)
+class Observed:
+    """The loads one peer reported last."""
+
+    seq: int
+    until: float
+    loads: dict[int, Load]
+
+
+class PeerLoads:
+    """Our own loads on their way out, and those of the peers."""
+
+    def __init__(
+        self, settings: FactSettings, outbox: list[Letter], rng: Random, counters: FactCounters, now: float
+    ) -> None:
+        self.moved: dict[int, None] = {}  # backends whose peers' load changed; drained by the owner
+        self._expire_at = inf
+        self._settings = settings
+        self._outbox = outbox
+        self._rng = rng
+        self._counters = counters
+        self._observed: dict[int, Observed] = {}
+        self._totals: dict[int, Load] = {}
+        self._listeners: Sequence[Peer] = ()
+        self._seq = 0
+        self._own: Mapping[int, Load] = {}
+        self._own_moved = False
+        self._sent_at = now
+
+    def __len__(self) -> int:
+        """Peers that told their loads."""
+        return len(self._observed)
+
+    @property
+    def wake_at(self) -> float:
+        if self._own_moved:
+            return min(self._expire_at, self._sent_at + self._settings.load_interval_s)
+        if self._own:
+            return min(self._expire_at, self._sent_at + self._settings.load_repeat_s)
+        return self._expire_at
+
+    def carry(self, loads: Mapping[int, Load]) -> None:
+        """What we have in flight, by backend; those with nothing are left out. Sent with the next tick."""
+        if loads != self._own:
+            self._own = loads
+            self._own_moved = True
+
+    def of(self, backend: int) -> Load:
+        """What all peers together have there."""
+        return self._totals.get(backend, NO_LOAD)
+
+    # --- time and peers ---------------------------------------------------------------------------------------------
+
+    def peers(self, listeners: Sequence[Peer]) -> None:
+        """Who is told and heard now. Who is gone takes its loads with it."""
+        self._listeners = listeners
+        there = {peer.session for peer in listeners}
+        for session in [session for session in self._observed if session not in there]:
+            self.forget(session)
+
+    def newcomers(self) -> None:
+        """Somebody new is there: tell our loads soon, changed or not."""
+        self._own_moved |= bool(self._own)
+
+    def forget(self, session: int) -> None:
+        observed = self._observed.pop(session, None)
+        if observed is not None:
+            self._replace(observed.loads, {})
+
+    def tick(self, now: float) -> None:
+        settings = self._settings
+        wait_s = settings.load_interval_s if self._own_moved else settings.load_repeat_s
+        if (self._own_moved or self._own) and now >= self._sent_at + wait_s:
+            self._tell(now)
+        if now >= self._expire_at:
+            self._expire(now)
+
+    def _tell(self, now: float) -> None:
+        self._own_moved = False
+        self._sent_at = now
+        self._seq += 1
+        message = loads_message(self._seq, self._own)
+        small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
+        plane = Plane.DATAGRAM if small else Plane.BULK
+        listeners, most = self._listeners, self._settings.listeners_max
+        for peer in listeners if len(listeners) <= most else self._rng.sample(listeners, most):
+            self._outbox.append(Letter(peer.address, peer.session, plane, message))
+
+    # --- what peers say ---------------------------------------------------------------------------------------------
+
+    def hear(self, peer: Peer, message: Loads, now: float) -> None:
+        self._counters.loads_heard += 1
+        observed = self._observed.get(peer.session)
+        if observed is not None and message.seq <= observed.seq:
+            self._counters.loads_old += 1
+            return
+        if len(message.loads) > BACKENDS_MAX:
+            self._counters.dropped += 1
+            return
+        loads = loads_of(message)
+        self._replace(observed.loads if observed else {}, loads)
+        until = now + self._settings.load_life_s * max(1.0, len(self._listeners) / self._settings.listeners_max)
+        self._observed[peer.session] = Observed(message.seq, until, loads)
+        self._expire_at = min(self._expire_at, until)
+
+    def _replace(self, before: Mapping[int, Load], after: Mapping[int, Load]) -> None:
+        totals, moved = self._totals, self.moved
+        for backend, load in before.items():
+            totals[backend] = totals[backend].minus(load)
+            moved[backend] = None
+        for backend, load in after.items():
+            totals[backend] = totals.get(backend, NO_LOAD).plus(load)
+            moved[backend] = None
+        for backend in before:
+            if totals[backend] == NO_LOAD:
+                del totals[backend]
+
+    def _expire(self, now: float) -> None:
+        for observed in self._observed.values():
+            if observed.until <= now and observed.loads:
+                self._replace(observed.loads, {})
+                observed.loads = {}
+                self._counters.loads_expired += 1
+        waiting = (each.until for each in self._observed.values() if each.loads)
+        self._expire_at = min(waiting, default=inf)
+
+
+def loads_message(seq: int, loads: Mapping[int, Load]) -> Loads:
+    requests = tuple((backend, min(load.requests, 0xFFFF)) for backend, load in loads.items())
+    waits = tuple((min(load.waiting, 0xFFFF), min(load.tokens, 0xFFFF_FFFF)) for load in loads.values())
+    return Loads(seq, requests, waits)
+
+
+def loads_of(message: Loads) -> dict[int, Load]:
+    """By backend. Nobody has more waiting than he has in flight, whatever he says."""
+    waits = message.waits if len(message.waits) >= len(message.loads) else ((0, 0),) * len(message.loads)
+    return {
+        backend: Load(requests, min(waiting, requests), tokens)
+        for (backend, requests), (waiting, tokens) in zip(message.loads, waits, strict=False)
+    }

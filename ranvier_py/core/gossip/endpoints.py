@@ -1,0 +1,161 @@
+"""Where a node gossips: from the keys of the configuration to checked places. A place is a host and a port, unresolved.
+
+Gossip runs as soon as one of `gossip`, `join`, `cluster_key_file` or `insecure_gossip` is set, and between the workers
+of one machine, who then are peers over loopback. `gossip = "off"` keeps even those apart. Worker i listens on the port
++ i and is told of its siblings, which is all there is to several nodes for each host.
+
+Rules: what is told to peers is an address of this machine alone: never 0.0.0.0 or ::, and no loopback address where
+peers are elsewhere. Whoever can be reached from elsewhere needs a key, or says `insecure_gossip`. Names are judged once
+they are resolved (`io/discovery`), literals here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from ranvier_py.core.addresses import host_port, is_address, is_loopback
+
+GOSSIP_PORT = 7946
+"""memberlist's, which firewalls may know already."""
+
+OFF = "off"
+
+Place = tuple[str, int]
+Problem = tuple[tuple[str, ...], str]
+"""(keys involved, what is wrong)"""
+
+
+class ClusterKeys(NamedTuple):
+    """What the configuration says, as far as places follow from it."""
+
+    gossip: str = ""
+    advertise: str = ""
+    join: Sequence[str] = ()
+    keyed: bool = False  # there is a cluster key file
+    insecure: bool = False
+    workers: int = 1
+    listen: Place = ("", 0)
+    control: Place = ("", 0)
+
+
+class GossipPlaces(NamedTuple):
+    """Where one node gossips. `advertise` is None where only the way to the peers will tell; port 0: the bound one."""
+
+    listen: Place
+    advertise: Place | None
+    join: tuple[Place, ...]
+
+
+def place(text: str, port: int = GOSSIP_PORT) -> Place:
+    """("a", 7946) of "a"; also "a:80", "::1", "[::1]:80". Raises ValueError."""
+    if is_address(text.strip("[]")):
+        return text.strip("[]"), port
+    if ":" in text:
+        return host_port(text)
+    if not text or any(blank in text for blank in " \t\r\n/@,"):
+        raise ValueError("must be HOST or HOST:PORT, like 10.0.0.1, router.example:7946 or [::1]:7946")
+    return text, port
+
+
+def spelled(where: Place) -> str:
+    host, port = where
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    return is_address(host) and ip_address(host).is_unspecified
+
+
+def gossip_places(keys: ClusterKeys) -> GossipPlaces | None:
+    """None when this node does not gossip."""
+    if keys.gossip == OFF:
+        return None
+    if keys.gossip:
+        listen = place(keys.gossip)
+    elif keys.join or keys.keyed or keys.insecure:
+        listen = ("0.0.0.0", GOSSIP_PORT)  # noqa: S104  # peers are elsewhere
+    elif keys.workers > 1:
+        listen = ("127.0.0.1", GOSSIP_PORT)
+    else:
+        return None
+    advertise = place(keys.advertise, listen[1]) if keys.advertise else None
+    if advertise is None and not is_wildcard(listen[0]) and is_address(listen[0]):
+        advertise = listen
+    return GossipPlaces(listen, advertise, tuple(place(entry) for entry in keys.join))
+
+
+def of_worker(places: GossipPlaces, index: int, workers: int) -> GossipPlaces:
+    """The places of one of several workers: ports of its own, and its siblings among those to join."""
+    host, port = places.listen
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    siblings = tuple((near, port + other) for other in range(workers) if other != index)
+    advertise = places.advertise and (places.advertise[0], places.advertise[1] + index)
+    return GossipPlaces((host, port + index), advertise, places.join + siblings)
+
+
+def key_of_their_own(keys: ClusterKeys) -> bool:
+    """Whether nobody but the workers of one parent are peers, and no key is given: then any random one will do."""
+    places = gossip_places(keys)
+    if places is None or keys.keyed or keys.insecure:
+        return False
+    return keys.workers > 1 and not places.join and is_loopback(places.listen[0])
+
+
+# --- what can't work ------------------------------------------------------------------------------------------------
+
+
+def problems(keys: ClusterKeys) -> Iterator[Problem]:
+    """What is good alone but not together. Values must have been checked one by one before."""
+    places = gossip_places(keys)
+    if places is None:
+        asked = [name for name in ("join", "cluster_key_file", "advertise") if asks(keys, name)]
+        if asked:
+            yield (*asked, "gossip"), "without gossip this has no effect"
+        return
+    if keys.keyed and keys.insecure:
+        yield ("insecure_gossip", "cluster_key_file"), "there is a cluster_key_file: remove one of the two"
+    if not keys.keyed and not keys.insecure and not key_of_their_own(keys):
+        key = "gossip" if keys.gossip else "join"
+        yield (key, "cluster_key_file"), "peers need a cluster_key_file; insecure_gossip goes without, for trials"
+    yield from address_problems(places)
+    yield from port_problems(keys, places)
+
+
+def asks(keys: ClusterKeys, name: str) -> bool:
+    return {"join": bool(keys.join), "cluster_key_file": keys.keyed, "advertise": bool(keys.advertise)}[name]
+
+
+def address_problems(places: GossipPlaces) -> Iterator[Problem]:
+    if places.advertise is None:
+        return
+    host = places.advertise[0]
+    if is_wildcard(host):
+        yield ("advertise",), f"{host} is no address that a peer could reach"
+    elif not same_family(places.listen[0], host):
+        yield ("advertise", "gossip"), f"{host} can't be reached through {places.listen[0]}: gossip on [::] has both"
+    remote = [where for where in places.join if is_address(where[0]) and not is_loopback(where[0])]
+    if is_loopback(host) and remote:
+        key = "gossip" if places.advertise == places.listen else "advertise"
+        yield (key, "join"), f"{host} can't be reached from {spelled(remote[0])}"
+
+
+def same_family(listen: str, host: str) -> bool:
+    """Whether a socket that listens there hears who writes to `host`. A name may be of either; :: has both."""
+    if listen == "::" or not is_address(listen):
+        return True
+    return ip_address(listen).version == ip_address(host).version
+
+
+def port_problems(keys: ClusterKeys, places: GossipPlaces) -> Iterator[Problem]:
+    host, port = places.listen
+    if keys.workers > 1 and port == 0:
+        yield ("gossip", "workers"), "several workers can't share port 0"
+        return
+    if max(port, places.advertise[1] if places.advertise else 0) + keys.workers - 1 > 65535:
+        yield ("gossip", "workers"), "the last worker's port is above 65535"
+    for other, (other_host, other_port), count in (("listen", keys.listen, 1), ("control", keys.control, keys.workers)):
+        overlap = port and other_port and port < other_port + count and other_port < port + keys.workers
+        if overlap and (host == other_host or is_wildcard(host) or is_wildcard(other_host)):
+            yield ("gossip", other, "workers"), f"takes a port of {other}"

@@ -1,0 +1,266 @@
+"""One probe at a time, each in one interval (SWIM): is this member alive?
+
+    at 0           ping, by datagram; on the stream where `ways` knows that datagrams do not pass, now and then on both
+    at time-out    no answer: ping on the way that was not tried, and k random others are asked to ping it
+    at interval    still no answer: the probe failed
+
+Any answer ends it: the member's own or a relay's. Relays that did not even say «not yet» point to trouble of our own,
+and so does failing without one to ask; that goes into local health. A probe that failed while packets of the member
+itself came in does not count: it lives, and only hears us badly. A member whose session is not proved is greeted
+instead of pinged, and proving itself is its answer; greetings take the two ways by turns, so it is probed GREETINGS
+times, soon after each other, before it is suspected: nobody is on account of one way alone.
+
+A send that the edge could not make ends the wait for the direct answer at once; failing for another member makes it the
+next one to be probed (memberlist#242: it counted as success, and an isolated node saw everybody alive). Not if it was a
+ping for somebody else: all relays would probe the dead member, and then theirs, until every node does.
+
+Invariant: `wake_at` is always finite: the probing never stops, whoever is or is not there.
+Cost: O(relays) for each probe; a new round costs O(members) once in as many intervals.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
+from ranvier_py.core.gossip.membership.local_health import LocalHealth
+from ranvier_py.core.gossip.membership.member_table import Ledger
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.membership_outbox import Post
+from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.gossip.wire.messages import State, Update
+
+SPARE_RELAYS = 4
+"""Drawn beyond those asked, so that suspects among them can be passed over."""
+
+GREETINGS = 3
+"""Probes of a member without proof until it is suspected. They come a second apart and greetings to one address half a
+second; some of those that go by datagram follow pings in the name of others, so two may leave one way out."""
+
+RTT_WEIGHT = 0.2
+"""Of the newest measurement in the mean."""
+
+
+class Probe:
+    """The one under way."""
+
+    __slots__ = (
+        "ends_at",
+        "help_at",
+        "helped",
+        "member",
+        "nacks",
+        "relays",
+        "seq",
+        "started_at",
+        "stream_first",
+        "stream_seq",
+        "tried",
+    )
+
+    def __init__(self, member: Member, seq: int, stream_seq: int, health: LocalHealth, now: float) -> None:
+        self.member = member
+        self.seq = seq
+        self.stream_seq = stream_seq
+        self.started_at = now
+        self.help_at = now + health.timeout_s
+        self.ends_at = now + health.interval_s
+        self.helped = False
+        self.stream_first = False
+        self.tried = False  # a datagram was sent
+        self.relays: dict[int, bool] = {}  # session -> whether it sent a nack
+        self.nacks = 0
+
+
+class Prober:
+    """Probes one member after the other."""
+
+    def __init__(self, ledger: Ledger, post: Post, health: LocalHealth, counts: Counts, rng: Random) -> None:
+        self._ledger = ledger
+        self._post = post
+        self._health = health
+        self._counts = counts
+        self._rng = rng
+        self._probe: Probe | None = None
+        self._rescued: Probe | None = None  # answered on the stream; its datagram has until the next probe
+        self._next_at = 0.0
+        self.wake_at = 0.0
+
+    def start(self, now: float) -> None:
+        """The first probe after a random part of an interval, so that nodes started together spread."""
+        self._next_at = now + self._rng.uniform(0, self._health.interval_s)
+        self._arm()
+
+    def _arm(self) -> None:
+        """After each change of the probe under way."""
+        probe = self._probe
+        if probe is None:
+            self.wake_at = self._next_at
+        else:
+            self.wake_at = probe.ends_at if probe.helped else probe.help_at
+
+    def tick(self, now: float) -> Member | None:
+        """Do what is due. Returns the member that failed its probe."""
+        failed = None
+        probe = self._probe
+        if probe is not None and now >= probe.ends_at:
+            failed = self._fail(probe)
+        elif probe is not None and not probe.helped and now >= probe.help_at:
+            self._get_help(probe)
+        if self._probe is None and now >= self._next_at:
+            self._begin(now)
+        self._arm()
+        return failed
+
+    def acked(self, peer: Peer, seq: int, now: float) -> bool:
+        """Whether this answers the probe."""
+        probe = self._probe
+        if probe is None or seq not in (probe.seq, probe.stream_seq):
+            return self._late(peer, seq)
+        direct = peer.session == probe.member.session
+        if not direct and peer.session not in probe.relays:
+            return False
+        if direct and (seq == probe.seq or probe.stream_first):
+            self._measure(probe, now)
+        if direct and seq == probe.seq:
+            self._ledger.ways.passed(probe.member)
+        elif direct:
+            self._counts.stream_rescues += 1
+            self._rescued = probe
+        self._succeed(probe)
+        return True
+
+    def _late(self, peer: Peer, seq: int) -> bool:
+        """The answer to a datagram after that on the stream: datagrams do pass."""
+        probe = self._rescued
+        if probe is None or seq != probe.seq or peer.session != probe.member.session:
+            return False
+        self._ledger.ways.passed(probe.member)
+        self._rescued = None
+        return True
+
+    def _give_up_datagram(self, now: float) -> None:
+        """Of the last probe that the stream got through."""
+        rescued, self._rescued = self._rescued, None
+        if rescued is not None:
+            self._ledger.ways.missed(rescued.member, now, tried=rescued.tried)
+
+    def nacked(self, session: int, seq: int) -> None:
+        """A relay is well, but the target has not answered it."""
+        probe = self._probe
+        if probe is not None and seq == probe.seq and probe.relays.get(session) is False:
+            probe.relays[session] = True
+            probe.nacks += 1
+
+    def proved(self, session: int) -> None:
+        """This session has just proved to be live: an answer as good as any."""
+        if self._probe is not None and self._probe.member.session == session:
+            self._succeed(self._probe)
+
+    def unreachable(self, address: Address, plane: Plane, now: float, *, relayed: bool) -> None:
+        """The edge could not send there. `relayed`: somebody has asked for a ping there, and goes after it himself."""
+        probe = self._probe
+        if probe is not None and probe.member.address == address:
+            if plane is self._first_plane(probe):
+                probe.help_at = min(probe.help_at, now)
+                self._arm()
+            return
+        for member in () if relayed else self._ledger.roster.at(address):
+            self._ledger.turns.hasten(member.session)
+
+    def void(self, now: float) -> None:
+        """This node was not awake: the probe under way says nothing. The next one starts after a pause."""
+        if self._probe is not None:
+            self._counts.probes_void += 1
+            self._probe = None
+        self._next_at = now + self._health.profile.probe_interval_s
+        self._arm()
+
+    def accusation(self, member: Member) -> tuple[Update, ...]:
+        """What a suspect must hear with a ping, so that it can refute."""
+        suspicion = self._ledger.suspicions.get(member.session)
+        return () if suspicion is None else (Update(member.record, suspicion.accuser),)
+
+    def _first_plane(self, probe: Probe) -> Plane:
+        return Plane.PROBE if probe.stream_first or not self._post.datagrams else Plane.DATAGRAM
+
+    def _begin(self, now: float) -> None:
+        self._next_at = now + self._health.interval_s
+        self._give_up_datagram(now)
+        member = self._ledger.turns.next(self._ledger.roster)
+        if member is None:
+            return
+        self._counts.probes += 1
+        probe = self._probe = Probe(member, self._post.next_seq(), self._post.next_seq(), self._health, now)
+        if not member.proved:
+            self._ledger.greetings.urge(member.address, now)
+            return
+        probe.stream_first = self._post.datagrams and not member.datagrams
+        if probe.stream_first:
+            self._counts.stream_first += 1
+            self._ping_stream(probe)
+        if not probe.stream_first or self._ledger.ways.wants_trial(member, now):
+            self._ping_datagram(probe)
+
+    def _ping_datagram(self, probe: Probe) -> None:
+        """On the stream, if there are no datagrams at all."""
+        probe.tried = True
+        member = probe.member
+        self._post.ping(member.address, member.session, probe.seq, Plane.DATAGRAM, self.accusation(member))
+
+    def _ping_stream(self, probe: Probe) -> None:
+        member = probe.member
+        self._post.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, self.accusation(member))
+
+    def _get_help(self, probe: Probe) -> None:
+        probe.helped = True
+        member = probe.member
+        accusation = self.accusation(member)
+        if self._post.datagrams and member.proved:
+            if not probe.stream_first:
+                self._ping_stream(probe)
+            elif not probe.tried:
+                self._ping_datagram(probe)
+        for relay in self._draw_relays(member):
+            probe.relays[relay.session] = False
+            self._post.ask(relay, probe.seq, member, accusation)
+
+    def _draw_relays(self, target: Member) -> list[Member]:
+        """k others at random, the fit ones first. Drawing without repetition finds the only candidate, too."""
+        met = self._ledger.circle.acquainted()
+        wanted = self._health.profile.relays
+        drawn = self._rng.sample(met, min(len(met), wanted + SPARE_RELAYS))
+        fit = [member for member in drawn if member is not target]
+        fit.sort(key=lambda member: member.state is State.SUSPECT)
+        return fit[:wanted]
+
+    def _succeed(self, probe: Probe) -> None:
+        self._probe = None
+        probe.member.failures = 0
+        self._arm()
+        self._health.better()
+        self._health.answered(probe.helped)
+        self._counts.probes_helped += probe.helped
+
+    def _fail(self, probe: Probe) -> Member | None:
+        self._probe = None
+        member = probe.member
+        if not member.live or self._ledger.roster.get(member.session) is not member:
+            return None  # buried or replaced by a later session while it was probed
+        if member.heard_at >= probe.started_at:
+            self._counts.probes_spared += 1
+            return None
+        member.failures = min(member.failures + 1, 255)
+        if not member.proved and member.failures < GREETINGS and self._post.datagrams:
+            self._counts.probes_repeated += 1
+            self._ledger.turns.hasten(member.session)
+            return None
+        self._counts.probes_failed += 1
+        self._health.worse(len(probe.relays) - probe.nacks if probe.relays else 1)
+        return member
+
+    def _measure(self, probe: Probe, now: float) -> None:
+        rtt_s = now - probe.started_at
+        mean_s = probe.member.rtt_s
+        known = mean_s == mean_s  # NaN before the first  # noqa: PLR0124
+        probe.member.rtt_s = mean_s + RTT_WEIGHT * (rtt_s - mean_s) if known else rtt_s

@@ -1,0 +1,220 @@
+"""The tables of membership and every way a member changes in them.
+
+    (unknown) --joined--> ALIVE --suspect--> SUSPECT --bury--> DEAD | LEFT --forget--> (unknown)
+                            ^------absolve------+----------------+
+
+Each step keeps the tables together: roster, suspicions, round of probing, greetings, contacts, what is spread, what the
+operator sees. Whether a step may be taken is decided elsewhere (`hearsay` for what others say, `members` for what this
+node sees itself); here is only what it means.
+
+The dead stay in the roster for a day, so that stale news of their life is known for what it is. Ten minutes after the
+death the planes above forget the session (`gone`): what it taught has expired by then.
+
+Bounds: MEMBERS_MAX live, beside those that come back from the dead; DEAD_MAX dead (the longest dead goes first);
+CHANGES_MAX undrained changes. Cost: O(1) for each step beside the heap of suspicions.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from ranvier_py.core.gossip.gossip_values import MemberChange
+from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
+from ranvier_py.core.gossip.membership.contacts import Contacts, Greetings
+from ranvier_py.core.gossip.membership.local_health import LocalHealth
+from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.neighbour_set import Circle
+from ranvier_py.core.gossip.membership.paths import Ways
+from ranvier_py.core.gossip.membership.roster import Member, Roster, Round
+from ranvier_py.core.gossip.membership.suspicion import Suspicions
+from ranvier_py.core.gossip.wire.messages import Record, State, Update
+
+MEMBERS_MAX = 4096
+"""Four times the largest cluster that is simulated. More are refused and counted."""
+
+DEAD_MAX = 4096
+"""Dead members remembered."""
+
+DEAD_S = 24 * 3600.0
+"""How long: a session that comes back later than that is a new one to us."""
+
+GONE_S = 600.0
+"""When the planes above forget a dead session: the life of a route. Far above twice the longest suspicion plus a
+push-pull, so that nobody still spreads what was forgotten (chitchat#155)."""
+
+CHANGES_MAX = 4096
+"""Undrained changes; more are dropped and counted."""
+
+SECOND_OPINIONS = 3
+"""Members that probe a suspect at once because they heard of the suspicion, on average: they share or end it soon."""
+
+
+class Ledger:
+    """All tables. Others read them; only the steps here change a member's state."""
+
+    def __init__(self, me: Record, broadcasts: Broadcasts, health: LocalHealth, counts: Counts, rng: Random) -> None:
+        self.roster = Roster()
+        self.circle = Circle(me.session, me.schema, self.roster)
+        self.suspicions = Suspicions()
+        self.greetings = Greetings(rng)
+        self.contacts = Contacts(rng, counts)
+        self.turns = Round(rng)
+        self.ways = Ways(self.roster, counts)
+        self.broadcasts = broadcasts
+        self.changes: list[MemberChange] = []
+        self.gone: list[int] = []
+        self.returned = False  # somebody held for dead lives: a cut has healed, and lists should be compared
+        self.dead: dict[int, float] = {}  # session -> when it died, in that order
+        self._lingering: dict[int, float] = {}  # those of them that the planes above still know
+        self._me = me.session
+        self._health = health
+        self._counts = counts
+        self._rng = rng
+
+    @property
+    def members(self) -> int:
+        """Live members, this node included."""
+        return self.roster.live + 1
+
+    def note(self, what: str, record: Record, why: str) -> None:
+        """For the operator."""
+        if len(self.changes) >= CHANGES_MAX:
+            self._counts.changes_dropped += 1
+        else:
+            self.changes.append(MemberChange(what, record, why))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def join(self, record: Record, now: float, why: str) -> Member | None:
+        """Somebody new, live; not spread here. None when the table is full."""
+        if self.roster.live >= MEMBERS_MAX:
+            self._counts.members_refused += 1
+            return None
+        alive = record if record.state is State.ALIVE else record._replace(state=State.ALIVE)
+        member = self.roster.add(alive, now)
+        self._settle(member, now)
+        self.note("joined", member.record, why)
+        return member
+
+    def remember_dead(self, record: Record, now: float) -> None:
+        """Somebody this node never met is dead: kept, so that stale news of its life is refused. Not spread here."""
+        member = self.roster.add(record, now)
+        self._lay_out(member, now)
+
+    def absolve(self, member: Member, record: Record, now: float, why: str) -> None:
+        """It is ALIVE by a higher record: refuted, returned, or just renewed. Spread in any case."""
+        before = member.record.state
+        self.broadcasts.push(Update(record), now)
+        if before is State.ALIVE:
+            self._move(member, record, now)
+            return
+        self._revive(member, record, now)
+        self._counts.false_alarms += before is not State.LEFT
+        self.returned |= before is State.DEAD
+        self.note("refuted" if before is State.SUSPECT else "returned", member.record, why)
+
+    def suspect(self, member: Member, record: Record, accuser: int, now: float, why: str) -> None:
+        """Begin a suspicion at the incarnation of `record`, also over an older one."""
+        if member.live:
+            self._move(member, record._replace(state=State.SUSPECT), now)
+        else:  # suspected at a higher incarnation than it died at: so it had refuted that
+            self._revive(member, record._replace(state=State.SUSPECT), now)
+        self.suspicions.begin(member.session, accuser, self._health.profile, self.members, now)
+        self._counts.suspicions += 1
+        self.note("suspected", member.record, why)
+        self.broadcasts.push(Update(member.record, accuser), now)
+        if accuser != self._me and self._rng.random() * self.roster.live < SECOND_OPINIONS:
+            self.turns.hasten(member.session)
+
+    def confirm(self, member: Member, accuser: int, now: float) -> None:
+        """One more accuser of a suspect."""
+        if self.suspicions.confirm(member.session, accuser, self._health.profile, self.members):
+            self._counts.confirmations += 1
+            self.broadcasts.push(Update(member.record, accuser), now)
+
+    def bury(self, member: Member, record: Record, now: float, why: str) -> None:
+        """It is DEAD or LEFT."""
+        was_live = member.live
+        self.roster.change(member, record, now)
+        self._end(member)
+        self._lay_out(member, now)
+        self.broadcasts.push(Update(member.record), now)
+        if was_live:
+            self._counts.deaths += record.state is State.DEAD
+            self.note("died" if record.state is State.DEAD else "left", member.record, why)
+
+    def forget(self, member: Member) -> None:
+        """Out of all tables: a later session has its name, or it has been dead for long."""
+        session = member.session
+        self.roster.remove(member)
+        self._end(member)
+        self.broadcasts.drop(session)
+        known_above = self._lingering.pop(session, None) is not None or session not in self.dead
+        self.dead.pop(session, None)
+        if known_above:
+            self.gone.append(session)
+
+    def reap(self, now: float) -> None:
+        """Forget what is long dead. Amortised O(1)."""
+        while self._lingering and now - self._lingering[session := next(iter(self._lingering))] >= GONE_S:
+            del self._lingering[session]
+            self.gone.append(session)
+            member = self.roster.get(session)
+            assert member is not None
+            member.proved = False
+        while self.dead and (now - self.dead[next(iter(self.dead))] >= DEAD_S or len(self.dead) > DEAD_MAX):
+            member = self.roster.get(next(iter(self.dead)))
+            assert member is not None
+            self.forget(member)
+
+    def proved(self, member: Member) -> None:
+        """Its session is live, by proof."""
+        member.proved = True
+        self.circle.met(member)
+        self.greetings.done(member.session)
+        self.contacts.remove(member.address)
+
+    # --- parts of steps -----------------------------------------------------------------------------------------------
+
+    def _settle(self, member: Member, now: float) -> None:
+        """It is live from now on."""
+        self.broadcasts.members = self.members
+        self.turns.insert(member.session)
+        self.ways.met(member)
+        self.circle.join(member)
+        if not member.proved and self.circle.wants(member.session):
+            self.greetings.want(member.session, self.members, now)
+
+    def _move(self, member: Member, record: Record, now: float) -> None:
+        """A live member's record changes, perhaps its address."""
+        if member.address != (record.host, record.port):
+            member.proved = False
+            self.circle.lost(member.session)
+            if self.circle.wants(member.session):
+                self.greetings.want(member.session, self.members, now)
+        self.roster.change(member, record, now)
+
+    def _revive(self, member: Member, record: Record, now: float) -> None:
+        self.suspicions.end(member.session)
+        was_live = member.live
+        self._move(member, record, now)
+        if not was_live:
+            self.dead.pop(member.session)
+            self._lingering.pop(member.session, None)
+            self._settle(member, now)
+
+    def _end(self, member: Member) -> None:
+        """It is not live any more."""
+        self.suspicions.end(member.session)
+        self.circle.part(member.session)
+        self.greetings.done(member.session)
+        self.broadcasts.members = self.members
+
+    def _lay_out(self, member: Member, now: float) -> None:
+        session = member.session
+        self.dead.pop(session, None)
+        self._lingering.pop(session, None)
+        self.dead[session] = now
+        self._lingering[session] = now
+        if member.record.state is State.DEAD:
+            self.contacts.add(member.address, now)

@@ -1,0 +1,150 @@
+"""Whom a node has to do with directly: everybody in a small cluster, its neighbours in a large one.
+
+Sessions prove themselves to each other by a handshake. Up to MESH_MEMBERS_MAX members each two do that as soon as they
+hear of each other. Beyond, N² / 2 handshakes would buy little: there each node seeks out its *neighbours* alone, which
+are the next and the last STEPS live members on some rings (`rings`). Three rings have the members of its own schema,
+who share routes, one has all. Everybody else proves itself when it is probed, so in the course of one round of probes
+(N intervals) each still meets all, at no cost: a proof answers a probe as well as a ping does.
+
+*Acquaintances* are the live members that have proved themselves: they are told things, asked for help and drawn at
+random. A proof holds as long as the member lives: 3 KiB, bounded by the members.
+
+Invariant: neighbours are neighbours of each other wherever two nodes see the same members; who is a neighbour only ever
+changes by a join or a death. Cost: 2 us for a join; a death among the neighbours costs O(members).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from ranvier_py.core.gossip.membership.rings import places_of
+from ranvier_py.core.gossip.membership.roster import Member, Roster
+from ranvier_py.core.prompts.fingerprint import MASK
+
+MESH_MEMBERS_MAX = 64
+"""This node included. So many sessions are proved in a second by 2000 handshakes in the whole cluster."""
+
+SHARED_RINGS, ALL_RINGS = (0, 1, 2), (3,)
+"""Of members with the same schema; of all. Routes are told along the first ones (`route_post`)."""
+
+STEPS = 2
+"""On each ring, each way: some 16 neighbours. One of them may be unreachable without a gap in the ring."""
+
+
+class Side:
+    """The nearest STEPS members one way round one ring: (distance, session), the nearest first."""
+
+    __slots__ = ("nearest", "reach")
+
+    def __init__(self) -> None:
+        self.nearest: list[tuple[int, int]] = []
+        self.reach = MASK + 1  # whoever stands closer than this is among the nearest
+
+    def offer(self, distance: int, session: int) -> None:
+        insort(self.nearest, (distance, session))
+        del self.nearest[STEPS:]
+        if len(self.nearest) == STEPS:
+            self.reach = self.nearest[-1][0]
+
+
+class Circle:
+    """See the module. `Ledger` says who of the roster is live."""
+
+    __slots__ = ("_acquainted", "_drawn", "_near", "_places", "_roster", "_schema", "_sides", "_stale", "widened")
+
+    def __init__(self, session: int, schema: int, roster: Roster) -> None:
+        self.widened = False
+        """Somebody known before may be wanted now, who was not: see `unmet`."""
+        self._schema = schema
+        self._roster = roster
+        self._places = places_of(session)
+        self._acquainted: dict[int, Member] = {}
+        self._drawn: tuple[Member, ...] | None = ()
+        self._near: dict[int, None] | None = {}
+        self._stale = False  # a neighbour is gone: others move up
+        self._sides = [(ring, Side(), Side()) for ring in (*SHARED_RINGS, *ALL_RINGS)]
+
+    # --- what happens to members --------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """It is live from now on, proved or not; the roster knows."""
+        session = member.record.session
+        if not self._stale:
+            self._offer(session, member.record.schema)
+        if member.proved:
+            self.met(member)
+
+    def part(self, session: int) -> None:
+        """It is not live any more; the roster knows. Say it as often as you like."""
+        self.lost(session)
+        if not self._stale and session in self.near():
+            self._stale = self.widened = True
+        self.widened |= self._roster.live == MESH_MEMBERS_MAX - 1
+
+    def met(self, member: Member) -> None:
+        """It has proved itself."""
+        if member.live:
+            self._acquainted[member.record.session] = member
+            self._drawn = None
+
+    def lost(self, session: int) -> None:
+        """Its proof holds no more: it died, or moved."""
+        if self._acquainted.pop(session, None) is not None:
+            self._drawn = None
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether each two members are to know each other."""
+        return self._roster.live < MESH_MEMBERS_MAX
+
+    def wants(self, session: int) -> bool:
+        """Whether this live member should be greeted if it has not proved itself."""
+        return self.is_mesh or session in self.near()
+
+    def near(self) -> dict[int, None]:
+        """Sessions of the neighbours, in no order that means anything. Proved or not."""
+        if self._stale:
+            self._look_around()
+        if self._near is None:
+            self._near = {
+                session: None
+                for _, ahead, behind in self._sides
+                for side in (ahead, behind)
+                for _, session in side.nearest
+            }
+        return self._near
+
+    def acquainted(self) -> tuple[Member, ...]:
+        """Live members that have proved themselves. The same object until something changes."""
+        if self._drawn is None:
+            self._drawn = tuple(self._acquainted.values())
+        return self._drawn
+
+    def unmet(self) -> list[int]:
+        """Sessions to be greeted after the circle has widened. O(members) in a small cluster."""
+        self.widened = False
+        sought = [member.session for member in self._roster.alive()] if self.is_mesh else self.near()
+        return [session for session in sought if session not in self._acquainted]
+
+    # --- rings --------------------------------------------------------------------------------------------------------
+
+    def _offer(self, session: int, schema: int) -> None:
+        theirs, mine = places_of(session), self._places
+        for ring, ahead, behind in self._sides if schema == self._schema else self._sides[-len(ALL_RINGS) :]:
+            distance = (theirs[ring] - mine[ring]) & MASK
+            if distance < ahead.reach:
+                ahead.offer(distance, session)
+                self._near = None
+            if MASK - distance < behind.reach:
+                behind.offer(MASK - distance, session)
+                self._near = None
+
+    def _look_around(self) -> None:
+        """All rings anew."""
+        self._sides = [(ring, Side(), Side()) for ring, _, _ in self._sides]
+        for member in self._roster.alive():
+            self._offer(member.record.session, member.record.schema)
+        self._near = None
+        self._stale = False

@@ -1,0 +1,80 @@
+"""How many bytes gossip may send: limits that hold in every second, whichever second one looks at.
+
+A `Window` allows so many units within any second, and knows what was spent in the last one, in slots of 50 ms. So a
+message as large as a whole second's budget can go at once, after a quiet second, and nothing else until it is paid for.
+`wire_bytes` says what a message takes on the wire, from above: headers, seal and frame included, those of TCP and IP
+not.
+
+Rules: nobody waits for room. Who finds none drops what he had, and repair brings it later.
+Cost: 0.5 us for a look. Memory: 21 slots for each window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ranvier_py.core.gossip.wire.columns import ENTRY_BYTES
+from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
+from ranvier_py.core.gossip.wire.messages import Lessons, Message, PartSums, Rows, RowsWanted, Sums, TotalSum, Vector
+
+SLOTS_PER_S = 20
+
+FIELDS_BYTES, ROWS_FIELDS_BYTES = 36, 64
+"""The frame's length, the small fields and the headers of byte strings, as msgpack, of any message of routes."""
+
+MESSAGE_BYTES = OVERHEAD_BYTES + FIELDS_BYTES
+"""What any message takes beside its columns."""
+
+VECTOR_ENTRY_BYTES, BACKEND_BYTES = 16, 12
+
+
+class Window:
+    """So many units in any one second. `now` never goes back."""
+
+    __slots__ = ("_slots", "_spent", "per_s")
+
+    def __init__(self, per_s: int) -> None:
+        self.per_s = per_s
+        self._slots: deque[tuple[int, int]] = deque()
+        self._spent = 0
+
+    def room(self, now: float) -> int:
+        """What may still be spent now."""
+        slots = self._slots
+        first = int(now * SLOTS_PER_S) - SLOTS_PER_S  # a slot counts until all of it is a second ago
+        while slots and slots[0][0] < first:
+            self._spent -= slots.popleft()[1]
+        return self.per_s - self._spent
+
+    def spend(self, units: int, now: float) -> None:
+        slots, slot = self._slots, int(now * SLOTS_PER_S)
+        if slots and slots[-1][0] == slot:
+            slots[-1] = (slot, slots[-1][1] + units)
+        else:
+            slots.append((slot, units))
+        self._spent += units
+
+    def frees_at(self) -> float:
+        """When the oldest of what was spent will be forgotten; in the past if that can be done now."""
+        return (self._slots[0][0] + SLOTS_PER_S + 1) / SLOTS_PER_S if self._slots else 0.0
+
+
+def wire_bytes(message: Message) -> int:
+    """What a message of routes takes on the wire, at most some 40 bytes too much."""
+    size = MESSAGE_BYTES
+    if isinstance(message, Lessons):
+        return size + sum(len(lesson) + ENTRY_BYTES for _, lesson in message.entries)
+    if isinstance(message, Vector):
+        return size + VECTOR_ENTRY_BYTES * len(message.entries)
+    if isinstance(message, Sums):
+        return size + len(message.sums)
+    if isinstance(message, TotalSum):
+        return size + len(message.groups)
+    if isinstance(message, PartSums):
+        return size + len(message.groups) + len(message.sums)
+    if isinstance(message, RowsWanted):
+        return size + len(message.buckets)
+    if isinstance(message, Rows):
+        columns = message[4:]
+        return OVERHEAD_BYTES + ROWS_FIELDS_BYTES + BACKEND_BYTES * len(message.backends) + sum(map(len, columns))
+    return size

@@ -1,0 +1,356 @@
+"""Getting a table from a peer: all of it when a node joins, the buckets that differ when lessons were trimmed.
+
+    join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
+    repair  sums are compared with the peer that said Reset (`comparison`), RowsWanted (buckets that differ) -> it; its
+            Rows come
+    audit   the same now and then with any peer, for some of the buckets: equal numbers need not mean equal tables.
+            Who is asked compares as well, and asks back (`differs`): after it both are equal
+
+Chunks come as fast as they are merged: RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come. With the
+same cursor once more it says that what followed was lost. When the last chunk is merged, all that the peer had before
+the first one is here: its numbers are adopted, and lessons go on from there. Meanwhile lessons that join are heard as
+ever; the order does not matter.
+
+Rules: one pull at a time. Chunks of another request or peer, and chunks that do not follow the last one, are dropped.
+Ages count from when a chunk was asked for. `synced` is for readiness: the join is over, or there was nobody to ask.
+A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no lesson can: what
+a node gave to whoever joined and died before it told the others, or what was dropped while its backend was not known.
+So after each disturbance (somebody went, or came back, or we joined) a few audits follow soon, one after the other,
+each with a random peer: what one node alone has is everywhere after about log2(N) of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from math import inf
+from random import Random
+
+import numpy as np
+
+from ranvier_py.core.gossip.gossip_values import Peer
+from ranvier_py.core.gossip.replication.budget import wire_bytes
+from ranvier_py.core.gossip.replication.comparison import AnySums, Comparison
+from ranvier_py.core.gossip.replication.route_outbox import RoutePost
+from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS, RouteMemory
+from ranvier_py.core.gossip.replication.update_log import Logs
+from ranvier_py.core.gossip.wire.messages import Busy, Rows, RowsWanted, Vector
+
+ALONE_S = 2.0
+"""A node that finds nobody for so long has nothing to wait for."""
+
+PATIENCE_S = 30.0
+"""After so long of being refused a node stops trying to join: lessons and repair will do."""
+
+ROUND_S = (0.1, 0.3)
+"""Between two rounds in which everybody was busy: random within these."""
+
+PROGRESS_S = 1.0
+"""A chunk that does not come within this is asked for again: ten times what a busy peer needs for the next one."""
+
+SUMS_S = 5.0  # for the sums of a million rows on both sides, twice, and their turn in the budget
+RESUMES_MAX = 3
+
+NEW_LESSONS_MAX = 4096
+"""A peer that has no more lessons than this, and has not joined itself, is as new as we are: lessons will do."""
+
+PULL_BYTES_PER_S = 4 * 1024 * 1024
+"""What repair may move on average: a table of a million rows every 8 s."""
+
+AUDIT_BUCKETS_MAX = 256
+"""Of those that an audit for no reason found to differ so many are asked for, a sixteenth of a table: among a million
+claims some hundred expire on one side a second earlier, at any time."""
+
+SOON_MORE = 2
+"""Audits that follow beyond log2(N): some are wasted on a peer that has nothing new."""
+
+SOON_NODES = 16
+"""In larger clusters the audits come slower by as much: each node's part in those of all others stays the same."""
+
+MANY_BUCKETS = 2048
+"""If more differ, the whole table is asked for: one way through it costs the peer the same."""
+
+
+class Phase(Enum):
+    IDLE = auto()
+    COMPARE = auto()  # our sums are computed and compared with the peer's
+    ROWS = auto()
+
+
+class Pull:
+    """The asking side."""
+
+    def __init__(
+        self,
+        logs: Logs,
+        post: RoutePost,
+        memory: RouteMemory,
+        comparison: Comparison,
+        missed: Callable[[int, float], None],
+        rng: Random,
+        now: float,
+    ) -> None:
+        self.synced = False
+        self.joins = 0  # that were finished
+        self.repairs = 0
+        self.audits = 0
+        self.differing = 0  # buckets, at the last comparison
+        self.given_up = 0  # pulls that broke off
+        self.deferred = 0  # resets that came during a pull or too soon after one
+        self.stray_chunks = 0
+        self.rows = 0  # that were new
+        self._logs = logs
+        self._post = post
+        self._memory = memory
+        self._comparison = comparison
+        self._missed = missed
+        self._rng = rng
+        self._phase = Phase.IDLE
+        self._peer: Peer | None = None
+        self._targets: dict[int, int] = {}
+        self._request = rng.getrandbits(32)
+        self._buckets = b""
+        self._next = 0
+        self._allowed: deque[tuple[int, float]] = deque()  # (chunks before this one, may come since then)
+        self._resumes = 0
+        self._bytes = 0
+        self._deadline = inf
+        self._vector_heard = False
+        self._not_before = now
+        self._tried: dict[int, bool] = {}  # in this round of joining: whether that peer is new, too
+        self._round_at = now
+        self._alone_until = now + ALONE_S
+        self._give_up_at = inf
+        self._audit_interval_s = inf
+        self._audit_at = inf
+        self._auditing = False
+        self._soon_interval_s = inf
+        self._soon = 0  # audits still to come because of a disturbance
+        self._others = 0  # nodes beside us
+        self._met_nobody = False  # we hold ourselves for synced, for want of peers
+
+    @property
+    def wake_at(self) -> float:
+        if self._phase is not Phase.IDLE:
+            return min(self._deadline, self._comparison.wake_at)
+        if self.synced:
+            return self._audit_at if self._post.order else inf
+        return self._round_at if self._post.order else self._alone_until
+
+    def meet(self, others: int, now: float) -> None:
+        """The live peers changed. `others`: how many nodes there are beside us."""
+        peers, self._others = self._post.peers, others
+        if self._peer is not None and self._peer.session not in peers:
+            self._break_off(now)
+        if self._met_nobody and peers:
+            self._met_nobody = False
+            self.disturbed(now)
+
+    def disturbed(self, now: float) -> None:
+        """Somebody may have what others lack, and no log tells: compare soon."""
+        self._soon = SOON_MORE + self._others.bit_length()
+        self._audit_at = min(self._audit_at, now + self._soon_s())
+
+    def _soon_s(self) -> float:
+        return self._soon_interval_s * self._rng.uniform(0.5, 1.5) * max(1.0, self._others / SOON_NODES)
+
+    def tick(self, now: float) -> None:
+        """At most one step of 2 ms."""
+        if self._phase is Phase.IDLE:
+            if not self.synced:
+                self._join(now)
+            elif now >= self._audit_at:
+                self._audit(now)
+        elif now >= self._deadline:
+            self._late(now)
+        else:
+            self._comparison.tick(now)
+
+    def audit_every(self, interval_s: float, soon_s: float, now: float) -> None:
+        """From now on, and after a disturbance every `soon_s` for a while. Nodes that start together audit apart."""
+        self._audit_interval_s, self._soon_interval_s = interval_s, soon_s
+        self._audit_at = now + interval_s * self._rng.uniform(0.2, 1.0)
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+
+    def _join(self, now: float) -> None:
+        """Ask one peer that was not asked in this round."""
+        order = self._post.order
+        if not order:
+            self.synced = self._met_nobody = now >= self._alone_until
+            return
+        self._give_up_at = min(self._give_up_at, now + PATIENCE_S)
+        if now < self._round_at:
+            return
+        candidates = [peer for peer in order if peer.session not in self._tried]
+        if candidates:
+            self._ask(self._rng.choice(candidates), b"", now)
+        elif all(self._tried.get(peer.session) for peer in order) or now >= self._give_up_at:
+            self.synced = True
+            self.disturbed(now)
+        else:
+            self._tried.clear()
+            self._round_at = now + self._rng.uniform(*ROUND_S)
+
+    def vector(self, peer: Peer, message: Vector) -> None:
+        """What a peer has. Everything it has before its first chunk will be here after its last."""
+        if self._is_from(peer, Phase.ROWS) and not (self.synced or message.reply or self._next or self._vector_heard):
+            self._vector_heard = True
+            self._targets = dict(message.entries)
+
+    def busy(self, peer: Peer, message: Busy, now: float) -> None:
+        if self._is_from(peer, Phase.ROWS) and message.request == self._request:
+            self._break_off(now)
+
+    # --- repair -----------------------------------------------------------------------------------------------------
+
+    def reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
+        """A peer has lessons that we lack and that are not to be had: compare tables with it."""
+        if self._is_from(peer, Phase.COMPARE) and self._comparison.own is None:
+            self._targets[origin] = max(base, self._targets.get(origin, 0))
+        elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
+            self.deferred += 1
+        else:
+            self._compare(peer, now)
+            self._targets = {origin: base}
+
+    def _audit(self, now: float) -> None:
+        """Compare with some peer."""
+        wait_s = self._audit_interval_s * self._rng.uniform(0.8, 1.2)
+        if self._soon:
+            wait_s = min(wait_s, self._soon_s())
+        self._audit_at = max(now + wait_s, self._not_before)
+        if self._post.order and now >= self._not_before:
+            self._compare(self._rng.choice(self._post.order), now)
+            self._auditing = True
+
+    def _compare(self, peer: Peer, now: float) -> None:
+        self._begin(Phase.COMPARE, peer, SUMS_S, now)
+        self._request = (self._request + 1) & 0xFFFFFFFF
+        self._comparison.begin(peer, self._request, now)
+
+    def sums(self, peer: Peer, message: AnySums, now: float) -> None:
+        """The peer's sums, which we waited for. Those of a comparison before may be older than its reset."""
+        if not self._is_from(peer, Phase.COMPARE):
+            return
+        ours, theirs = self._comparison.own, self._comparison.hear(message, now)
+        if ours is None or theirs is None:
+            return
+        buckets = self._differing(ours, theirs)
+        if buckets is None:
+            self._done(now)
+        else:
+            self._ask(peer, buckets, now)
+
+    def differs(self, peer: Peer, ours: bytes, theirs: bytes, now: float) -> None:
+        """A peer that compares with us was told our sums: what it has and we lack is to be had, too.
+
+        If nearly everything differs, one of the two is new, or is told so by the other's reset.
+        """
+        if self._phase is Phase.IDLE and self.synced and now >= self._not_before:
+            self._targets, self._auditing = {}, True
+            buckets = self._differing(ours, theirs)
+            if buckets:
+                self._ask(peer, buckets, now)
+
+    def _differing(self, ours: bytes, theirs: bytes) -> bytes | None:
+        """The buckets to ask for: u16 each, empty for the whole table. None: there is nothing to ask for."""
+        differing = np.flatnonzero(np.frombuffer(ours, "<u8") != np.frombuffer(theirs, "<u8"))
+        self.differing = len(differing)
+        if self._auditing and not self._soon and len(differing) > AUDIT_BUCKETS_MAX:
+            differing = differing[self._rng.sample(range(len(differing)), AUDIT_BUCKETS_MAX)]
+        if not len(differing):
+            return None
+        return differing.astype("<u2").tobytes() if len(differing) <= MANY_BUCKETS else b""
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def take(self, peer: Peer, message: Rows, now: float) -> None:
+        """A chunk: merged at once, at most 2 ms."""
+        if not self._is_from(peer, Phase.ROWS) or message.request != self._request or message.chunk != self._next:
+            self.stray_chunks += 1
+            return
+        while len(self._allowed) > 1 and self._allowed[0][0] <= message.chunk:
+            self._allowed.popleft()
+        self.rows += self._memory.merge(message, self._allowed[0][1], now)
+        self._next += 1
+        self._bytes += wire_bytes(message)
+        self._deadline = now + PROGRESS_S
+        self._resumes = 0
+        if message.last:
+            self._done(now)
+        elif self._next % (WINDOW_CHUNKS // 2) == 0:
+            self._send_wanted(b"", now)
+
+    def _ask(self, peer: Peer, buckets: bytes, now: float) -> None:
+        targets, auditing = self._targets, self._auditing
+        self._begin(Phase.ROWS, peer, PROGRESS_S, now)
+        self._auditing = auditing
+        self._request = (self._request + 1) & 0xFFFFFFFF
+        self._buckets = buckets
+        if self.synced:
+            self._targets = targets
+        else:
+            self._post.send(peer, Vector((), reply=True), now)
+        self._send_wanted(buckets, now)
+
+    def _send_wanted(self, buckets: bytes, now: float) -> None:
+        """Let more chunks come. With the cursor of last time: send again what followed it."""
+        assert self._peer is not None
+        self._post.send(self._peer, RowsWanted(self._request, self._next, buckets), now)
+        if not self._allowed or self._allowed[-1][0] < self._next + WINDOW_CHUNKS:
+            self._allowed.append((self._next + WINDOW_CHUNKS, now))
+
+    # --- beginnings and ends ----------------------------------------------------------------------------------------
+
+    def _begin(self, phase: Phase, peer: Peer, limit_s: float, now: float) -> None:
+        self._phase, self._peer, self._deadline, self._auditing = phase, peer, now + limit_s, False
+        self._targets, self._next, self._resumes, self._bytes = {}, 0, 0, 0
+        self._vector_heard = False
+        self._comparison.end()
+        self._allowed.clear()
+
+    def _is_from(self, peer: Peer, phase: Phase) -> bool:
+        return self._phase is phase and self._peer is not None and self._peer.session == peer.session
+
+    def _late(self, now: float) -> None:
+        """Nothing came in time: ask for the next chunk again, or leave it."""
+        if self._phase is Phase.ROWS and self._resumes < RESUMES_MAX:
+            self._resumes += 1
+            self._deadline = now + PROGRESS_S
+            self._send_wanted(b"" if self._next else self._buckets, now)
+        else:
+            self._break_off(now)
+
+    def _break_off(self, now: float) -> None:
+        peer = self._peer
+        assert peer is not None
+        if self.synced:
+            self.given_up += 1
+            self._not_before = now + self._rng.uniform(*ROUND_S)
+        else:
+            self._tried[peer.session] = self._vector_heard and sum(self._targets.values()) <= NEW_LESSONS_MAX
+        self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
+        self._comparison.end()
+
+    def _done(self, now: float) -> None:
+        """All rows are here: what the peer had then is here, too."""
+        peer = self._peer
+        assert peer is not None
+        for origin, number in self._targets.items():
+            if self._logs.open(origin, now):
+                self._logs.adopt(origin, number)
+        if self.synced:
+            self.repairs += not self._auditing
+            self.audits += self._auditing
+            self._soon = max(0, self._soon - self._auditing)
+            self._not_before = now + self._bytes / PULL_BYTES_PER_S
+        else:
+            self.joins += 1
+            self.synced = True
+            self.disturbed(now)
+        self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
+        self._comparison.end()
+        if self._targets:  # lessons go on after the numbers that were adopted
+            self._missed(peer.session, now)

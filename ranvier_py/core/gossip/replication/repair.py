@@ -1,0 +1,154 @@
+"""Making up for what was missed: digests find it, version vectors name it, pieces of the logs bring it.
+
+    A  every half second    Digest -> B, some live peer
+    B  another hash         Vector (reply) -> A
+    A                       Vector -> B, and to B what it lacks, oldest first, within the budget
+    B                       to A what it lacks
+
+What cannot be had as lessons, because the log was trimmed or because it would take longer than REPAIR_S, is answered
+with Resets: then whole tables are compared (`pull`). Somebody who got a batch that does not join what it has asks the
+sender soon, with a Vector that wants no other in return.
+
+Rules: nothing is guessed: batches join or are dropped, so a number is never ahead of the lessons. Of origins that are
+gone and whose lessons have expired nothing is said.
+Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S. Cost: O(origins) for each vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from random import Random
+
+from ranvier_py.core.gossip.gossip_values import Peer
+from ranvier_py.core.gossip.replication.budget import MESSAGE_BYTES, wire_bytes
+from ranvier_py.core.gossip.replication.eager_push import Eager
+from ranvier_py.core.gossip.replication.route_outbox import RoutePost
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, Logs
+from ranvier_py.core.gossip.wire.messages import Digest, Reset, Vector
+
+ASK_INTERVAL_S = 0.2
+"""One peer is asked for what was missed no more often: the answer to the last question takes a round trip."""
+
+REPAIR_S = 4.0
+"""If lessons would take longer than this at the budget for one peer, tables are compared instead."""
+
+
+class Repair:
+    """Digests and vectors, both ways."""
+
+    def __init__(
+        self, logs: Logs, post: RoutePost, eager: Eager, settings: RouteGossipSettings, rng: Random, now: float
+    ) -> None:
+        self.mismatches = 0  # digests that found a difference
+        self.resets = 0  # that we sent
+        self.foreign = 0  # digests of another schema
+        self._logs = logs
+        self._post = post
+        self._eager = eager
+        self._settings = settings
+        self._rng = rng
+        self._digest_at = now + rng.uniform(0, settings.digest_interval_s)
+        self._ask_at: dict[int, float] = {}
+        self._asked_at: dict[int, float] = {}
+
+    @property
+    def wake_at(self) -> float:
+        if not self._post.order:
+            return inf
+        return min(self._digest_at, *self._ask_at.values()) if self._ask_at else self._digest_at
+
+    def meet(self) -> None:
+        """The live peers changed."""
+        peers = self._post.peers
+        self._ask_at = {session: at for session, at in self._ask_at.items() if session in peers}
+        self._asked_at = {session: at for session, at in self._asked_at.items() if session in peers}
+
+    def missed(self, session: int, now: float) -> None:
+        """A live peer has something that we lack: ask it soon."""
+        if session in self._post.peers and session not in self._ask_at:
+            earliest = max(now, self._asked_at.get(session, -inf) + ASK_INTERVAL_S)
+            self._ask_at[session] = earliest + self._rng.uniform(0, ASK_INTERVAL_S / 4)
+
+    def tick(self, now: float) -> None:
+        post, logs = self._post, self._logs
+        asked = [session for session, at in self._ask_at.items() if at <= now] if self._ask_at else ()
+        for session in asked:
+            del self._ask_at[session]
+            self._asked_at[session] = now
+            post.send(post.peers[session], self._vector(reply=False), now)
+        if now >= self._digest_at:
+            self._digest_at = now + self._settings.digest_interval_s * self._rng.uniform(0.8, 1.2)
+            if post.order:
+                waiting = [post.peers[session] for session in self._eager.lazy]
+                peer = self._rng.choice(waiting or post.order)
+                post.send(peer, Digest(logs.vector.hash, self._settings.schema), now)
+
+    # --- what peers say ---------------------------------------------------------------------------------------------
+
+    def digest(self, peer: Peer, message: Digest, now: float) -> None:
+        if message.schema != self._settings.schema:
+            self.foreign += 1
+        elif message.vector_hash == self._logs.vector.hash:
+            self._eager.lazy.pop(peer.session, None)
+        else:
+            self.mismatches += 1
+            self._post.send(peer, self._vector(reply=True), now)
+
+    def vector(self, peer: Peer, message: Vector, now: float) -> None:
+        """An empty one that wants another comes from a newcomer, who will ask for the whole table."""
+        if message.reply:
+            self._post.send(peer, self._vector(reply=False), now)
+            if not message.entries:
+                return
+        self._supply(peer, dict(message.entries), now)
+
+    def _vector(self, *, reply: bool) -> Vector:
+        entries = tuple(self._logs.vector.items())
+        return Vector(entries or ((self._logs.session, 0),), reply)
+
+    def _supply(self, peer: Peer, theirs: Mapping[int, int], now: float) -> None:
+        """Send a peer what it lacks, or say that it is not to be had."""
+        logs = self._logs
+        lacking: dict[int, int] = {}
+        for origin, number in logs.vector.items():
+            have = theirs.get(origin, 0)
+            if have < number and origin != peer.session and not logs.is_spent(origin):
+                lacking[origin] = have
+        if self._eager.is_on_its_way(peer.session, lacking.get(logs.session, logs.own), now):
+            del lacking[logs.session]
+        if self._is_too_much(lacking):
+            for origin in lacking:
+                self._reset(peer, origin, logs.vector[origin], now)
+            return
+        there = {origin: have for origin, have in lacking.items() if have >= logs.base(origin)}
+        for origin in lacking:
+            if origin not in there:
+                self._reset(peer, origin, logs.base(origin), now)
+        if self._send_oldest_first(peer, there, now) and len(there) == len(lacking):
+            self._eager.lazy.pop(peer.session, None)
+
+    def _is_too_much(self, lacking: Mapping[int, int]) -> bool:
+        room = int(REPAIR_S * self._settings.peer_bytes_per_s)
+        for origin, have in lacking.items():
+            room -= self._logs.bytes_after(origin, have)
+            if room <= 0:
+                return True
+        return False
+
+    def _send_oldest_first(self, peer: Peer, lacking: Mapping[int, int], now: float) -> bool:
+        """Within half of what room there is; the rest is for what is new. Returns whether that was all."""
+        logs = self._logs
+        room = self._post.room(peer, now) // 2
+        for origin, have in sorted(lacking.items(), key=lambda item: logs.evidence_after(*item)):
+            after = have
+            while batch := logs.batch(origin, after, now, min(BATCH_BYTES_MAX, room - MESSAGE_BYTES)):
+                room -= wire_bytes(batch)
+                if room < 0 or not self._post.send(peer, batch, now):
+                    return False
+                after += len(batch.entries)
+        return True
+
+    def _reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
+        self.resets += self._post.send(peer, Reset(origin, base), now)

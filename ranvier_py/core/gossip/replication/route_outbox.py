@@ -1,0 +1,107 @@
+"""How letters about routes leave: to whom, and whether there is room for them in the budgets.
+
+Whom a node tells directly: all live peers while there are few; else its successors on `fan_out` rings, each ring all
+live sessions in another pseudo-random order. All nodes that see the same members see the same rings. Each ring alone
+reaches everybody, so what is passed on once by everyone reaches all, over about log2(N) hops; and because the way
+between two nodes stays the same, what an origin taught arrives in order.
+
+Rules: a letter for which there is no room is not sent, and counted; nobody waits. Rows have a budget of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.membership.rings import RINGS_MAX, places_of
+from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.wire.messages import Message, Rows
+from ranvier_py.core.prompts.fingerprint import MASK
+
+
+class RoutePost:
+    """The live peers, and the way to them."""
+
+    def __init__(self, session: int, settings: RouteGossipSettings, outbox: list[Letter]) -> None:
+        self.peers: dict[int, Peer] = {}
+        self.order: Sequence[Peer] = ()  # the same, to choose from
+        self.listeners: Sequence[Peer] = ()  # whom we tell directly
+        self.relays = False  # whether what we hear is to be told on
+        self.bulk = Window(settings.bulk_bytes_per_s)
+        self.over_budget = 0  # letters that were not sent
+        self.sent_bytes = 0  # all but rows
+        self.sent_rows_bytes = 0
+        self._rings = Rings(session, settings.fan_out)
+        self._settings = settings
+        self._outbox = outbox
+        self._node = Window(settings.node_bytes_per_s)
+        self._windows: dict[int, Window] = {}
+
+    def meet(self, live: Sequence[Peer], members: int = 0) -> None:
+        """These are the live peers now, of so many members: in a large cluster peers are but neighbours."""
+        settings = self._settings
+        self.order = tuple(live)
+        self.peers = {peer.session: peer for peer in live}
+        self.relays = max(len(live), members) >= settings.mesh_nodes_max
+        self.listeners = self._rings.successors(self.order) if self.relays else self.order
+        kept = self._windows
+        self._windows = {
+            peer.session: kept.get(peer.session) or Window(settings.peer_bytes_per_s) for peer in self.order
+        }
+
+    def room(self, peer: Peer, now: float) -> int:
+        """Bytes that may go to a live peer now, of all but rows."""
+        return min(self._node.room(now), self._windows[peer.session].room(now))
+
+    def send(self, peer: Peer, message: Message, now: float) -> bool:
+        """Whether there was room for it, and there is such a peer."""
+        window = self._windows.get(peer.session)
+        if window is None:
+            return False
+        size = wire_bytes(message)
+        if size > self._node.room(now) or size > window.room(now):
+            self.over_budget += 1
+            return False
+        self._node.spend(size, now)
+        window.spend(size, now)
+        self.sent_bytes += size
+        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        return True
+
+    def send_bulk(self, peer: Peer, message: Message, now: float) -> bool:
+        """What belongs to whole tables. Whether there was room for it, and there is such a peer."""
+        size = wire_bytes(message)
+        if peer.session not in self.peers or size > self.bulk.room(now):
+            self.over_budget += 1
+            return False
+        self.bulk.spend(size, now)
+        self.sent_rows_bytes += size
+        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        return True
+
+    def send_rows(self, peer: Peer, rows: Rows, now: float) -> None:
+        """Rows are sent by who looked at `bulk` before: they exist already and would have to be read again."""
+        size = wire_bytes(rows)
+        self.bulk.spend(size, now)
+        self.sent_rows_bytes += size
+        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, rows))
+
+
+class Rings:
+    """The live peers in several pseudo-random orders (`rings`). A change costs about 0.5 us for each of them."""
+
+    def __init__(self, session: int, rings: int) -> None:
+        self._rings = min(rings, RINGS_MAX)
+        self._mine = places_of(session)
+
+    def successors(self, live: Sequence[Peer]) -> Sequence[Peer]:
+        """Who follows us on each ring; if that is somebody chosen before, who follows him."""
+        chosen: dict[int, Peer] = {}
+        for ring in range(self._rings):
+            start = self._mine[ring]
+            others = [peer for peer in live if peer.session not in chosen]
+            if others:
+                following = min(others, key=lambda peer: (places_of(peer.session)[ring] - start) & MASK)
+                chosen[following.session] = following
+        return tuple(chosen.values())

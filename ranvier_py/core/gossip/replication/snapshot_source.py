@@ -1,0 +1,218 @@
+"""Giving our table to peers: to those that join, and to those whose sums differ from ours. The other side of `pull`.
+
+A transfer reads the table chunk by chunk, one chunk each tick, no further than its peer has said that it will take. It
+is kept for a while after its last chunk, which might have got lost.
+
+Rules: at most TRANSFERS_MAX at once, one for each peer: a new request of a peer ends its old one. Whoever is refused is
+told at once that we are busy. A node that has not joined itself refuses everybody. While there are two, none gets more
+than a quarter of the budget for rows.
+Bounds: transfers, finished ones KEPT_MAX, waiting questions for sums SUMS_WAITING_MAX; above, they are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.gossip_values import Peer
+from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
+from ranvier_py.core.gossip.replication.comparison import AnySums
+from ranvier_py.core.gossip.replication.own_sums import OwnSums
+from ranvier_py.core.gossip.replication.route_outbox import RoutePost
+from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS, RouteMemory, RowsWalk
+from ranvier_py.core.gossip.replication.sum_levels import group_sums, part_of, total_of, with_part
+from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, Sums, TotalSum
+
+TRANSFERS_MAX = 2
+KEPT_MAX = 4
+SILENCE_S = 5.0
+"""A transfer whose peer wants nothing more for so long is over: five times what the peer takes to ask again."""
+
+SUMS_WAITING_MAX = 8  # 32 KiB each
+SHARE_OF_ONE = 4
+"""One of several transfers has this part of the budget for rows."""
+
+CHUNK_BYTES = 20_000
+"""Room that a chunk is taken to need; a few are larger."""
+
+NO_ROOM_S = 0.05
+
+
+class SumsWanted(NamedTuple):
+    """One peer's question for our sums. `since`: when the first question of its comparison came."""
+
+    message: AnySums
+    since: float
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One peer's request, and how far it has come."""
+
+    peer: Peer
+    request: int
+    walk: RowsWalk
+    share: Window
+    until: float  # over, if the peer is silent so long
+    cursor: int = 0  # the peer has all chunks before this one
+    sent: int = 0
+    finished: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to send that the peer would take."""
+        return not self.finished and self.sent < self.cursor + WINDOW_CHUNKS
+
+
+class Donor:
+    """The giving side."""
+
+    def __init__(
+        self,
+        post: RoutePost,
+        memory: RouteMemory,
+        sums: OwnSums,
+        differs: Callable[[Peer, bytes, bytes, float], None],
+    ) -> None:
+        self.refused = 0
+        self.chunks = 0
+        self.resent = 0  # chunks that had been lost
+        self.broken = 0  # transfers whose peer left or fell silent
+        self._post = post
+        self._memory = memory
+        self._sums = sums
+        self._differs = differs  # told of each peer that compared: our sums and its
+        self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
+        self._sums_wanted: dict[int, SumsWanted] = {}  # by session
+        self._answered: dict[int, SumsWanted] = {}  # the last TotalSum of each peer, by session
+        self._no_room_until = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        if not (self._sums_wanted or self._transfers):
+            return inf
+        if self._sums_wanted or any(transfer.waits for transfer in self._transfers.values()):
+            return self._no_room_until
+        return min((transfer.until for transfer in self._transfers.values()), default=inf)
+
+    def running(self) -> int:
+        return sum(not transfer.finished for transfer in self._transfers.values())
+
+    def meet(self) -> None:
+        """The live peers changed."""
+        peers = self._post.peers
+        for session in [session for session in self._transfers if session not in peers]:
+            self._end(session)
+        self._sums_wanted = {session: wanted for session, wanted in self._sums_wanted.items() if session in peers}
+        self._answered = {session: wanted for session, wanted in self._answered.items() if session in peers}
+
+    def tick(self, now: float) -> None:
+        """At most one step of 2 ms."""
+        if not (self._sums_wanted or self._transfers):
+            return
+        for session in [session for session, transfer in self._transfers.items() if transfer.until <= now]:
+            self._end(session)
+        if now < self._no_room_until:
+            return
+        if self._sums_wanted:
+            self._send_sums(now)
+            return
+        for session, transfer in self._transfers.items():
+            if transfer.waits and self._has_room(transfer, now):
+                del self._transfers[session]
+                self._transfers[session] = transfer  # the others come first next time
+                self._send_chunk(transfer, now)
+                return
+        if any(transfer.waits for transfer in self._transfers.values()):
+            self._no_room_until = now + NO_ROOM_S
+
+    # --- what peers ask ---------------------------------------------------------------------------------------------
+
+    def sums(self, peer: Peer, message: AnySums, now: float) -> None:
+        """A peer compares; it wants ours if it says so. Its second question is answered by the sums of the first."""
+        if message.reply and (peer.session in self._sums_wanted or len(self._sums_wanted) < SUMS_WAITING_MAX):
+            first = self._answered.pop(peer.session, None)
+            known = isinstance(message, PartSums) and first is not None and first.message.request == message.request
+            self._sums_wanted[peer.session] = SumsWanted(message, first.since if first is not None and known else now)
+
+    def wanted(self, peer: Peer, message: RowsWanted, now: float, *, serving: bool) -> None:
+        """A request, a later cursor of it, or the same cursor again. `serving`: whether we have joined ourselves."""
+        transfer = self._transfers.get(peer.session)
+        if transfer is not None and transfer.request == message.request:
+            self._go_on(transfer, message.cursor, now)
+            return
+        others = sum(not each.finished for each in self._transfers.values() if each is not transfer)
+        if message.cursor or not serving or others >= TRANSFERS_MAX:
+            self.refused += 1
+            self._post.send(peer, Busy(message.request), now)
+            return
+        self._transfers.pop(peer.session, None)
+        while len(self._transfers) >= KEPT_MAX:  # at most one runs, so there is a finished one
+            del self._transfers[next(session for session, each in self._transfers.items() if each.finished)]
+        share = Window(self._post.bulk.per_s // SHARE_OF_ONE)
+        walk = self._memory.rows(message.buckets)
+        self._transfers[peer.session] = Transfer(peer, message.request, walk, share, now + SILENCE_S)
+
+    def _go_on(self, transfer: Transfer, cursor: int, now: float) -> None:
+        if not transfer.cursor <= cursor <= transfer.sent:
+            return
+        transfer.until = now + SILENCE_S
+        if cursor == transfer.cursor and transfer.sent > cursor:
+            transfer.walk.back(transfer.sent - cursor)
+            self.resent += transfer.sent - cursor
+            transfer.sent = cursor
+            transfer.finished = False
+        transfer.cursor = cursor
+
+    # --- what they get ----------------------------------------------------------------------------------------------
+
+    def _send_sums(self, now: float) -> None:
+        value = self._sums.step(min(wanted.since for wanted in self._sums_wanted.values()), now)
+        if value is None:
+            return
+        for session, wanted in list(self._sums_wanted.items()):
+            if wanted.since > self._sums.begun_at:
+                continue
+            peer, asked = self._post.peers[session], wanted.message
+            if not self._post.send_bulk(peer, answer_to(asked, value), now):
+                self._no_room_until = now + NO_ROOM_S
+                return
+            del self._sums_wanted[session]
+            if isinstance(asked, TotalSum):
+                self._answered[session] = wanted
+            elif isinstance(asked, PartSums):
+                self._differs(peer, value, with_part(value, asked.groups, asked.sums), now)
+            else:
+                self._differs(peer, value, asked.sums, now)
+
+    def _has_room(self, transfer: Transfer, now: float) -> bool:
+        if self._post.bulk.room(now) < CHUNK_BYTES:
+            return False
+        return self.running() < TRANSFERS_MAX or transfer.share.room(now) >= CHUNK_BYTES
+
+    def _send_chunk(self, transfer: Transfer, now: float) -> None:
+        rows = transfer.walk.take(now)
+        if rows is None:
+            return
+        rows = rows._replace(request=transfer.request, chunk=transfer.sent)
+        transfer.sent += 1
+        transfer.finished = rows.last
+        transfer.share.spend(wire_bytes(rows), now)
+        self.chunks += 1
+        self._post.send_rows(transfer.peer, rows, now)
+
+    def _end(self, session: int) -> None:
+        self.broken += not self._transfers.pop(session).finished
+
+
+def answer_to(asked: AnySums, ours: bytes) -> AnySums:
+    """Of our sums, what a peer asked for."""
+    if isinstance(asked, TotalSum):
+        total = total_of(ours)
+        groups = group_sums(ours) if total != asked.total else b""
+        return TotalSum(total, groups, reply=False, request=asked.request)
+    if isinstance(asked, PartSums):
+        return PartSums(asked.groups, part_of(ours, asked.groups), reply=False, request=asked.request)
+    return Sums(ours, reply=False, request=asked.request)

@@ -1,0 +1,291 @@
+"""The lessons of every origin, in the order in which it learned them: what peers that missed some are given.
+
+Each origin (a session) numbers its lessons 1, 2, 3 …. Here is, for each, a piece of that series without gaps: from
+`base` + 1 up to its number in the version vector. What lies below the base was trimmed: it was heard, and can be had
+from tables only. All logs share one bound; beyond it the lesson that came first goes, whosever it is, so that each
+origin keeps a share by its activity. Expired lessons go as soon as they are the oldest.
+
+An origin is *absent* while it is no live peer. Its lessons still spread. It is forgotten when all it can have taught
+has expired, and not before `forget_after_s`; then it stays on a list of the forgotten, so that a peer whose clock runs
+a little late does not bring it back.
+
+Invariant (prefix-closed): a number is in the vector only if each lesson up to it was heard here, or was part of a
+table that was merged. Bounds: `entries_max` lessons of LESSON_BYTES_MEAN on average, ORIGINS_MAX origins, FORGOTTEN_MAX
+forgotten ones.
+Cost: 1 us to append; 0.3 us for each lesson of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from math import ceil, inf
+from typing import NamedTuple
+
+from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.vector import VersionVector
+from ranvier_py.core.gossip.wire.messages import Entry, Lessons
+
+ORIGINS_MAX = 4096
+"""Sessions of 1000 nodes, and three restarts of each within the TTL. What further ones teach is not passed on."""
+
+FORGOTTEN_MAX = 4096
+FORGOTTEN_S = 120.0
+"""So much later than we may somebody else forget an origin: TTL and membership differ by seconds, not minutes."""
+
+COMPACT_AT = 512
+"""Trimmed lessons stay in a list until they are half of it, and so many."""
+
+AGE_MAX_S, HELD_MAX_MS = 65_535, 65_535
+BATCH_ENTRIES_MAX = 128
+BATCH_BYTES_MAX = 16 * 1024
+"""A message of lessons has no more of either: whoever hears it needs 1 ms."""
+
+PRUNED_AT_ONCE_MAX = 4096
+
+LESSON_BYTES_MEAN = 128
+"""Twice what the lesson of a turn takes; sheaves and long prefixes take up to ten times as much."""
+
+ENTRY_BYTES = 4
+"""What a lesson takes on the wire besides its own bytes."""
+
+
+class Kept(NamedTuple):
+    """One lesson in a log. Both times are local."""
+
+    lesson: bytes
+    evidence: float  # not later than when it was learned
+    learned: float  # the best guess: by the times that senders held it
+
+
+class OriginLog:
+    """The kept lessons of one origin: numbers base + 1 … base + len()."""
+
+    __slots__ = ("_bytes", "_list", "_offsets", "_start", "absent_since", "base")
+
+    def __init__(self, base: int, absent_since: float) -> None:
+        self.base = base
+        self.absent_since = absent_since  # inf = it is a live peer
+        self._list: list[Kept] = []
+        self._offsets: list[int] = []  # of each, among all that ever were here, on the wire
+        self._bytes = 0
+        self._start = 0
+
+    def __len__(self) -> int:
+        return len(self._list) - self._start
+
+    def append(self, kept: Kept) -> None:
+        self._list.append(kept)
+        self._offsets.append(self._bytes)
+        self._bytes += len(kept.lesson) + ENTRY_BYTES
+
+    def bytes_after(self, number: int) -> int:
+        """What those from number + 1 on take on the wire; `number` is not below the base."""
+        at = self._start + number - self.base
+        return self._bytes - self._offsets[at] if at < len(self._offsets) else 0
+
+    def first(self) -> Kept:
+        return self._list[self._start]
+
+    def after(self, number: int) -> Iterator[Kept]:
+        """Those from number + 1 on; `number` is not below the base."""
+        for at in range(self._start + number - self.base, len(self._list)):
+            yield self._list[at]
+
+    def clear(self) -> None:
+        """Let go of all, for good."""
+        self._list.clear()
+        self._offsets.clear()
+        self._start = 0
+
+    def bytes_kept(self) -> int:
+        return self._bytes - self._offsets[self._start] if len(self) else 0
+
+    def trim(self) -> int:
+        """Let go of the oldest. Returns what it took on the wire."""
+        size = len(self.first().lesson) + ENTRY_BYTES
+        self._start += 1
+        self.base += 1
+        if self._start >= COMPACT_AT and 2 * self._start >= len(self._list):
+            del self._list[: self._start]
+            del self._offsets[: self._start]
+            self._start = 0
+        return size
+
+
+class Logs:
+    """All origins' logs and the version vector. `ttl_s` is the life of a lesson."""
+
+    def __init__(self, session: int, *, entries_max: int, ttl_s: float, forget_after_s: float) -> None:
+        self.session = session
+        self.vector = VersionVector()
+        self.trimmed = 0  # lessons that had to go before they expired
+        self.refused_origins = 0
+        self._entries_max = entries_max
+        self._bytes_max = entries_max * (LESSON_BYTES_MEAN + ENTRY_BYTES)
+        self._bytes = 0  # of all that is kept, on the wire
+        self._ttl_s = ttl_s
+        self._forget_after_s = forget_after_s
+        self._logs: dict[int, OriginLog] = {session: OriginLog(0, inf)}
+        self._order: deque[OriginLog] = (
+            deque()
+        )  # one for each kept lesson, oldest first; cleared logs may be among them
+        self._live: dict[int, None] = {}
+        self._forgotten: dict[int, float] = {}  # origin -> when to forget that, too
+
+    def __len__(self) -> int:
+        """Places taken by lessons, at most `entries_max`. Those of cleared logs are freed when they come first."""
+        return len(self._order)
+
+    @property
+    def own(self) -> int:
+        """The number of the last lesson of this node."""
+        return self.vector[self.session]
+
+    def base(self, origin: int) -> int:
+        """Lessons up to this number can't be had here. 0 for an unknown origin."""
+        log = self._logs.get(origin)
+        return log.base if log is not None else 0
+
+    def origins(self) -> Sequence[int]:
+        return list(self._logs)
+
+    def is_forgotten(self, origin: int) -> bool:
+        return origin in self._forgotten
+
+    # --- growing ----------------------------------------------------------------------------------------------------
+
+    def append(self, lesson: bytes, at: float) -> None:
+        """One more lesson of this node, by evidence of that time."""
+        self._push(self._logs[self.session], Kept(lesson, at, at))
+        self.vector.raise_to(self.session, self.own + 1)
+
+    def open(self, origin: int, now: float) -> bool:
+        """Whether lessons of this origin are kept."""
+        if origin in self._logs:
+            return True
+        if origin in self._forgotten:
+            return False
+        if len(self._logs) >= ORIGINS_MAX:
+            self.refused_origins += 1
+            return False
+        self._logs[origin] = OriginLog(0, inf if origin in self._live else now)
+        return True
+
+    def extend(self, origin: int, kept: Sequence[Kept]) -> None:
+        """The lessons that follow the last one of an open origin, at least one."""
+        log = self._logs[origin]
+        for each in kept:
+            self._push(log, each)
+        self.vector.raise_to(origin, self.vector[origin] + len(kept))
+
+    def adopt(self, origin: int, number: int) -> bool:
+        """A merged table holds what this origin taught up to `number`. False: that was known, or is not of interest."""
+        if origin == self.session or number <= self.vector[origin] or origin not in self._logs:
+            return False
+        before = self._logs[origin]
+        self._logs[origin] = OriginLog(number, before.absent_since)
+        self._bytes -= before.bytes_kept()
+        before.clear()
+        self.vector.raise_to(origin, number)
+        return True
+
+    def _push(self, log: OriginLog, kept: Kept) -> None:
+        log.append(kept)
+        order = self._order
+        order.append(log)
+        self._bytes += len(kept.lesson) + ENTRY_BYTES
+        while len(order) > self._entries_max or self._bytes > self._bytes_max:
+            oldest = order.popleft()
+            if len(oldest):
+                self.trimmed += 1
+                self._bytes -= oldest.trim()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def batch(self, origin: int, after: int, now: float, bytes_max: int = BATCH_BYTES_MAX) -> Lessons | None:
+        """What follows `after`, which is not below the base, as one message within all bounds. None: nothing does.
+
+        At least one lesson, even if that is more than `bytes_max`. Of what has expired only the number is sent.
+        """
+        log = self._logs.get(origin)
+        if log is None or after >= self.vector[origin]:
+            return None
+        assert after >= log.base
+        entries: list[Entry] = []
+        learned = now
+        for kept in log.after(after):
+            age_s = ceil(now - kept.evidence)
+            lesson = kept.lesson if age_s < self._ttl_s else b""
+            bytes_max -= len(lesson) + ENTRY_BYTES
+            if entries and (bytes_max < 0 or len(entries) >= BATCH_ENTRIES_MAX):
+                break
+            entries.append(Entry(min(max(age_s, 0), AGE_MAX_S), lesson))
+            learned = kept.learned
+        held_ms = min(max(round((now - learned) * 1000), 0), HELD_MAX_MS)
+        return Lessons(0 if origin == self.session else origin, after, tuple(entries), held_ms)
+
+    def bytes_after(self, origin: int, after: int) -> int:
+        """How much room the lessons after a number take on the wire."""
+        log = self._logs[origin]
+        return log.bytes_after(max(after, log.base))
+
+    def evidence_after(self, origin: int, after: int) -> float:
+        """Time of the first lesson after a number that is not below the base, and not the last."""
+        return next(self._logs[origin].after(after)).evidence
+
+    def is_spent(self, origin: int) -> bool:
+        """Whether it is gone and nothing it taught is left to be passed on."""
+        log = self._logs[origin]
+        return log.absent_since < inf and not len(log)
+
+    # --- forgetting -------------------------------------------------------------------------------------------------
+
+    def present(self, live: Sequence[int], now: float) -> None:
+        """Which sessions are live peers."""
+        self._live = dict.fromkeys(live)
+        for origin, log in self._logs.items():
+            if origin in self._live or origin == self.session:
+                log.absent_since = inf
+            elif log.absent_since == inf:
+                log.absent_since = now
+        for origin in [origin for origin in self._forgotten if origin in self._live]:
+            del self._forgotten[origin]
+
+    def prune(self, now: float) -> bool:
+        """Let go of what has expired: lessons, then origins, then the memory of these. Call it about once a second.
+
+        Returns whether that was all: after a long sleep everything has expired, and goes in steps of 2 ms.
+        """
+        order, ttl_s = self._order, self._ttl_s
+        for _ in range(PRUNED_AT_ONCE_MAX):
+            if not order:
+                break
+            oldest = order[0]
+            if len(oldest):
+                if oldest.first().evidence + ttl_s > now:
+                    break
+                self._bytes -= oldest.trim()
+            order.popleft()
+        else:
+            return False
+        life_s = max(ttl_s, self._forget_after_s)
+        for origin in [origin for origin, log in self._logs.items() if log.absent_since + life_s <= now]:
+            self._forget(origin, now)
+        for origin in [origin for origin, until in self._forgotten.items() if until <= now]:
+            del self._forgotten[origin]
+        return True
+
+    def _forget(self, origin: int, now: float) -> None:
+        log = self._logs.pop(origin)
+        self._bytes -= log.bytes_kept()
+        log.clear()
+        self.vector.drop(origin)
+        self._forgotten[origin] = now + FORGOTTEN_S
+        if len(self._forgotten) > FORGOTTEN_MAX:
+            del self._forgotten[next(iter(self._forgotten))]
+
+
+def fits(lesson: bytes) -> bytes:
+    """The lesson, or an empty one in place of what no batch could carry: its number counts, and it is never retried."""
+    return lesson if len(lesson) <= LESSON_BYTES_MAX else b""

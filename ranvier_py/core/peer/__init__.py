@@ -1,5 +1,0 @@
-"""A node among its peers: what binds route table and registry to gossip."""
-
-from ranvier_py.core.peer.peer import PeerSettings, RouterPeer
-
-__all__ = ["PeerSettings", "RouterPeer"]

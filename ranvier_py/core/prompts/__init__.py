@@ -1,0 +1,1 @@
+"""Request bodies -> Prompt: canonical form, templates, boundaries, fingerprints."""

@@ -1,0 +1,352 @@
+"""Finds out what may be relied on in a chat template: renders synthetic conversations and compares.
+
+Nothing is known of a template beforehand. The probe learns the affixes of plain messages from one conversation, then
+tries to refute them: system text or none, tools or none, tool calls with one and several results, histories of several
+turns, contents with blank edges, nothing, markers, other scripts, and each extra variable that the template reads.
+What is refuted is not used. Conversations that a template refuses prove nothing and are skipped.
+
+Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
+tokens(start) + tokens(pieces). It is no proof; tests/io/test_tokenizer.py compares the two on random conversations.
+Cost: about a thousand renderings of short conversations, a few tenths of a second, once at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any
+
+from ranvier_py.core.errors import TemplateRefused
+from ranvier_py.core.prompts.boundaries import Chat, Message
+from ranvier_py.core.prompts.templates import (
+    PLAIN_ROLES,
+    Affixes,
+    Render,
+    TemplateProfile,
+    history_text,
+    is_cut,
+    normalise,
+    part,
+    piece_of_plain,
+    prefix_end,
+    unwrapped,
+    window_text,
+)
+
+Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+"""Token ids of each text, without added special tokens."""
+
+Trial = tuple[list[dict[str, Any]], list[str | None]]
+"""Messages, and the text of each of their starts: None where it is refused."""
+
+SENTINEL = "Sq7xZ"  # occurs in no template, and no template has a reason to touch it
+MARKERS_TRIED = 4  # of the first and of the last special tokens, quoted in contents
+SETTLED_MAX = 3  # leading messages that may depend on tools: Llama 3 puts them into the second
+
+CONTENTS = (
+    *("Hello there.", "  blank edges \n", "\n\nnew lines\n\n", "", " ", "\ttab", "ends in blank ", "größer 你好 😀"),
+    *(
+        "{{ 1 }}",
+        "<|user|>",
+        "[INST] x [/INST]",
+        '{"name": "f"}',
+        "a\r\nb",
+        "'s",
+        "<tool_response>\nx\n</tool_response>",
+    ),
+)
+
+TOOLS: tuple[Any, ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Looks something up.",
+            "parameters": {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]},
+        },
+    },
+)
+CALL_IDS = ("call00001", "call00002")  # nine letters and digits: Mistral's templates refuse others
+VALUES: tuple[Any, ...] = (True, False, "x", ["x"])
+"""Tried for each extra variable of a template."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """What the edge reads from a template's source and its tokenizer.
+
+    `clean` are the added tokens that cut any text they stand in; `quoting` and `exact` the texts that the template
+    compares contents with; `variables` those it reads beyond the usual ones; `trailers` what it may end a text with.
+    """
+
+    clean: tuple[str, ...]
+    quoting: tuple[str, ...] = ()
+    exact: frozenset[str] = frozenset()
+    variables: tuple[str, ...] = ()
+    trailers: tuple[str, ...] = ("",)
+
+
+def says(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def calls(count: int, content: str = "") -> list[dict[str, Any]]:
+    """An assistant message with `count` tool calls, and their results."""
+    ids = CALL_IDS[:count]
+    made = [{"id": i, "type": "function", "function": {"name": "look_up", "arguments": '{"what": "it"}'}} for i in ids]
+    results = [{"role": "tool", "tool_call_id": i, "content": f"result of {i}"} for i in ids]
+    return [{"role": "assistant", "content": content, "tool_calls": made}, *results]
+
+
+def plain_chats() -> Iterator[list[dict[str, Any]]]:
+    """Conversations of plain messages."""
+    turns = [says(role, f"{role} says {at}") for at, role in enumerate(("user", "assistant") * 3)]
+    yield turns[:5]
+    yield [says("system", "Be brief."), *turns]
+    yield [*turns[:1], says("user", "again"), *turns[1:3]]
+    yield [*turns[:3], says("system", "Be long."), *turns[3:5]]
+
+
+def tool_chats() -> Iterator[list[dict[str, Any]]]:
+    """Conversations with tool calls, shortest first."""
+    for count in (1, 2):
+        for content in ("", "Let me see."):
+            round_trip = calls(count, content)
+            turn = [says("user", "Look it up."), *round_trip, says("assistant", "Found it.")]
+            yield [says("system", "Use tools."), *turn, says("user", "And more."), *round_trip, *round_trip]
+            yield [*turn, *turn, says("user", "Thanks."), says("assistant", "Gladly."), *turn]
+
+
+class TemplateProbe:
+    """One probing of one template with one tokenizer. `profile()` runs it."""
+
+    def __init__(self, render: Render, encode: Encode, facts: TemplateFacts) -> None:
+        self._render = render
+        self._encode = encode
+        self._facts = facts
+        self._profile = TemplateProfile(quoting=facts.quoting, exact=facts.exact, markers=facts.clean)
+
+    def profile(self) -> TemplateProfile:
+        """Find out everything. Never raises: a template that refuses all yields the empty profile and the reason."""
+        self._profile = replace(self._profile, parts=self._reads_parts())
+        try:
+            self._render(self._chat([says("user", SENTINEL)]))
+        except TemplateRefused as refused:
+            return replace(self._profile, reason=f"refuses a single question: {refused}")
+        self._profile = replace(self._profile, starter=self._starter())
+        reason = self._keeping() or self._pieces()
+        return replace(self._profile, incremental=not reason, reason=reason or "pieces add up")
+
+    def _chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **arguments: Any) -> Chat:
+        return Chat([normalise(message, self._profile.parts) for message in messages], tools, arguments)
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str | None:
+        """The text as the start of a longer chat, or None when it is refused."""
+        try:
+            return history_text(self._chat(messages, tools), self._profile, self._render)
+        except TemplateRefused:
+            return None
+
+    def _texts(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str | None]:
+        """The text of every start of a conversation."""
+        return [self._text(messages[:size], tools) for size in range(1, len(messages) + 1)]
+
+    def _reads_parts(self) -> bool:
+        """Whether the template iterates over the parts of a content: vLLM's content format "openai"."""
+        parts = [{"type": "text", "text": SENTINEL}, {"type": "text", "text": SENTINEL[::-1]}]
+        try:
+            text = self._render(Chat([{"role": "user", "content": parts}]))
+        except TemplateRefused:
+            return False
+        return SENTINEL in text and SENTINEL[::-1] in text and "'type'" not in text and '"type"' not in text
+
+    def _starter(self) -> str:
+        """A special token that stands exactly once in front of each message, for the marker scan."""
+        messages = [says(role, SENTINEL) for role in ("user", "assistant") * 2] + [says("user", SENTINEL)]
+        text = self._text(messages)
+        if text is None:
+            return ""
+        first, *between, last = text.split(SENTINEL)
+        for marker in sorted(self._facts.clean):
+            if marker in first and marker not in last and all(gap.count(marker) == 1 for gap in between):
+                return marker
+        return ""
+
+    # --- do earlier turns stay a prefix? ----------------------------------------------------------------------------
+
+    def _keeping(self) -> str:
+        """Choose the trailer and the way of closing that keep turns. Returns why none does, or nothing."""
+        broken = "earlier turns do not stay a prefix"
+        for closing, trailer in product((False, True), self._facts.trailers):
+            self._profile = replace(self._profile, trailer=trailer, closing=closing, affixes={})
+            if closing and not self._learn("user"):
+                continue
+            if broken_at := self._first_broken():
+                broken = broken_at
+                continue
+            self._profile = replace(self._profile, keeps_turns=True, reasoning_moves=self._moves_reasoning())
+            return ""
+        self._profile = replace(self._profile, trailer="", closing=False, affixes={})
+        return broken
+
+    def _first_broken(self) -> str:
+        """The first conversation in which an earlier turn is no prefix, in words."""
+        for kind, chats in (("plain", plain_chats()), ("tool", tool_chats())):
+            for messages in chats:
+                for tools in (None, TOOLS):
+                    if not self._stays_prefix(messages, tools):
+                        system = "a" if messages[0]["role"] == "system" else "no"
+                        given = f"{kind} messages, {system} system text, {'tools' if tools else 'no tools'}"
+                        return f"earlier turns do not stay a prefix ({given})"
+        return ""
+
+    def _stays_prefix(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> bool:
+        known = ""
+        for size, text in enumerate(self._texts(messages, tools), 1):
+            if text is None or (size < len(messages) and messages[size]["role"] == "tool"):
+                continue  # a turn is never sent before all results of its calls are there
+            if not text.startswith(known):
+                return False
+            known = text
+        return True
+
+    def _moves_reasoning(self) -> bool:
+        """Whether reasoning of an earlier turn is left out, as it is by Qwen3's template."""
+        called, result = calls(1)
+        for members in ({"reasoning_content": SENTINEL}, {"content": f"<think>\n{SENTINEL}\n</think>\n\nYes."}):
+            for turn in ([says("assistant", "Yes.")], [called, result]):
+                start = [says("user", "Why?"), {**turn[0], **members}, *turn[1:]]
+                later = [*start, says("user", "So?"), says("assistant", "So."), says("user", "And?")]
+                early, late = self._text(start), self._text(later)
+                if early is None or late is None or not late.startswith(early):
+                    return True
+        return False
+
+    # --- do pieces add up? ------------------------------------------------------------------------------------------
+
+    def _pieces(self) -> str:
+        """Learn the affixes, see what settles, drop what is refuted. Returns why pieces do not add up, or nothing."""
+        for role in PLAIN_ROLES:
+            self._learn(role)
+        trials = list(self._trials())
+        for settled in range(1, SETTLED_MAX + 1):
+            self._profile = replace(self._profile, settled=settled)
+            if not (wrong := self._refuted(trials)):
+                break
+        for role in wrong:
+            self._drop(role)
+        if not {"user", "assistant"} <= self._profile.affixes.keys():
+            return "messages do not render one by one, or no special token separates them"
+        self._profile = replace(
+            self._profile, windows=self._windows_hold(), arguments_matter=not self._arguments_are_harmless()
+        )
+        return self._tokens(trials)
+
+    def _drop(self, role: str) -> None:
+        kept = {name: affixes for name, affixes in self._profile.affixes.items() if name != role}
+        self._profile = replace(self._profile, affixes=kept)
+
+    def _learn(self, role: str) -> bool:
+        """Learn the affixes of a role from what one more message adds to a conversation."""
+        start = [says("user", "a"), says("assistant", "b")] if role != "assistant" else [says("user", "a")]
+        if role == "user" and self._profile.closing:
+            start = start[:1]  # how an assistant message ends is not known yet
+        known, text = self._text(start), self._text([*start, says(role, f" {SENTINEL} ")])
+        if known is None or text is None or not text.startswith(known):
+            return False
+        before, found, after = text[len(known) :].partition(SENTINEL)
+        strip = not (before.endswith(" ") and after.startswith(" "))
+        if not found:
+            return False
+        before, after = (before, after) if strip else (before[:-1], after[1:])
+        affixes = Affixes(before, after, strip, empty=True)
+        if not is_cut(known + before, len(known), self._facts.clean):
+            return False
+        self._profile = replace(self._profile, affixes={**self._profile.affixes, role: affixes})
+        blank = self._text([*start, says(role, "")])
+        affixes = replace(affixes, empty=blank == known + before + after)
+        self._profile = replace(self._profile, affixes={**self._profile.affixes, role: affixes})
+        return True
+
+    def _refuted(self, trials: Sequence[Trial]) -> list[str]:
+        """Roles whose affixes fail in some conversation after it has settled."""
+        wrong: dict[str, None] = {}
+        for messages, texts in trials:
+            for at in range(self._profile.settled, len(messages)):
+                known, text = texts[at - 1], texts[at]
+                piece = piece_of_plain(messages[at], self._profile)
+                if piece is None or text is None:
+                    continue
+                if known is None or text != known + piece or not is_cut(text, len(known), self._facts.clean):
+                    wrong[messages[at]["role"]] = None
+        return list(wrong)
+
+    def _trials(self) -> Iterator[Trial]:
+        """Conversations in which the affixes must hold, and the texts of their starts."""
+        for tools in (None, TOOLS):
+            for messages in (*plain_chats(), *tool_chats()):
+                yield messages, self._texts(messages, tools)
+        special = [*self._facts.clean[:MARKERS_TRIED], *self._facts.clean[-MARKERS_TRIED:]]
+        for content in (*CONTENTS, *special, *(f"a{mark}b" for mark in special)):
+            turn = [says("user", content), says("assistant", content)]
+            for messages in ([says("system", content), *turn, *turn], [*turn, says("system", content), turn[0]]):
+                yield messages, self._texts(messages)
+
+    def _windows_hold(self) -> bool:
+        """Whether pieces from a window equal those of the whole conversation, wherever it is cut."""
+        return any(self._text(messages, TOOLS) for messages in tool_chats()) and all(
+            self._window_holds(self._chat(messages, tools), range(self._profile.settled, len(messages)))
+            for messages in (*tool_chats(), *plain_chats())
+            for tools in (None, TOOLS)
+        )
+
+    def _window_holds(self, chat: Chat, cuts: Iterable[int]) -> bool:
+        try:
+            text = history_text(chat, self._profile, self._render)
+        except TemplateRefused:
+            return True
+        for known in cuts:
+            begin = prefix_end(part(chat, known), text, self._profile, self._render)
+            found = window_text(chat, known, self._profile, self._render)
+            if begin >= 0 and found is not None and text[begin:] != found[3].removeprefix(found[2]):
+                return False
+        return True
+
+    def _arguments_are_harmless(self) -> bool:
+        """Whether no extra variable of the template changes a piece."""
+        return all(
+            self._arguments_hold(self._chat(messages, tools, **{name: value}))
+            for name in self._facts.variables
+            for value in VALUES
+            for messages in (list(plain_chats())[1], next(tool_chats()))
+            for tools in (None, TOOLS)
+        )
+
+    def _arguments_hold(self, chat: Chat) -> bool:
+        """Whether plain messages, and a window in the middle, are the same with these arguments."""
+        count = len(chat.messages)
+        known = ""
+        for size in range(self._profile.settled, count + 1):
+            try:
+                text = history_text(part(chat, size), self._profile, self._render)
+            except TemplateRefused:
+                text = ""
+            piece = piece_of_plain(unwrapped(chat.messages[size - 1]), self._profile)
+            if known and text and piece is not None and text != known + piece:
+                return False
+            known = text
+        return self._window_holds(chat, (count // 2, count - 2))
+
+    def _tokens(self, trials: Sequence[Trial]) -> str:
+        """Check the same on tokens. Returns why not, or nothing."""
+        for _, texts in trials:
+            whole = texts[-1]
+            if whole is None:
+                continue
+            ends = [len(text) for text in texts if text is not None and whole.startswith(text)]
+            cuts = [0, *(end for end in ends[:-1] if is_cut(whole, end, self._facts.clean)), len(whole)]
+            together, *alone = self._encode([whole, *(whole[a:b] for a, b in pairwise(cuts))])
+            if list(together) != [token for tokens in alone for token in tokens]:
+                return "messages tokenize otherwise together than one by one"
+        return ""

@@ -1,0 +1,357 @@
+"""What a chat template makes of messages, one by one.
+
+Most templates render a conversation as a head and then one *piece* of text per message. Where `template_probe` has
+shown that for a template, a new message costs its own piece only:
+
+- A *plain* message (a role and a string) is its content between two fixed texts, the Affixes of its role: no template
+  engine runs. About half a microsecond.
+- Any other message (tool calls, tool results, parts) is rendered in a short *window*: the leading system message, the
+  messages from the last user message before it, and itself. A piece is what the window's text grows by.
+
+Rules: an end that is not a prefix of what follows is no cut, and its text belongs to the next piece; a piece is used
+only where it starts, or the text before it stops, with a marker: a special token that cuts the text for the tokenizer.
+Messages are first normalised as vLLM does before it renders (vllm/entrypoints/chat_utils.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ranvier_py.core.errors import TemplateRefused
+from ranvier_py.core.prompts.boundaries import Chat, Message
+
+Render = Callable[[Chat], str]
+"""The template itself: normalised messages -> text without a generation prompt. Raises TemplateRefused."""
+
+Pieces = list[str | None]
+"""Text of each message; None where the end is no cut and the next piece includes the text."""
+
+PLAIN_ROLES = ("user", "assistant", "system")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+MEDIA_PARTS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "audio_url": "audio"}
+THINK_END = "</think>"  # reasoning that a client sends back inside the content
+
+ENDS_MAX = 128
+"""Ends looked for in one window or conversation by rendering prefixes, the deepest first: each costs a rendering."""
+
+CLOSER = {"role": "user", "content": "-"}
+"""Follows an assistant message that is rendered otherwise while it is the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affixes:
+    """A plain message is `before`, its content (stripped if the template does that), `after`."""
+
+    before: str
+    after: str
+    strip: bool
+    empty: bool  # whether empty content follows the same rule
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProfile:
+    """What the probe found out about one template with one tokenizer.
+
+    `settled` messages at the start may depend on the tools. `trailer` is what a text without a generation prompt ends
+    with beyond its messages. `closing`: an assistant message is rendered otherwise while it is the last one.
+    `reasoning_moves`: later turns leave out earlier reasoning. `arguments_matter`: extra arguments change pieces.
+    `markers` cut any text, `starter` is the one that starts each message. `quoting` are texts that may make the
+    template treat a content in a special way, `exact` those that may do so only as the whole content.
+    """
+
+    parts: bool = False
+    keeps_turns: bool = False
+    incremental: bool = False
+    windows: bool = False
+    closing: bool = False
+    reasoning_moves: bool = False
+    arguments_matter: bool = False
+    trailer: str = ""
+    settled: int = 1
+    affixes: Mapping[str, Affixes] = field(default_factory=dict)
+    markers: tuple[str, ...] = ()
+    starter: str = ""
+    quoting: tuple[str, ...] = ()
+    exact: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+def normalise(message: Message, parts: bool) -> dict[str, Any]:
+    """A message as vLLM gives it to the template.
+
+    Null content becomes no parts. Parts are joined by newlines, or kept and strings wrapped, where the template reads
+    `parts`; media become a placeholder. Arguments of tool calls are parsed. Unknown members are dropped.
+    Raises TemplateRefused for what vLLM would refuse.
+    """
+    try:
+        role = message["role"]
+        found: dict[str, Any] = {"role": role, "content": content_of(message.get("content"), parts and role != "tool")}
+        if role == "assistant":
+            if message.get("tool_calls"):
+                found["tool_calls"] = [parse_call(call) for call in message["tool_calls"]]
+            reasoning = message.get("reasoning") or message.get("reasoning_content")
+            if reasoning is not None:
+                found["reasoning"] = found["reasoning_content"] = reasoning
+        elif role == "tool" and "tool_call_id" in message:
+            found["tool_call_id"] = message["tool_call_id"]
+        if isinstance(message.get("name"), str):
+            found["name"] = message["name"]
+        if role == "developer":
+            found["tools"] = message.get("tools")
+        return found
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TemplateRefused(f"a message is not understood: {error!r}") from error
+
+
+def content_of(content: object, parts: bool) -> Any:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if parts else content
+    if content is None:
+        return [] if parts else ""
+    if not isinstance(content, list):
+        raise TypeError(f"content is a {type(content).__name__}")
+    texts = [text for text in map(part_of, content) if text is not None]
+    return texts if parts else "\n".join(str(part.get("text", f"<{part['type']}>")) for part in texts)
+
+
+def part_of(part: Any) -> dict[str, str] | None:
+    """A content part as the template sees it. Media only stand here: their digests are part of the fingerprints."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") or "image_url"
+    if kind not in TEXT_PARTS:
+        return {"type": MEDIA_PARTS.get(kind, kind if isinstance(kind, str) else "unknown")}
+    text = part.get(TEXT_PARTS[kind])
+    return None if text is None else {"type": "text", "text": str(text)}
+
+
+def parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object: JSON that can't be read becomes an empty one, as in vLLM."""
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    elif not isinstance(arguments, (dict, list)):
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def thinks(message: Message) -> bool:
+    """Whether a message carries reasoning, which later turns may leave out."""
+    if message.get("role") != "assistant":
+        return False
+    if message.get("reasoning_content") or message.get("reasoning"):
+        return True
+    return THINK_END in str(message.get("content"))
+
+
+def piece_of_plain(message: Message, profile: TemplateProfile) -> str | None:
+    """The text of a plain message, or None when it is not plain. The hot path: nothing here runs a template."""
+    if len(message) != 2:
+        return None
+    content = message.get("content")
+    affixes = profile.affixes.get(message.get("role", ""))
+    if affixes is None or type(content) is not str:
+        return None
+    if profile.quoting and any(text in content for text in profile.quoting):
+        return None
+    if affixes.strip:
+        content = content.strip()
+    if content in profile.exact or (not content and not affixes.empty):
+        return None
+    return affixes.before + content + affixes.after
+
+
+def history_text(chat: Chat, profile: TemplateProfile, render: Render) -> str:
+    """The text of a chat as the start of a longer one: no trailer, and its last message as later turns have it."""
+    if not profile.closing or chat.messages[-1].get("role") != "assistant":
+        return render(chat).removesuffix(profile.trailer)
+    text = render(Chat([*chat.messages, wrapped(CLOSER, profile)], chat.tools, chat.template))
+    closer = piece_of_plain(CLOSER, profile)
+    text = text.removesuffix(profile.trailer)
+    if closer is None or not text.endswith(closer):
+        raise TemplateRefused("the end of an assistant message is not found")
+    return text.removesuffix(closer)
+
+
+def wrapped(message: Message, profile: TemplateProfile) -> Message:
+    return normalise(message, profile.parts)
+
+
+def window_text(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> tuple[Chat, int, str, str] | None:
+    """The window for the messages after the first `known` (> 0): (window, messages before, their text, whole text).
+
+    None where what is known does not stay a prefix, or can't be cut there.
+    """
+    messages = chat.messages
+    start = next((at for at in range(known - 1, -1, -1) if messages[at].get("role") == "user"), 0)
+    head = list(messages[:1]) if start and messages[0].get("role") == "system" else []
+    before = Chat([*head, *messages[start:known]], chat.tools, chat.template)
+    whole = Chat([*before.messages, *messages[known:]], chat.tools, chat.template)
+    try:
+        base, text = history_text(before, profile, render), history_text(whole, profile, render)
+    except TemplateRefused:
+        return None
+    if not text.startswith(base) or not is_cut(text, len(base), profile.markers):
+        return None
+    return whole, len(before.messages), base, text
+
+
+def window_pieces(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
+    """Pieces of the messages after the first `known` (> 0), rendered in a window. None where they do not add up.
+
+    `chat` is normalised. Up to ENDS_MAX renderings of the window.
+    """
+    found = window_text(chat, known, profile, render)
+    if found is None:
+        return None
+    whole, before, base, text = found
+    return split_by_prefixes(whole, before, len(base), text, profile, render)
+
+
+def split_by_prefixes(
+    whole: Chat, known: int, begin: int, text: str, profile: TemplateProfile, render: Render
+) -> Pieces | None:
+    """Cut `text` from `begin` at every end after `known` that is a prefix of it and can be cut there."""
+    pieces: Pieces = []
+    for at in prefix_ends(whole, known, text, profile, render):
+        if at < begin or not is_cut(text, at, profile.markers):
+            pieces.append(None)
+        else:
+            pieces.append(text[begin:at])
+            begin = at
+    return pieces if pieces and pieces[-1] is not None else None
+
+
+def prefix_ends(whole: Chat, known: int, text: str, profile: TemplateProfile, render: Render) -> list[int]:
+    """Where the messages after `known` end in `text`: -1 for those that are no prefix, or not worth a rendering."""
+    count = len(whole.messages)
+    ends = []
+    for size in range(known + 1, count):
+        found = -1
+        if size >= count - ENDS_MAX:
+            found = prefix_end(Chat(whole.messages[:size], whole.tools, whole.template), text, profile, render)
+        ends.append(found)
+    return [*ends, len(text)] if count > known else []
+
+
+def prefix_end(chat: Chat, text: str, profile: TemplateProfile, render: Render) -> int:
+    try:
+        prefix = history_text(chat, profile, render)
+    except TemplateRefused:
+        return -1
+    return len(prefix) if text.startswith(prefix) else -1
+
+
+def is_cut(text: str, at: int, markers: tuple[str, ...]) -> bool:
+    """Whether a special token starts or stops at `at`, so that both sides tokenize alone as they do together."""
+    return at == len(text) or at == 0 or text.startswith(markers, at) or text.endswith(markers, 0, at)
+
+
+def chat_pieces(chat: Chat, profile: TemplateProfile, render: Render) -> tuple[str, Pieces | None]:
+    """A whole chat: its text, and its pieces where they add up to it. `chat` is normalised.
+
+    Raises TemplateRefused. Costs one rendering, and what the leading and the not plain messages cost.
+    """
+    text = history_text(chat, profile, render)
+    if not profile.incremental:
+        return text, None
+    count = len(chat.messages)
+    lead = min(profile.settled, count)
+    if lead < count and prefix_end(part(chat, lead), text, profile, render) < 0:
+        lead = count  # nothing to build on: every end is looked for
+    lead_text = history_text(part(chat, lead), profile, render)
+    pieces = split_by_prefixes(part(chat, lead), 0, 0, lead_text, profile, render)
+    rest = grown(chat, lead, profile, render)
+    if pieces is None or rest is None:
+        return text, None
+    pieces.extend(rest)
+    return text, pieces if "".join(piece for piece in pieces if piece is not None) == text else None
+
+
+def part(chat: Chat, count: int) -> Chat:
+    return Chat(chat.messages[:count], chat.tools, chat.template)
+
+
+def grown(chat: Chat, known: int, profile: TemplateProfile, render: Render) -> Pieces | None:
+    """Pieces after `known`: plain messages one by one, runs of others in windows. `chat` is normalised."""
+    pieces: Pieces = []
+    plain = [piece_of_plain(unwrapped(message), profile) for message in chat.messages]
+    at = known
+    while at < len(plain):
+        if plain[at] is not None:
+            pieces.append(plain[at])
+            at += 1
+            continue
+        stop = next((index for index in range(at, len(plain)) if plain[index] is not None), len(plain))
+        run = window_pieces(part(chat, stop), at, profile, render) if profile.windows else None
+        if run is None:
+            return None
+        pieces.extend(run)
+        at = stop
+    return pieces
+
+
+def unwrapped(message: Message) -> Message:
+    """A message whose only part is a text, as a plain one."""
+    content = message.get("content")
+    if type(content) is list and len(content) == 1 and content[0].get("type") == "text":
+        return {**message, "content": content[0]["text"]}
+    return message
+
+
+def tail_pieces(
+    tail: Sequence[Message], context: Callable[[], Chat], known: int, profile: TemplateProfile, render: Render
+) -> Pieces | None:
+    """Pieces of the messages after the first `known` ones, or None where only the whole conversation tells.
+
+    `context()` is called only when a message is not plain, or the conversation has not settled. Raises TemplateRefused.
+    """
+    if not profile.incremental or known <= 0 or not tail:
+        return None
+    if known >= profile.settled and not profile.arguments_matter:
+        texts = plain_pieces(tail, profile)
+        if texts is not None:
+            return texts
+    if not profile.windows:
+        return None
+    chat = context()
+    if (profile.arguments_matter and chat.template) or len(chat.messages) != known + len(tail):
+        return None
+    whole = Chat([normalise(message, profile.parts) for message in chat.messages], chat.tools, chat.template)
+    if known < profile.settled:
+        return window_pieces(whole, known, profile, render)
+    return grown(whole, known, profile, render)
+
+
+def plain_pieces(tail: Sequence[Message], profile: TemplateProfile) -> Pieces | None:
+    """Pieces of messages that are all plain, else None."""
+    texts: Pieces = []
+    for message in tail:
+        text = piece_of_plain(message, profile)
+        if text is None:  # an SDK that echoes an answer adds empty members
+            text = piece_of_plain(unwrapped(normalise(message, profile.parts)), profile)
+        if text is None:
+            return None
+        texts.append(text)
+    return texts
+
+
+def stable_count(messages: Sequence[Message]) -> int:
+    """How many messages stand before reasoning that the next question will remove: that after the last question."""
+    count = len(messages)
+    asked = next((at for at in range(count - 1, -1, -1) if messages[at].get("role") == "user"), 0)
+    return next((at for at in range(asked, count) if thinks(messages[at])), count)
+
+
+def content_length(message: Message) -> int:
+    """Characters of a normalised message, for estimates."""
+    content = message.get("content")
+    length = len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
+    return length + sum(len(json.dumps(call["function"])) for call in message.get("tool_calls", ()))

@@ -1,0 +1,121 @@
+"""One request at one backend, and who is told of it: the nouns that the Router hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.backends import Backend, Outcome, Pool
+from ranvier_py.core.routing.placement import Decision, Holder, Service
+from ranvier_py.core.routing.speculation import Handle
+
+
+class Found(NamedTuple):
+    """What matching found: who may serve, and who holds what.
+
+    `unheld` has the stops of the prompt beyond its first `learned_tokens`, which is what the route table has of it:
+    found in the one walk that every prompt gets, and what its flight is about to make warm.
+    """
+
+    pool: Pool
+    holders: Sequence[Holder]
+    source: str  # "text", "tokens" or "none"
+    learned_tokens: int
+    unheld: Sequence[Stop]
+    at: float  # when it was asked
+
+
+class Observer(Protocol):
+    """Who is told of every flight, in the order of what happens to it: a recorder, policies in the shadow.
+
+    What the calls cost is the event loop's; no request waits for its own `departed`. They raise nothing.
+    """
+
+    def departed(self, flight: Flight, now: float) -> None: ...
+    def started(self, flight: Flight, now: float) -> None:
+        """Its first token came."""
+        ...
+
+    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
+        """Its answer was read, before or after it landed. Not every flight has one. `end` is the prompt's or
+        continues it."""
+        ...
+
+    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None: ...
+
+
+class Flight:
+    """One request at one backend, from departure to landing."""
+
+    __slots__ = (
+        "announced",
+        "backend",
+        "computed_tokens",
+        "decision",
+        "decoding",
+        "departed_at",
+        "epoch",
+        "first_at",
+        "landed",
+        "peer_tokens",
+        "prompt",
+        "queued",
+        "sent_bytes",
+        "service",
+        "speculation",
+        "status",
+        "url",
+    )
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        target: Backend,
+        computed_tokens: int,
+        speculation: Handle | None,
+        now: float,
+    ) -> None:
+        self.prompt = prompt
+        self.decision = decision
+        self.backend = decision.backend
+        self.url = target.url
+        self.epoch = target.epoch
+        self.speculation = speculation
+        self.computed_tokens = computed_tokens  # as predicted
+        self.queued = target.own_waiting > 1  # others of ours came before it
+        self.decoding = target.decoding  # others that had their first token then
+        self.peer_tokens = target.peers_now().tokens  # that peers' requests before it had to compute
+        self.service: Service | None = None  # once it has its first token
+        self.departed_at = now
+        self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
+        self.status = 0  # of the backend's answer; 0 = none came
+        self.sent_bytes = 0  # of it, to the client
+        self.announced = False  # observers know of it
+        self.landed = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Plain numbers, read at scrape time."""
+
+    decisions: dict[str, int] = field(default_factory=dict)  # by reason
+    outcomes: dict[str, int] = field(default_factory=dict)  # by outcome
+    predicted_tokens: int = 0  # matched at the chosen backend
+    prompt_tokens: int = 0  # of placed prompts, exact or estimated
+    answered_prompt_tokens: int = 0  # as the engines counted, where they said
+    answered_cached_tokens: int = 0
+    matched_by: dict[str, int] = field(default_factory=dict)  # text, tokens, none
+    learned_rows: int = 0
+    answers_learned: int = 0
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+    duration_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+
+
+def increment(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1

@@ -1,0 +1,381 @@
+"""The registry of backends: who there is, who may be asked, what each is doing.
+
+Backends are small integers inside this node. An id is free again only when its backend was removed *and* its last
+request has ended, and it comes back with a higher boot epoch, so no old claim and no late `finished` hits the newcomer.
+
+Rules: a backend is eligible while it is not draining, not unhealthy, its circuit lets a request through, and it serves
+the model. A new backend is eligible at once. A backend whose model list is not known yet serves anything; a model that
+nobody lists goes to those, and is unknown (404) once every list is known.
+
+When every backend that serves the model is kept out by its circuit alone, the pool *fails open* to all of those that
+their probes do not call dead (`last_resort`). Faults everywhere at once point at the request (a prompt that each engine
+answers with 500) or at something common, not at each engine; our own 503 would be certain, theirs is only likely; and
+the engine's own words help the user more. All of them are offered, not the one that failed longest ago, lest everybody
+herds onto it. Unhealthy backends are not offered: nobody listens there, and a quick 503 with Retry-After beats a wait.
+
+Invariant: `inflight` of a backend = its `dispatched` - its `finished`; `version` grows whenever any pool may differ.
+Cost: `pool` is a dictionary look-up until the version changes; `dispatched` and a good `finished` are a few additions.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ranvier_py.core.errors import BadRequest, NotFound, RequestError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backend import (
+    NAME_CHARS_MAX,
+    Backend,
+    BackendStatistics,
+    ProbeResult,
+    Transition,
+    normal_url,
+    statistics_of,
+)
+from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals
+from ranvier_py.core.routing.pools import Empty, Pool
+from ranvier_py.core.routing.work import Load
+
+__all__ = [
+    "Backend",
+    "BackendLimits",
+    "BackendStatistics",
+    "Circuit",
+    "Empty",
+    "Health",
+    "Outcome",
+    "Pool",
+    "ProbeResult",
+    "Registry",
+    "RegistryStatistics",
+    "Transition",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryStatistics:
+    """`leaving`: removed backends whose last requests still run. `last_resorts`: pools that failed open."""
+
+    backends: tuple[BackendStatistics, ...]
+    version: int
+    leaving: int
+    added: int
+    removed: int
+    restarts: int
+    last_resorts: int
+
+
+class Registry:
+    """All backends of this node. `version` is bumped at every change of eligibility."""
+
+    def __init__(self, limits: BackendLimits) -> None:
+        self.limits = limits
+        self.version = 0
+        self.slots: list[Backend | None] = []  # by id; removed backends stay until their last request ended
+        self.free_ids: list[int] = []  # a heap
+        self.epochs_used: list[int] = []  # by id: the highest epoch ever given out
+        self.by_name: dict[str, Backend] = {}  # in order of id
+        self.by_url: dict[str, Backend] = {}
+        self.listed: dict[str, int] = {}  # model -> number of backends that list it: bounds the cache of pools
+        self.unlisted = 0  # backends whose model list is not known
+        self.pools: dict[str | None, Pool] = {}  # by model; None: a model nobody lists
+        self.pools_version = -1
+        self.wake_at = NEVER_S  # earliest end of an open time
+        self.added = self.removed = self.restarts = self.last_resorts = 0
+        self.busied: Callable[[], object] = lambda: None  # a backend got its first request in flight
+
+    def __iter__(self) -> Iterator[Backend]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def __getitem__(self, id: BackendId) -> Backend:  # noqa: A002
+        """The backend with this id, also while it is leaving. KeyError where there is none."""
+        backend = self.slots[id] if 0 <= id < len(self.slots) else None
+        if backend is None:
+            raise KeyError(id)
+        return backend
+
+    def find(self, name_or_url: str) -> Backend | None:
+        found = self.by_name.get(name_or_url)
+        if found is None and "://" in name_or_url:
+            try:
+                found = self.by_url.get(normal_url(name_or_url))
+            except RequestError:
+                return None
+        return found
+
+    # -- who there is ------------------------------------------------------------------------------------------------
+
+    def add(self, url: str, *, weight: float = 1.0, name: str = "") -> Backend:
+        """A new backend, eligible at once. `name` defaults to host:port.
+
+        Raises BadRequest, with nothing changed: not a URL, a duplicate, a bad weight or name, a full registry.
+        """
+        url = normal_url(url)
+        name = name or url.partition("://")[2]
+        if len(name) > NAME_CHARS_MAX or not all("!" <= char <= "~" for char in name):
+            raise BadRequest(f"backend name must be 1 to {NAME_CHARS_MAX} visible ASCII characters: {name!r}")
+        if not 0 < weight <= 1000:
+            raise BadRequest(f"backend weight must be above 0 and at most 1000, not {weight}")
+        if url in self.by_url or name in self.by_name:
+            raise BadRequest(f"backend {name!r} at {url} is there already")
+        id_ = self.take_id()
+        self.epochs_used[id_] += 1
+        backend = Backend(BackendId(id_), url, name, weight, self.epochs_used[id_], Vitals(self.limits))
+        self.slots[id_] = backend
+        self.by_name[name] = self.by_url[url] = backend
+        self.by_name = dict(sorted(self.by_name.items(), key=lambda item: item[1].id))
+        self.unlisted += 1
+        self.added += 1
+        self.version += 1
+        return backend
+
+    def take_id(self) -> int:
+        if self.free_ids:
+            return heapq.heappop(self.free_ids)
+        if len(self.slots) >= self.limits.backends_max:
+            raise BadRequest(f"at most {self.limits.backends_max} backends")
+        self.slots.append(None)
+        self.epochs_used.append(0)
+        return len(self.slots) - 1
+
+    def remove(self, name_or_url: str) -> Backend:
+        """Take a backend out. Its running requests go on; its id is free when the last of them has ended."""
+        backend = self.known(name_or_url)
+        del self.by_name[backend.name], self.by_url[backend.url]
+        self.count_models(backend, -1)
+        backend.removed = True
+        self.removed += 1
+        self.version += 1
+        if backend.inflight == 0:
+            self.free(backend)
+        return backend
+
+    def free(self, backend: Backend) -> None:
+        self.slots[backend.id] = None
+        self.epochs_used[backend.id] = backend.epoch
+        heapq.heappush(self.free_ids, backend.id)
+
+    def drain(self, name_or_url: str, draining: bool = True) -> Backend:
+        """Send it no more requests (or, with False, send it requests again). Its claims stay."""
+        backend = self.known(name_or_url)
+        if backend.draining is not draining:
+            backend.draining = draining
+            self.version += 1
+        return backend
+
+    def known(self, name_or_url: str) -> Backend:
+        backend = self.find(name_or_url)
+        if backend is None:
+            raise NotFound(f"no backend {name_or_url!r}")
+        return backend
+
+    # -- who may be asked --------------------------------------------------------------------------------------------
+
+    def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> Pool:
+        """Who may serve `model` ("" = any). Cached until the version changes; `exclude` makes a one-off."""
+        if now >= self.wake_at:
+            self.tick(now)
+        if self.pools_version != self.version:
+            self.pools.clear()
+            self.pools_version = self.version
+        key = model if not model or model in self.listed else None
+        if exclude:
+            return self.make_pool(model, key, exclude)
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = self.make_pool(model, key, ())
+        return pool
+
+    def make_pool(self, model: str, key: str | None, exclude: Collection[BackendId]) -> Pool:
+        serving = [b for b in self if not b.draining and b.id not in exclude and b.serves(model)]
+        eligible = [b for b in serving if b.vitals.admits]
+        last_resort = False
+        if not eligible:
+            eligible = [b for b in serving if b.health is not Health.UNHEALTHY]
+            last_resort = bool(eligible)
+            self.last_resorts += last_resort
+        unknown = key is None and len(self) > 0 and self.unlisted == 0
+        why = Empty.UNKNOWN_MODEL if unknown else Empty.NOBODY
+        return Pool(eligible, len(self.slots), last_resort=last_resort, why=why)
+
+    def tick(self, now: float) -> None:
+        """End the open times that are over."""
+        for backend in self:
+            before = backend.vitals.admits
+            backend.vitals.tick(now)
+            self.version += backend.vitals.admits is not before
+        self.wake_at = min((backend.vitals.wake_at for backend in self), default=NEVER_S)
+
+    # -- what happens to them ----------------------------------------------------------------------------------------
+
+    def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Backend:  # noqa: A002
+        """A request is on its way: one more in flight, and the trial is taken where the circuit is half open.
+
+        `tokens` and `seen` as for `Work.begin`. Returns the backend.
+        """
+        backend = self[id]
+        backend.begin(tokens, now, seen=seen)
+        backend.load += 1
+        if backend.inflight == 1:
+            self.busied()
+        if backend.vitals.circuit is Circuit.HALF_OPEN:
+            backend.vitals.dispatch(now)
+            self.settle(backend, admitted=True)
+        return backend
+
+    def prefilled(self, id: BackendId, tokens: int, now: float) -> float:  # noqa: A002
+        """The first token of a dispatched request came. Returns the seconds since the backend's last progress."""
+        return self[id].prefilled(tokens, now)
+
+    def finished(
+        self,
+        id: BackendId,  # noqa: A002
+        outcome: Outcome,
+        now: float,
+        tokens: int = 0,
+        *,
+        prefilled: bool = False,
+    ) -> Sequence[Transition]:
+        """A dispatched request ended: exactly once for each `dispatched`. Returns what changed by it.
+
+        `tokens` as when it was dispatched; `prefilled`: its first token came, or could not be seen.
+        """
+        backend = self[id]
+        backend.end(tokens, decoding=prefilled)
+        backend.load -= 1
+        backend.outcomes[outcome] += 1
+        if outcome is not Outcome.SUCCESS or backend.success_rate < 1.0:
+            backend.rate(outcome)
+        if backend.removed:
+            if backend.inflight == 0:
+                self.free(backend)
+            return ()
+        vitals = backend.vitals
+        if outcome is Outcome.SUCCESS and vitals.quiet:
+            return ()
+        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        vitals.end(outcome, now)
+        self.settle(backend, admitted)
+        return self.changes(backend, health, circuit, outcome.value)
+
+    def probed(self, id: BackendId, result: ProbeResult, now: float) -> Sequence[Transition]:  # noqa: A002
+        """A probe came back. One for a backend that has been removed meanwhile is ignored."""
+        backend = self.slots[id] if 0 <= id < len(self.slots) else None
+        if backend is None or backend.removed:
+            return ()
+        backend.last_probe = result
+        backend.probes_ok += result.ok
+        backend.probes_failed += not result.ok
+        vitals = backend.vitals
+        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        vitals.tick(now)
+        changed = self.judge(backend, result, now)
+        vitals.probe(result.ok, now)
+        self.settle(backend, admitted)
+        if result.models is not None:
+            changed += self.set_models(backend, result)
+        return [*self.changes(backend, health, circuit, result.detail or "probe"), *changed]
+
+    def doubted(self, id: BackendId, observers: int, now: float) -> Sequence[Transition]:  # noqa: A002
+        """So many peers call it ill just now. Two of them, or one and a failure of our own, are believed."""
+        backend = self[id]
+        vitals = backend.vitals
+        if observers < 1 or (observers < 2 and vitals.streak >= 0 and not vitals.faults):
+            return ()
+        health, circuit, admitted = vitals.health, vitals.circuit, vitals.admits
+        vitals.condemn(now)
+        self.settle(backend, admitted)
+        return self.changes(backend, health, circuit, f"{observers} peers say so")
+
+    def judge(self, backend: Backend, result: ProbeResult, now: float) -> list[Transition]:
+        """Is it another process than before?"""
+        process = backend.process
+        if not result.ok:
+            process.refused |= result.refused
+            return []
+        failing = backend.vitals.streak < 0
+        why = process.answered(result.started_at, used=backend.used, failing=failing, now=now)
+        return self.restart(backend, why, now) if why else []
+
+    def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:
+        """A new process: the claims of the old one are void by its epoch, its faults are forgiven."""
+        before = backend.epoch
+        backend.epoch += 1
+        backend.process.taught = False
+        self.epochs_used[backend.id] = backend.epoch
+        backend.vitals.restart(now)
+        self.restarts += 1
+        self.version += 1
+        return [Transition(backend.id, backend.name, "epoch", str(before), str(backend.epoch), why)]
+
+    def restart_told(
+        self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"
+    ) -> list[Transition]:
+        """A peer, or the engine's own events, told of it. Not again, if that is the process we know; our own look at
+        it comes later then."""
+        return self.restart(backend, why, now) if backend.process.replaced(started_at, now) else []
+
+    def start_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
+        """A peer knows when the process began that it counts as we do: it may not be the one our claims are of."""
+        failing = backend.vitals.streak < 0
+        why = backend.process.told(started_at, used=backend.used, failing=failing, now=now)
+        return self.restart(backend, why, now) if why else []
+
+    def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:
+        assert result.models is not None
+        backend.cards = result.cards
+        models = tuple(sorted(set(result.models)))
+        if models == backend.models:
+            return []
+        before = "unknown" if backend.models is None else ",".join(backend.models)
+        self.count_models(backend, -1)
+        backend.models = models
+        self.count_models(backend, 1)
+        self.version += 1
+        return [Transition(backend.id, backend.name, "models", before, ",".join(models), "listed by the engine")]
+
+    def set_foreign_load(self, id: BackendId, requests: int) -> None:  # noqa: A002
+        """Requests that neither this node nor a peer sent, as the engine's own count has it. Others use it, too."""
+        backend = self[id]
+        backend.load += requests - backend.foreign
+        backend.foreign = requests
+
+    def set_peer_load(self, id: BackendId, load: Load, now: float) -> None:  # noqa: A002
+        """What the peers have at it together, as they report."""
+        self[id].heard(load, now)
+
+    def count_models(self, backend: Backend, step: int) -> None:
+        if backend.models is None:
+            self.unlisted += step
+            return
+        for model in backend.models:
+            count = self.listed.get(model, 0) + step
+            if count:
+                self.listed[model] = count
+            else:
+                del self.listed[model]
+
+    def settle(self, backend: Backend, admitted: bool) -> None:
+        """After its vitals moved: keep the version and the next wake-up true."""
+        self.version += backend.vitals.admits is not admitted
+        self.wake_at = min(self.wake_at, backend.vitals.wake_at)
+
+    def changes(self, backend: Backend, health: Health, circuit: Circuit, why: str) -> list[Transition]:
+        pairs = (("health", health, backend.health), ("circuit", circuit, backend.circuit))
+        return [
+            Transition(backend.id, backend.name, what, before.value, after.value, why)
+            for what, before, after in pairs
+            if before is not after
+        ]
+
+    def statistics(self) -> RegistryStatistics:
+        backends = tuple(statistics_of(backend) for backend in self)
+        leaving = sum(backend is not None for backend in self.slots) - len(self)
+        return RegistryStatistics(
+            backends, self.version, leaving, self.added, self.removed, self.restarts, self.last_resorts
+        )

@@ -1,0 +1,67 @@
+"""`cache_aware`: SGLang's router as it was last released: a match by threshold, and load by threshold.
+
+Rule, per request: if the loads lie more than `balance_abs_threshold` (64) requests apart and the greatest exceeds
+`balance_rel_threshold` (1.5) x the least: the least loaded backend. Else, if more than `cache_threshold` (0.3) of the
+prompt is matched: the holder of the deepest match. Else: the least loaded backend. Equally loaded: the first in the
+order of the candidates, so that new prompts at an idle cluster all go to one backend (observed: 12 of 12).
+
+Source: Byron Hsu, «Cache-aware load balancer in SGLang» (approximate tree, LRU leaves), in the form of sglang-router
+0.3.2. Its 1.13 successor is cache_aware_smg.py.
+What differs is where a match comes from: the route table, not a tree of characters. It counts tokens in whole blocks at
+message ends and anchors; it learns at the first token (until then the router's speculation stands in for insertion at
+dispatch), and the answer too; a failed request leaves nothing; claims end with a restart and after their time to live;
+tools and template are part of the prefix; peers share it. Of several holders of the deepest match it takes any; here it
+is the one with the freshest evidence. A holder that may not serve is no holder, so nobody falls back to the first
+healthy worker. Loads are per unit of weight.
+
+Reasons: imbalance, match, least_loaded. Cost: O(candidates), for the spread of the loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement.least_loaded import held_tokens, relative_loads
+from ranvier_py.core.routing.placement.policy_options import Options, option
+
+CACHE_THRESHOLD_MEANING = "share of the prompt above which a match is followed"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAwareOptions(Options):
+    """Names and defaults are sglang-router's."""
+
+    cache_threshold: float = option(0.3, CACHE_THRESHOLD_MEANING, most=1.0)
+    balance_abs_threshold: float = option(64.0, "requests between greatest and least load above which load decides")
+    balance_rel_threshold: float = option(1.5, "and times the least load that the greatest must exceed", least=1.0)
+
+
+class CacheAware:
+    """State: none."""
+
+    __slots__ = ("balance_abs_threshold", "balance_rel_threshold", "cache_threshold")
+
+    name = "cache_aware"
+    depths_wanted = 1
+
+    def __init__(self, options: CacheAwareOptions | None = None) -> None:
+        options = options or CacheAwareOptions()
+        self.cache_threshold = options.cache_threshold
+        self.balance_abs_threshold = options.balance_abs_threshold
+        self.balance_rel_threshold = options.balance_rel_threshold
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:  # noqa: ARG002
+        loads = relative_loads(candidates)
+        least, greatest = min(loads), max(loads)
+        reason = "least_loaded"
+        if greatest - least > self.balance_abs_threshold and greatest > self.balance_rel_threshold * least:
+            reason = "imbalance"
+        elif match.holders:
+            deepest = match.holders[0]
+            if deepest.tokens > self.cache_threshold * match.prompt_tokens:
+                return Choice(deepest.backend, "match", deepest.tokens)
+        chosen = candidates[loads.index(least)]
+        return Choice(chosen.id, reason, held_tokens(match, chosen))

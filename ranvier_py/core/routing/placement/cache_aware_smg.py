@@ -1,0 +1,108 @@
+"""`cache_aware_smg`: SGLang's router as it went on (SMG): holders that are not overloaded, then expected wait.
+
+Rule: if more than `cache_threshold` (0.3) of the prompt is matched, its holders are those of the deepest match alone,
+at most `holders_max` (8) of them. A backend is over the spill gate when its load exceeds `spill_factor` (1.5) x its
+share of all load, and that share by more than a margin of 2 x the square root of the share (the swing of a Poisson
+count), which is at least `spill_margin_min` (4) and at most `spill_margin_max` (64) requests. The holder below the gate
+with the least expected wait serves; where there is none, whoever below the gate has the least. Without such a match:
+the least expected wait of all. Equal waits are drawn.
+
+Expected wait = (pending_tokens + decoding x `decode_cost_tokens` (1024)) / (weight x `prefill_tokens_per_s` (2000)).
+What is cached of *this* prompt does not enter it: affinity and load are compared one after the other, never as one.
+
+Source: SMG 1.13.0, approximate modes (what every HTTP worker gets). What differs: matches come from the route table
+(see cache_aware.py). Its waits add what it sent since the last poll of an engine; ours are counts of our own at this
+moment. Left out: the term of KV usage and the gates by it (no Candidate has that gauge), overload protection (health
+and circuits come before the policy), event mode with its warm-up and temperature (it needs gRPC workers), and the
+boundaries typed in by the operator (the route table learns them).
+
+Reasons: match, spill, expected_wait. Cost: O(candidates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from random import Random
+
+from ranvier_py.core.routing.placement import Candidate, Choice, Match
+from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
+from ranvier_py.core.routing.placement.cache_aware import CACHE_THRESHOLD_MEANING
+from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded
+from ranvier_py.core.routing.placement.policy_options import Options, option
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAwareSmgOptions(Options):
+    """Defaults are SMG's; only the first name is."""
+
+    cache_threshold: float = option(0.3, CACHE_THRESHOLD_MEANING, most=1.0)
+    holders_max: int = option(8, "holders of the deepest match that are looked at", least=1, most=4096)
+    spill_factor: float = option(1.5, "times its share of the load that a backend may bear", least=1.0)
+    spill_margin_min: int = option(4, "requests above its share that it may always bear", most=1_000_000)
+    spill_margin_max: int = option(64, "requests above its share that it may bear at most", most=1_000_000)
+    decode_cost_tokens: float = option(1024.0, "tokens of prefill that a decoding request counts as")
+    prefill_tokens_per_s: float = option(2000.0, "prefill of a backend of weight 1", least=1.0)
+
+    def contradictions(self) -> list[str]:
+        if self.spill_margin_min <= self.spill_margin_max:
+            return []
+        return [f"spill_margin_min: must be at most spill_margin_max ({self.spill_margin_max})"]
+
+
+class CacheAwareSmg:
+    """State: none."""
+
+    __slots__ = ("options",)
+
+    name = "cache_aware_smg"
+    depths_wanted = 1
+
+    def __init__(self, options: CacheAwareSmgOptions | None = None) -> None:
+        self.options = options or CacheAwareSmgOptions()
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        reason, among = "expected_wait", list(candidates)
+        if match.holders and match.holders[0].tokens > self.options.cache_threshold * match.prompt_tokens:
+            per_weight = load_per_weight(candidates)
+            holders = positions_of(deepest_of(match.holders)[: self.options.holders_max], candidates)
+            safe = [candidates[position] for position in holders if not self.spills(candidates[position], per_weight)]
+            reason = "match" if safe else "spill"
+            among = safe or [one for one in candidates if not self.spills(one, per_weight)] or among
+        if len(among) == 1:
+            return Choice(among[0].id, reason, held_tokens(match, among[0]))
+        chosen = among[rng.choice(least_loaded([self.wait_s(one) for one in among]))]
+        return Choice(chosen.id, reason, held_tokens(match, chosen))
+
+    def spills(self, candidate: Candidate, per_weight: float) -> bool:
+        """Whether this backend is over the gate. Rounding apart, someone bears no more than its share and is not."""
+        share = per_weight * candidate.weight
+        return candidate.load > self.options.spill_factor * share and candidate.load > share + self.margin(share)
+
+    def margin(self, share: float) -> int:
+        """Requests above its share of the load that a backend may bear."""
+        return min(self.options.spill_margin_max, max(self.options.spill_margin_min, ceil(2 * sqrt(share))))
+
+    def wait_s(self, candidate: Candidate) -> float:
+        """Seconds until a request that comes now would be its turn."""
+        tokens = candidate.pending_tokens + candidate.decoding * self.options.decode_cost_tokens
+        return tokens / (self.options.prefill_tokens_per_s * candidate.weight)
+
+    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        per_weight = load_per_weight(candidates)
+        return [
+            {
+                "held_tokens": held_tokens(match, one),
+                "expected_wait_s": self.wait_s(one),
+                "load_requests": one.load,
+                "fair_load_requests": per_weight * one.weight,
+                "spill_margin_requests": self.margin(per_weight * one.weight),
+            }
+            for one in candidates
+        ]
+
+
+def load_per_weight(candidates: Sequence[Candidate]) -> float:
+    """Requests in flight for one unit of weight, over all."""
+    return sum([one.load for one in candidates]) / sum([one.weight for one in candidates])

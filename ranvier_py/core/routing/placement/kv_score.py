@@ -1,0 +1,176 @@
+"""`kv_score`: points for what is cached, for little load and for good health (Continuum Router, tier 4).
+
+Rule: score = 0.6 x overlap x tier + 0.3 x (1 - load / greatest load) + 0.1 x success rate; the highest serves. Tier is
+1.0 for what an engine has in its own memory, 0.6 for what it would have to reload. If no overlap x tier reaches
+`min_overlap_threshold` (0.3), the ring decides (chwbl.py), with its reasons. Equal scores: fewer in flight, then the
+order of the ring.
+
+Source: Continuum Router, «KV cache optimization», tier 4. What the document leaves open or gets wrong:
+- Its overlap is tokens / the tokens of the best backend: the best always has 1, so 16 cached tokens of 10,000 weigh as
+  much as all of them and its threshold never acts. Ours is tokens / prompt tokens (`overlap_norm` coverage; theirs is
+  relative).
+- No load and no failure outweighs 0.6 points of warmth, so one backend takes all that is warm. Health is a filter
+  before any policy here; so is load: who is at the ring's cap gets no points (`bounded_score`; false: as written).
+- Weights must sum to exactly 1, which 0.6 + 0.3 + 0.1 do not in binary: to 1e-6 here. Load 0 of 0 is 0.
+- One page says that below the threshold the default strategy decides, another the ring: the ring, then its fallback.
+Two sources say what is warm, and the greater counts: the route table, and where event sources are configured the index
+of `core/engine_cache/prefix_index/prefix_index.py`, asked for the key of the opening (`index`).
+
+Reasons: kv_aware, prefix_hash, overflow, fallback. Cost: O(candidates); the match lists every holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import Entry, Storage
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
+from ranvier_py.core.routing.placement.bounded_load import cap_of
+from ranvier_py.core.routing.placement.chwbl import (
+    EPSILON_MEANING,
+    VIRTUAL_NODES_MEANING,
+    Chwbl,
+    ChwblOptions,
+    fair_share,
+    ring_key,
+)
+from ranvier_py.core.routing.placement.least_loaded import relative_loads
+from ranvier_py.core.routing.placement.policy_options import Options, option
+
+SUM_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class KvScoreOptions(Options):
+    """Names and defaults are Continuum's, but for overlap_norm and bounded_score."""
+
+    overlap_weight: float = option(0.6, "points for the overlap; this, load_weight, health_weight sum to 1", most=1.0)
+    load_weight: float = option(0.3, "points for an idle backend", most=1.0)
+    health_weight: float = option(0.1, "points for a backend that never failed", most=1.0)
+    min_overlap_threshold: float = option(0.3, "overlap x tier below which the ring decides", most=1.0)
+    gpu_tier_weight: float = option(1.0, "what cached tokens count for in an engine's own memory", most=1.0)
+    storage_tier_weight: float = option(0.6, "what they count for where they must be reloaded", most=1.0)
+    overlap_norm: str = option(
+        "coverage",
+        "overlap is a share of the prompt, or relative to the backend that holds most",
+        one_of=("coverage", "relative"),
+    )
+    bounded_score: bool = option(True, "backends at the cap of the ring get no points; false: warmth alone may win")
+    load_factor_epsilon: float = option(0.25, EPSILON_MEANING, least=0.01, most=10.0)
+    virtual_nodes: int = option(150, VIRTUAL_NODES_MEANING, least=1, most=1000)
+
+    def contradictions(self) -> list[str]:
+        total = self.overlap_weight + self.load_weight + self.health_weight
+        if abs(total - 1.0) <= SUM_TOLERANCE:
+            return []
+        return [f"overlap_weight, load_weight, health_weight: must sum to 1, not {total:g}"]
+
+
+class Index(Protocol):
+    """What event sources say; core/engine_cache/prefix_index/prepared.py has the real one."""
+
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, Entry]: ...
+    def placed(self, overlap: float | None) -> None: ...
+
+
+class KvScore:
+    """State: none but the rings, which change no answer, and the index, which others fill."""
+
+    __slots__ = ("index", "options", "ring")
+
+    name = "kv_score"
+    wants_opening = True
+    depths_wanted = ALL_HOLDERS
+
+    def __init__(self, options: KvScoreOptions | None = None) -> None:
+        self.options = options = options or KvScoreOptions()
+        self.ring = Chwbl(ChwblOptions(options.load_factor_epsilon, options.virtual_nodes))
+        self.index: Index | None = None
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        overlaps = self.overlaps(match)
+        among = self.below_cap(candidates) if overlaps else ()
+        warmest = max([overlaps.get(candidates[position].id, 0.0) for position in among], default=-1.0)
+        if warmest < self.options.min_overlap_threshold:
+            if self.index is not None:
+                self.index.placed(None)
+            return self.ring.choose(match, candidates, rng)
+        scores = self.scores(overlaps, candidates)
+        best = max([scores[one] for one in among])
+        chosen = candidates[self.first(match, candidates, [one for one in among if scores[one] == best])]
+        if self.index is not None:
+            self.index.placed(overlaps.get(chosen.id, 0.0))
+        return Choice(chosen.id, "kv_aware", self.warm(match).get(chosen.id, (0, False))[0])
+
+    def warm(self, match: Match) -> dict[BackendId, tuple[int, bool]]:
+        """By backend: tokens that it holds of the prompt, and whether it must reload them."""
+        found = {one.backend: (one.tokens, one.tier > 0) for one in match.holders}
+        if self.index is not None and match.opening:
+            for backend, entry in self.index.holders(match.opening.hex(), match.at).items():
+                tokens = min(entry.tokens, match.prompt_tokens)
+                if tokens > found.get(backend, (0, False))[0]:
+                    found[backend] = (tokens, entry.storage is Storage.WARM)
+        return found
+
+    def overlaps(self, match: Match) -> dict[BackendId, float]:
+        """Overlap x tier by backend, 0 to 1, of those that hold anything."""
+        warm = self.warm(match)
+        if not warm:
+            return {}
+        options = self.options
+        most = max(tokens for tokens, _ in warm.values())
+        whole = max(1, match.prompt_tokens if options.overlap_norm == "coverage" else most)
+        return {
+            backend: min(1.0, tokens / whole) * (options.storage_tier_weight if reload else options.gpu_tier_weight)
+            for backend, (tokens, reload) in warm.items()
+        }
+
+    def below_cap(self, candidates: Sequence[Candidate]) -> Sequence[int]:
+        """Positions that may get points. Never empty."""
+        if not self.options.bounded_score:
+            return range(len(candidates))
+        share = fair_share(candidates, self.options.load_factor_epsilon)
+        return [position for position, one in enumerate(candidates) if one.load < cap_of(share, one.weight)]
+
+    def scores(self, overlaps: Mapping[BackendId, float], candidates: Sequence[Candidate]) -> list[float]:
+        """Points in the order of the candidates, 0 to 1."""
+        options, get = self.options, overlaps.get
+        loads = relative_loads(candidates)
+        greatest = max(loads) or 1.0
+        return [
+            options.overlap_weight * get(one.id, 0.0)
+            + options.load_weight * (1.0 - load / greatest)
+            + options.health_weight * one.success_rate
+            for one, load in zip(candidates, loads, strict=True)
+        ]
+
+    def first(self, match: Match, candidates: Sequence[Candidate], tied: list[int]) -> int:
+        """Of equal scores: fewer in flight, then the order of the ring."""
+        if len(tied) == 1:
+            return tied[0]
+        fewest = min([candidates[one].load for one in tied])
+        tied = [one for one in tied if candidates[one].load == fewest]
+        if len(tied) == 1:
+            return tied[0]
+        return next(one for one in self.ring.ring.walk(ring_key(match) or 0, candidates) if one in tied)
+
+    def terms(self, match: Match, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        overlaps, warm = self.overlaps(match), self.warm(match)
+        loads = relative_loads(candidates)
+        greatest = max(loads) or 1.0
+        among = self.below_cap(candidates)
+        return [
+            {
+                "held_tokens": warm.get(one.id, (0, False))[0],
+                "overlap_share": overlaps.get(one.id, 0.0),
+                "load_share": loads[position] / greatest,
+                "success_share": one.success_rate,
+                "below_cap": float(position in among),
+                "score": score,
+            }
+            for position, (one, score) in enumerate(zip(candidates, self.scores(overlaps, candidates), strict=True))
+        ]

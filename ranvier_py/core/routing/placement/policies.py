@@ -1,0 +1,139 @@
+"""The policies by name, and their options by name.
+
+Options of all policies share one space of names, so that a configuration says `cache_threshold`, whatever the policy.
+Where two policies have an option of one name, it means the same and is set for both. What an option is, and what it
+may be, is written in its policy's own file (`options.option`).
+
+Cost of one choice among 64 backends, in microseconds of processor time (best of 60 batches of 100, on a shared machine;
+`ttft` has its own account):
+
+    policy               one holder  holder too busy  nobody holds  all hold
+    affinity                   3.8             18.7           8.2      24.3
+    cache_aware                4.7              4.6           4.5       4.6
+    cache_aware_smg            6.8             24.3          10.7      12.6
+    bounded_load               3.4              8.3           7.7       3.4
+    chwbl                      8.7             10.6           6.9      12.7
+    kv_score                  33.2             29.2           7.7      60.5
+    sticky_least_loaded        4.4              4.4           5.9      12.6
+    round_robin                8.2              8.2           8.2       9.1
+    random                     3.6              3.5           3.5       4.3
+    least_loaded               5.5              5.6           5.6       6.0
+    power_of_two               1.0              1.0           1.0       1.8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.routing.placement import Policy
+from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
+from ranvier_py.core.routing.placement.bounded_load import BoundedLoad, BoundedLoadOptions
+from ranvier_py.core.routing.placement.cache_aware import CacheAware, CacheAwareOptions
+from ranvier_py.core.routing.placement.cache_aware_smg import CacheAwareSmg, CacheAwareSmgOptions
+from ranvier_py.core.routing.placement.chwbl import Chwbl, ChwblOptions
+from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
+from ranvier_py.core.routing.placement.least_loaded import LeastLoaded
+from ranvier_py.core.routing.placement.policy_options import Options, OptionValue, chosen, limits_of
+from ranvier_py.core.routing.placement.power_of_two import PowerOfTwo
+from ranvier_py.core.routing.placement.random_choice import WeightedRandom
+from ranvier_py.core.routing.placement.round_robin import RoundRobin
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
+from ranvier_py.core.routing.placement.ttft import Ttft
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+class Kind(NamedTuple):
+    """How to make a policy, and what it may be told."""
+
+    make: Callable[[Any], Policy]  # given its own options
+    options: type[Options] = Options
+
+
+POLICIES: Mapping[str, Kind] = MappingProxyType(
+    {
+        "affinity": Kind(Affinity, AffinityOptions),
+        "ttft": Kind(lambda _: Ttft()),
+        "cache_aware": Kind(CacheAware, CacheAwareOptions),
+        "cache_aware_smg": Kind(CacheAwareSmg, CacheAwareSmgOptions),
+        "bounded_load": Kind(BoundedLoad, BoundedLoadOptions),
+        "chwbl": Kind(Chwbl, ChwblOptions),
+        "kv_score": Kind(KvScore, KvScoreOptions),
+        "sticky_least_loaded": Kind(StickyLeastLoaded, StickyLeastLoadedOptions),
+        "round_robin": Kind(lambda _: RoundRobin()),
+        "random": Kind(lambda _: WeightedRandom()),
+        "least_loaded": Kind(lambda _: LeastLoaded()),
+        "power_of_two": Kind(lambda _: PowerOfTwo()),
+    }
+)
+
+
+class OptionRow(NamedTuple):
+    """One line of the reference."""
+
+    policy: str
+    name: str
+    default: OptionValue
+    meaning: str
+
+
+def option_reference() -> list[OptionRow]:
+    """Every option of every policy, in the order in which they are written."""
+    return [
+        OptionRow(policy, name, limits.default, limits.meaning)
+        for policy, kind in POLICIES.items()
+        for name, limits in limits_of(kind.options).items()
+    ]
+
+
+class PlacementOptions:
+    """Options of policies by name, checked for every policy that knows them. What is not named has its default.
+
+    Raises ConfigError with all problems at once: names that no policy knows, values that make no sense.
+    """
+
+    __slots__ = ("named",)
+
+    def __init__(self, /, **named: OptionValue) -> None:
+        self.named: Mapping[str, OptionValue] = MappingProxyType(named)
+        known = dict.fromkeys(row.name for row in option_reference())
+        unknown = [name for name in named if name not in known]
+        problems = [f"{name}: no policy has this option; there are {', '.join(known)}" for name in unknown]
+        for kind in POLICIES.values():
+            try:
+                self.build(kind.options)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(list(dict.fromkeys(problems)))  # a name that two policies share is wrong once
+
+    @classmethod
+    def parse(cls, items: Iterable[str]) -> PlacementOptions:
+        """The same from NAME=VALUE texts, the last of each name counting. Raises ConfigError."""
+        named = {}
+        for item in items:
+            name, equals, value = item.partition("=")
+            if not (name and equals):
+                raise ConfigError([f"expected NAME=VALUE, not {item!r}"])
+            named[name] = value
+        return cls.of(named)
+
+    @classmethod
+    def of(cls, named: Mapping[str, OptionValue]) -> PlacementOptions:
+        """The same from a table. Numbers and booleans may come as text, as a command line has them."""
+        return cls(**named)
+
+    def build(self, kind: type[AnyOptions]) -> AnyOptions:
+        """The options of one policy."""
+        return kind(**chosen(kind, self.named))
+
+
+def make_policy(name: str, options: PlacementOptions | None = None) -> Policy:
+    """A new policy with its own state. Raises ConfigError for a name that is none."""
+    kind = POLICIES.get(name)
+    if kind is None:
+        raise ConfigError([f"policy: must be one of {', '.join(POLICIES)}, not {name!r}"])
+    return kind.make((options or PlacementOptions()).build(kind.options))

@@ -1,0 +1,104 @@
+"""Weighted rendezvous hashing: where a prefix that nobody holds has its home.
+
+Rule: the backend with the highest score = -weight / ln(u), u in (0, 1) mixed from the prefix's fingerprint and the
+backend's *name*. Names, not our ids, so that peers agree before any gossip arrives. Shares follow the weights
+exactly, and a backend that goes or comes moves its own keys only (Ranvier's jump hash over a sorted list moved 12-98
+% of the others).
+
+Source: Thaler and Ravishankar 1998; the weighted form is Schindelhauer and Schomaker 2005. Each node of a cluster
+must give a backend the same weight. Where all weights are equal the order of u is the order of the scores, and no
+logarithm is needed. Cost: about 8 µs for 64 backends (a dozen vectorised steps); the seeds of a pool are kept with
+its tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.routing.placement import Candidate
+
+Words = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
+
+KEPT_MAX = 256  # openings in use at once; of 64 backends 2 kB each
+TABLES_MAX = 64  # pools of different models in use at once; one table of 64 backends is about 1 kB
+MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # the finaliser of splitmix64
+SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+SHIFT_53 = np.uint64(11)  # the upper 53 bits make an exact float
+
+
+class Rendezvous:
+    """Orders candidates by their score for a key. Keeps tables of recent pools; the answers do not depend on them."""
+
+    __slots__ = ("kept", "tables")
+
+    def __init__(self) -> None:
+        self.tables: dict[int, tuple[Sequence[Candidate], Words, Floats | None]] = {}
+        self.kept: dict[tuple[int, Fingerprint], list[float]] = {}  # by pool and key
+
+    def best(self, key: Fingerprint, candidates: Sequence[Candidate]) -> int:
+        """Position of the home among `candidates`."""
+        return int(self.scores(key, candidates).argmax())
+
+    def order(self, key: Fingerprint, candidates: Sequence[Candidate]) -> list[int]:
+        """Positions of all candidates, the home first."""
+        scores = self.scores(key, candidates)
+        positions: list[int] = np.argsort(scores, kind="stable")[::-1].tolist()
+        return positions
+
+    def first(self, key: Fingerprint, candidates: Sequence[Candidate], positions: Sequence[int]) -> int:
+        """The one of `positions` that comes first for a key that may come again: the opening of an application."""
+        place = (id(candidates), key)
+        scores = self.kept.get(place)
+        if scores is None:
+            found: list[float] = self.scores(key, candidates).tolist()
+            if id(candidates) in self.tables:  # it stays alive, so no other can have its identity
+                if len(self.kept) >= KEPT_MAX:
+                    self.kept.clear()
+                self.kept[place] = found
+            scores = found
+        return max(positions, key=scores.__getitem__)
+
+    def scores(self, key: Fingerprint, candidates: Sequence[Candidate]) -> Words | Floats:
+        seeds, weights = self.table(candidates)
+        words = mix(seeds ^ np.uint64(key))
+        if weights is None:
+            return words
+        uniform = ((words >> SHIFT_53) + 0.5) * 2.0**-53
+        scores: Floats = weights / -np.log(uniform)
+        return scores
+
+    def table(self, candidates: Sequence[Candidate]) -> tuple[Words, Floats | None]:
+        """Seeds and (unless equal) weights. Kept for tuples, which cannot change; the entry keeps its tuple alive."""
+        entry = self.tables.get(id(candidates))
+        if entry is not None:
+            return entry[1], entry[2]
+        seeds = np.array([seed_of(candidate.name) for candidate in candidates], dtype=np.uint64)
+        weights = np.array([candidate.weight for candidate in candidates], dtype=np.float64)
+        unequal = weights if (weights != weights[0]).any() else None
+        if isinstance(candidates, tuple):
+            if len(self.tables) >= TABLES_MAX:
+                self.tables.clear()
+                self.kept.clear()
+            self.tables[id(candidates)] = (candidates, seeds, unequal)
+        return seeds, unequal
+
+
+def mix(words: Words) -> Words:
+    """The finaliser of splitmix64, in place: each bit of a word comes to depend on all of them."""
+    words ^= words >> SHIFT_1
+    words *= MIX_1
+    words ^= words >> SHIFT_2
+    words *= MIX_2
+    words ^= words >> SHIFT_3
+    return words
+
+
+def seed_of(name: str) -> int:
+    """A backend's 64-bit seed: the same on every node."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")

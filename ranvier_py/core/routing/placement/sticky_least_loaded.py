@@ -1,0 +1,119 @@
+"""`sticky_least_loaded`: stay with whoever has the beginning of the prompt, else go to the least loaded (Purdue).
+
+Rule: a backend hits when it holds the first `prefix_tokens` (64) tokens of the prompt, or all of it where the prompt
+is shorter; a request may name another length as `prefix_len`, which counts as the next anchor above it. Of those that
+hit the least loaded serves, even if others are idler; where nobody hits, the least loaded of all. Ties among hits: the
+deepest; among all: drawn.
+
+Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025. Its speculative update is the
+router's own (core/routing/speculation.py): a miss is claimed when it departs, so that a burst of one new prefix goes
+to one backend, and a failure withdraws the claim. What differs: its key, the hash of the first 64 tokens
+(`prefix_hash`), is kept for who wants to compare, while a hit is a match of the route table at that depth. So a short
+prompt also matches what continues it, and model, adapter and tokenizer are part of the prefix. Where tokens are not
+known, depths are estimates, and the beginning of a long first message is no match.
+What the document lacks is an option: stickiness knows no bound there, one hot prompt is one backend
+(`sticky_limit_factor`: off at 0, else affinity's rule of so many times the median, + `sticky_limit_floor`, among all;
+who exceeds it is no hit); and everything behind one chat template is one key (`multi_depth`: the deepest alone hit).
+What workers push of their caches reaches the route table through `core/engine_cache/sources/push_state`; nothing of it
+is asked here.
+
+Reasons: hit, miss, limited. Cost: O(candidates) for a miss, O(holders) for a hit; the match lists every holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+import orjson
+
+from ranvier_py.core.prompts.fingerprint import anchor_below, is_anchor
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
+from ranvier_py.core.routing.placement.affinity import median_of, positions_of
+from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded, relative_loads
+from ranvier_py.core.routing.placement.policy_options import Options, option
+
+PREFIX_TOKENS_MAX = 1 << 16
+"""Longer ones are no beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class StickyLeastLoadedOptions(Options):
+    prefix_tokens: int = option(64, "tokens of the beginning that a hit needs", least=1, most=1_000_000)
+    multi_depth: bool = option(False, "of those that hold so much, only the deepest; false: all of them")
+    sticky_limit_factor: float = option(0.0, "times the median above which nobody hits; 0: no limit", most=1000.0)
+    sticky_limit_floor: int = option(2, "requests above that limit that are borne all the same", most=1_000_000)
+
+
+class StickyLeastLoaded:
+    """State: none."""
+
+    __slots__ = ("options",)
+
+    name = "sticky_least_loaded"
+    depths_wanted = ALL_HOLDERS
+    wants_prefix = True
+
+    def __init__(self, options: StickyLeastLoadedOptions | None = None) -> None:
+        self.options = options or StickyLeastLoadedOptions()
+
+    def choose(self, match: Match, candidates: Sequence[Candidate], rng: Random) -> Choice:
+        enough = min(match.prefix_tokens or self.options.prefix_tokens, match.prompt_tokens)
+        hits = [one for one in match.holders if one.tokens >= enough]
+        if self.options.multi_depth:
+            hits = [one for one in hits if one.tokens == hits[0].tokens]
+        reason = "miss"
+        if hits:
+            positions = positions_of([one.backend for one in hits], candidates)
+            if self.options.sticky_limit_factor:
+                positions = self.within_limit(positions, candidates)
+            if positions:
+                loads = relative_loads([candidates[position] for position in positions])
+                chosen = candidates[positions[loads.index(min(loads))]]
+                return Choice(chosen.id, "hit", held_tokens(match, chosen))
+            reason = "limited"
+        chosen = candidates[rng.choice(least_loaded(relative_loads(candidates)))]
+        return Choice(chosen.id, reason, held_tokens(match, chosen))
+
+    def within_limit(self, positions: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
+        """Those of `positions` that are not too busy to be stuck to."""
+        loads = relative_loads(candidates)
+        bearable = self.options.sticky_limit_factor * median_of(loads)
+        floor = self.options.sticky_limit_floor
+        return [one for one in positions if loads[one] <= bearable + floor / candidates[one].weight]
+
+
+def prefix_hash(token_ids: Sequence[int], length: int = 0) -> str:
+    """The document's key: SHA-256, in hex, of the first `length` token ids as Python writes their tuple; 0: of all."""
+    kept = tuple(token_ids[:length] if length else token_ids)
+    return sha256(str(kept).encode()).hexdigest()
+
+
+def prefix_len_of(body: bytes) -> int:
+    """The member `prefix_len` of a request, as the document has it; 0 where there is none that makes sense.
+
+    A search of the raw bytes for most requests; those that have it are parsed once more.
+    """
+    if b'"prefix_len"' not in body:
+        return 0
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return 0
+    length = found.get("prefix_len") if isinstance(found, dict) else None
+    return length if type(length) is int and 0 < length <= PREFIX_TOKENS_MAX else 0
+
+
+def anchor_at(tokens: int, block_tokens: int) -> int:
+    """The deepest anchor that is no deeper, in tokens; 0 for less than a block."""
+    blocks = tokens // block_tokens
+    return block_tokens * (blocks if is_anchor(blocks) else anchor_below(blocks))
+
+
+def prefix_depth(body: bytes, block_tokens: int) -> int:
+    """At which depth the length that a request names stands, in tokens: one block at least; 0 where it names none."""
+    length = prefix_len_of(body)
+    return max(block_tokens, anchor_at(length, block_tokens)) if length else 0

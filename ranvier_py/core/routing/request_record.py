@@ -1,0 +1,224 @@
+"""What became of one request, as a line that a replay reads back. Pure.
+
+    {"ranvier_recording":1,"started":1795240216.1,"block_tokens":16,"scheme":"9f…"}                        the header
+    {"at":12.5,"model":"m","kind":"chat","stops":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
+
+Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut) and keyed
+fingerprints of token prefixes; no text, no token id, no header, no key. Stops are those of prompt and answer, as far as
+they had been tokenized. One line for each flight: a request that was tried elsewhere has several, of which replays take
+those that were served. Lines of different `scheme` share no fingerprint.
+Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.backends import Outcome
+
+VERSION = 1
+MARK = "ranvier_recording"  # names the header
+NAME_CHARACTERS_MAX = 200  # of the model; whoever sends more has no model in mind
+TIME_DIGITS = 6  # microseconds
+NUMBER_MAX = 1 << 53  # what every reader of JSON takes for a whole number
+STOPS_MAX = 1 << 20
+
+OUTCOMES = frozenset(outcome.value for outcome in Outcome)
+KINDS = frozenset(("chat", "completion", "opaque"))
+COUNTS = ("prompt_tokens", "answer_tokens", "matched_tokens", "holders", "status", "request_bytes", "sent_bytes")
+NAMES = ("model", "backend", "policy", "reason", "source")
+
+
+class BadRecord(ValueError):
+    """A line that is none of ours. The message says what was found and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line of a file.
+
+    `started` is the wall clock at 0 s, `scheme` tells fingerprints of different secrets, tokenizers and block sizes
+    apart.
+    """
+
+    started: float  # seconds since 1970
+    block_tokens: int
+    scheme: str
+
+    def line(self) -> bytes:
+        return orjson.dumps({MARK: VERSION, **asdict(self)}) + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One flight. Tokens are the engine's count where it said, else as known here; 0 answer tokens: not known."""
+
+    at: float  # seconds since the header's `started`, at departure
+    model: str
+    kind: str  # chat, completion or opaque
+    stops: tuple[tuple[int, int], ...]  # (tokens, fingerprint), ascending
+    ends: tuple[int, ...]  # indices of the stops at which a message ends
+    prompt_tokens: int
+    answer_tokens: int
+    backend: str
+    policy: str
+    reason: str
+    source: str  # which chain found it: text, tokens, none
+    matched_tokens: int
+    holders: int
+    outcome: str
+    status: int  # as the backend answered; 0: it did not
+    first_token_s: float | None  # from departure; None: none came
+    total_s: float
+    cached_tokens: int | None  # as the engine said
+    request_bytes: int
+    sent_bytes: int
+
+    def line(self) -> bytes:
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields["stops"] = [(tokens, f"{fingerprint:016x}") for tokens, fingerprint in self.stops]
+        return orjson.dumps(fields) + b"\n"
+
+    @property
+    def served(self) -> bool:
+        """Whether an engine worked for it: it answered, or at least began to."""
+        return self.first_token_s is not None or (self.outcome == Outcome.SUCCESS.value and self.status < 300)
+
+
+def scheme_mark(identity: str, key: bytes) -> str:
+    """Names a way of making fingerprints without telling its key."""
+    return blake2b(identity.encode(), digest_size=8, key=key, person=b"recording").hexdigest()
+
+
+def record_of(
+    flight: Flight,
+    outcome: Outcome,
+    landed_at: float,
+    started_at: float,
+    end: Boundary | None = None,
+    answer: Answer = NOTHING,
+) -> Record:
+    """What is written of a flight. `end` is the end of its answer, where that was learned; times are monotonic."""
+    prompt, decision = flight.prompt, flight.decision
+    end = end or prompt.end
+    stops, ends = stops_of(end)
+    counted = (answer.prompt_tokens, answer.completion_tokens)
+    return Record(
+        at=round(flight.departed_at - started_at, TIME_DIGITS),
+        model=printable(prompt.model),
+        kind=prompt.kind,
+        stops=stops,
+        ends=ends,
+        prompt_tokens=prompt.end.length if counted[0] is None else counted[0],
+        answer_tokens=max(0, end.length - prompt.end.length) if counted[1] is None else counted[1],
+        backend=decision.backend_name,
+        policy=decision.policy,
+        reason=decision.reason,
+        source=decision.source,
+        matched_tokens=decision.matched_tokens,
+        holders=len(decision.holders),
+        outcome=outcome.value,
+        status=flight.status,
+        first_token_s=None if flight.first_at is None else round(flight.first_at - flight.departed_at, TIME_DIGITS),
+        total_s=round(landed_at - flight.departed_at, TIME_DIGITS),
+        cached_tokens=answer.cached_tokens,
+        request_bytes=len(prompt.body),
+        sent_bytes=flight.sent_bytes,
+    )
+
+
+def stops_of(end: Boundary) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+    """(stops, ends) of a chain, ascending: what of it has been tokenized."""
+    stops: list[tuple[int, int]] = []
+    ends: list[int] = []
+    for tokens, token, text in reversed(list(end.stops())):
+        if not token:
+            continue
+        if not stops or tokens > stops[-1][0]:
+            stops.append((tokens, token))
+        if text and ends[-1:] != [len(stops) - 1]:
+            ends.append(len(stops) - 1)
+    return tuple(stops), tuple(ends)
+
+
+def printable(model: str) -> str:
+    """A client's name for a model, as JSON can carry it."""
+    return model[:NAME_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_header(fields: Mapping[str, Any]) -> Header:
+    """Raises BadRecord."""
+    if fields.get(MARK) != VERSION:
+        raise BadRecord(f"found version {fields.get(MARK)!r} of a recording, expected {VERSION}")
+    scheme = fields.get("scheme")
+    if not isinstance(scheme, str):
+        raise BadRecord("found no scheme in the header of a recording, expected a text")
+    return Header(seconds(fields, "started"), whole(fields, "block_tokens", 1), scheme)
+
+
+def read_record(fields: Mapping[str, Any]) -> Record:
+    """Raises BadRecord."""
+    stops = tuple(read_stops(fields.get("stops")))
+    ends = fields.get("ends")
+    if not isinstance(ends, list) or not all(type(end) is int and 0 <= end < len(stops) for end in ends):
+        raise BadRecord("found ends that are no places in stops, expected a list of them")
+    if ends != sorted(set(ends)):
+        raise BadRecord("found ends out of order, expected them to ascend")
+    outcome, kind = str(fields.get("outcome")), str(fields.get("kind"))
+    if outcome not in OUTCOMES or kind not in KINDS:
+        raise BadRecord(f"found outcome {outcome!r:.40} and kind {kind!r:.40}, expected those of a recording")
+    for name in NAMES:
+        if not isinstance(fields.get(name), str):
+            raise BadRecord(f"found {name} {fields.get(name)!r:.40}, expected a text")
+    values: dict[str, Any] = {name: fields[name] for name in NAMES}
+    values.update((name, whole(fields, name)) for name in COUNTS)
+    values["cached_tokens"] = None if fields.get("cached_tokens") is None else whole(fields, "cached_tokens")
+    values["first_token_s"] = None if fields.get("first_token_s") is None else seconds(fields, "first_token_s")
+    at, total_s = seconds(fields, "at"), seconds(fields, "total_s")
+    return Record(at=at, total_s=total_s, kind=kind, outcome=outcome, stops=stops, ends=tuple(ends), **values)
+
+
+def read_stops(found: object) -> Iterator[tuple[int, int]]:
+    """Raises BadRecord."""
+    expected = "expected [tokens, 16 hexadecimal digits] with ascending tokens"
+    if not isinstance(found, list) or len(found) > STOPS_MAX:
+        raise BadRecord(f"found no list of stops, {expected}")
+    above = 0
+    for stop in found:
+        try:
+            tokens, digits = stop
+            fingerprint = int.from_bytes(bytes.fromhex(digits), "big")
+        except (TypeError, ValueError) as error:
+            raise BadRecord(f"found the stop {stop!r:.60}, {expected}") from error
+        if type(tokens) is not int or not above < tokens <= NUMBER_MAX or len(digits) != 16 or not fingerprint:
+            raise BadRecord(f"found the stop {stop!r:.60}, {expected}")
+        above = tokens
+        yield tokens, fingerprint
+
+
+def whole(fields: Mapping[str, Any], name: str, least: int = 0) -> int:
+    """Raises BadRecord."""
+    value: Any = fields.get(name)
+    if type(value) is not int or not least <= value <= NUMBER_MAX:
+        raise BadRecord(f"found {name} {value!r:.40}, expected a whole number from {least} on")
+    return value
+
+
+def seconds(fields: Mapping[str, Any], name: str) -> float:
+    """Raises BadRecord."""
+    value: Any = fields.get(name)
+    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= NUMBER_MAX:
+        raise BadRecord(f"found {name} {value!r:.40}, expected seconds")
+    return float(value)

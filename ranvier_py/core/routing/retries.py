@@ -1,0 +1,79 @@
+"""After a failed attempt: again here, elsewhere, or give up.
+
+The rule of SGLang's slides, bounded twice: `worker_retries_max` failed tries at one backend within a request move it
+on to the next backend (the circuit, not this file, takes a failing backend out for everybody), and after
+`total_retries_max` retries the client is told. Nothing is retried once a byte of an answer was relayed, nor for a
+client that is gone.
+
+A budget is made for one request at its first failure, so requests that succeed pay nothing. Cost: O(1) per attempt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.health import Outcome
+
+
+class Next(Enum):
+    """What to do after a failed attempt."""
+
+    AGAIN = "again here"
+    ELSEWHERE = "elsewhere"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """`worker_retries_max`: failed tries at one backend before moving on. `total_retries_max`: retries per request."""
+
+    worker_retries_max: int = 1  # a second try at once, at the same engine, mostly meets the same failure
+    total_retries_max: int = 3  # Ranvier's; a prompt that kills engines then meets at most four of them
+    statuses: frozenset[int] = frozenset((429, 500, 502, 503, 504))
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.worker_retries_max < 1:
+            problems.append(f"worker_retries_max: must be at least 1, not {self.worker_retries_max}")
+        if not 0 <= self.total_retries_max <= 100:
+            problems.append(f"total_retries_max: must be 0 to 100, not {self.total_retries_max}")
+        if problems:
+            raise ConfigError(problems)
+
+    def retries(self, status: int) -> bool:
+        """Whether a complete answer with this status may be dropped for another try."""
+        return status in self.statuses
+
+
+class RetryBudget:
+    """The attempts of one request. `tried`: the backends to exclude from the next placement, in order of failure."""
+
+    __slots__ = ("failures", "limits", "retries", "tried")
+
+    def __init__(self, limits: RetryLimits) -> None:
+        self.limits = limits
+        self.retries = 0
+        self.failures: dict[BackendId, int] = {}
+        self.tried: list[BackendId] = []
+
+    def next_attempt(self, backend: BackendId, outcome: Outcome, *, relayed: bool, others: bool) -> Next:
+        """What follows a failed attempt at `backend`.
+
+        `relayed`: some byte of this answer is with the client already. `others`: a backend not in `tried`, and not this
+        one, could be asked. A backend that is busy (429) is not asked again by this request.
+        """
+        self.failures[backend] = self.failures.get(backend, 0) + 1
+        if relayed or outcome is Outcome.CANCELLED or self.retries >= self.limits.total_retries_max:
+            return Next.GIVE_UP
+        if outcome is not Outcome.OVERLOADED and self.failures[backend] < self.limits.worker_retries_max:
+            self.retries += 1
+            return Next.AGAIN
+        if backend not in self.tried:
+            self.tried.append(backend)
+        if not others:
+            return Next.GIVE_UP
+        self.retries += 1
+        return Next.ELSEWHERE

@@ -1,0 +1,192 @@
+"""Claims: which backend holds the prefix of a row, since when, and who says so.
+
+Most rows have one claim, in the columns. A row shared by several backends keeps the others in a small dict.
+
+Invariant (monotone): what holds a prefix holds every shorter one. If a row has a live claim, its parent has one of the
+same backend and epoch with at least that trust and evidence. So a climb that raises a claim may stop at the first row
+that has it already.
+Epochs of one backend only grow: a claim of an older epoch than the known one is void at birth and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ranvier_py.core.routing.placement import Holder
+from ranvier_py.core.routing.route_table.leaves import LeafQueue
+from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
+
+
+class Claim(NamedTuple):
+    epoch: int
+    trust: int
+    evidence: int  # whole second
+
+
+class Faded(NamedTuple):
+    """Which claims of one backend are too old for its cache."""
+
+    second: int  # those with evidence up to it
+    left: Mapping[int, int]  # of later seconds: those deeper than so many tokens
+
+
+class Claims:
+    """The claims of all rows: `counts[trust]` of them. `now` is the latest time its owner has seen, in seconds."""
+
+    def __init__(self, rows: Rows, leaves: LeafQueue, ttl_s: float) -> None:
+        self._rows = rows
+        self._leaves = leaves
+        self._ttl_s = ttl_s
+        self._others: dict[int, dict[int, Claim]] = {}
+        self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
+        self.faded: dict[int, Faded] = {}  # by backend
+        self.now = 0.0
+        self.counts = [0, 0, 0, 0]
+
+    @property
+    def horizon(self) -> float:
+        """Claims whose evidence is not after this have expired."""
+        return self.now - self._ttl_s
+
+    def raise_from(self, row: int, backend: int, claim: Claim) -> None:
+        """Give a live claim to a row and its ancestors. Trust and evidence of a claim only rise while it lives."""
+        rows = self._rows
+        parents, backends, epochs, trusts, evidences = rows.parent, rows.backend, rows.epoch, rows.trust, rows.evidence
+        epoch, trust, evidence = claim
+        horizon = self.now - self._ttl_s
+        while row > 0:
+            holder = backends[row]
+            if holder == backend and epochs[row] == epoch and trusts[row] >= trust and evidences[row] > horizon:
+                if evidences[row] >= evidence:
+                    return
+                evidences[row] = evidence
+            elif holder == NO_BACKEND:
+                backends[row], epochs[row], trusts[row], evidences[row] = backend, epoch, trust, evidence
+                rows.best[row] = trust
+                self.counts[trust] += 1
+            elif not self._merge(row, backend, claim):
+                return
+            row = parents[row]
+
+    def of(self, row: int) -> Iterator[tuple[int, Claim]]:
+        """All claims of a row. The current one may be dropped meanwhile, if the caller holds a list."""
+        rows = self._rows
+        if rows.backend[row] == NO_BACKEND:
+            return
+        yield rows.backend[row], Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        if rows.flags[row] & SHARED:
+            yield from self._others[row].items()
+
+    def get(self, row: int, backend: int) -> Claim | None:
+        rows = self._rows
+        if rows.backend[row] == backend:
+            return Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        if rows.flags[row] & SHARED:
+            return self._others[row].get(backend)
+        return None
+
+    def is_faded(self, backend: int, evidence: int, tokens: int) -> bool:
+        """Whether a claim of this backend, at a row of so many tokens, is not to be matched."""
+        faded = self.faded.get(backend)
+        return faded is not None and (evidence <= faded.second or tokens > faded.left.get(evidence, tokens))
+
+    def others(self, row: int) -> dict[int, Claim]:
+        """The claims of a SHARED row that are not in the columns."""
+        return self._others[row]
+
+    def drop(self, row: int, backend: int) -> None:
+        """Forget one claim, which must be there."""
+        rows = self._rows
+        claim = self.get(row, backend)
+        assert claim is not None
+        if row in self.lowered:
+            self.set_tier(row, backend, 0)
+        self.counts[claim.trust] -= 1
+        others = self._others.get(row)
+        if rows.backend[row] == backend:
+            if others is None:
+                rows.backend[row] = NO_BACKEND
+            else:
+                self._write(row, *others.popitem())
+        elif others is not None:
+            del others[backend]
+        if others is not None and not others:
+            del self._others[row]
+            rows.flags[row] &= ~SHARED
+        self._rank(row)
+
+    def drop_all(self, row: int) -> None:
+        """Forget all claims of a row that is about to be released."""
+        rows = self._rows
+        if rows.backend[row] != NO_BACKEND:
+            self.counts[rows.trust[row]] -= 1
+            rows.backend[row] = NO_BACKEND
+            if rows.flags[row] & SHARED:
+                for claim in self._others.pop(row).values():
+                    self.counts[claim.trust] -= 1
+                rows.flags[row] &= ~SHARED
+            self.lowered.pop(row, None)
+        rows.best[row] = 0
+
+    def set_tier(self, row: int, backend: int, tier: int) -> None:
+        """Say at which tier a backend holds a row that it has a claim for; 0, the GPU, is what nobody has to say."""
+        if tier:
+            self.lowered.setdefault(row, {})[backend] = tier
+        elif (tiers := self.lowered.get(row)) is not None and tiers.pop(backend, 0) and not tiers:
+            del self.lowered[row]
+
+    def tiered(self, rows: Sequence[int], holders: Sequence[Holder]) -> list[Holder]:
+        """The holders of these rows, with a tier where they hold them below the GPU."""
+        tiers = {backend: 1 for row in rows for backend in self.lowered.get(row, ())}
+        return [holder._replace(tier=tiers.get(holder.backend, 0)) for holder in holders] if tiers else list(holders)
+
+    def _merge(self, row: int, backend: int, claim: Claim) -> bool:
+        """Raise the claim at one row. False: it, or something better, was there already, hence at all ancestors too."""
+        rows = self._rows
+        others = self._others.get(row)
+        if rows.backend[row] == backend:
+            old = Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        elif others is None or backend not in others:
+            self._add(row, backend, claim)
+            return True
+        else:
+            old = others[backend]
+        if old.epoch > claim.epoch:
+            return False
+        if old.epoch == claim.epoch and old.evidence > self.horizon:
+            if old.trust >= claim.trust and old.evidence >= claim.evidence:
+                return False
+            if old.trust > claim.trust or old.evidence > claim.evidence:
+                claim = Claim(claim.epoch, max(old.trust, claim.trust), max(old.evidence, claim.evidence))
+        if others is not None and backend in others:
+            others[backend] = claim
+        else:
+            self._write(row, backend, claim)
+        if claim.trust != old.trust:
+            self.counts[old.trust] -= 1
+            self.counts[claim.trust] += 1
+            self._rank(row)
+        return True
+
+    def _add(self, row: int, backend: int, claim: Claim) -> None:
+        """One more claim for a row that has one."""
+        rows = self._rows
+        self.counts[claim.trust] += 1
+        self._others.setdefault(row, {})[backend] = claim
+        rows.flags[row] |= SHARED
+        rows.best[row] = max(rows.best[row], claim.trust)
+
+    def _write(self, row: int, backend: int, claim: Claim) -> None:
+        rows = self._rows
+        rows.backend[row] = backend
+        rows.epoch[row], rows.trust[row], rows.evidence[row] = claim
+
+    def _rank(self, row: int) -> None:
+        """Find the row's best trust anew; a leaf that lost trust moves to its lower lane."""
+        rows = self._rows
+        best = rows.best[row] = max((claim.trust for _, claim in self.of(row)), default=0)
+        if best < rows.lane[row]:
+            self._leaves.remove(row)
+            if best:
+                self._leaves.push(row)

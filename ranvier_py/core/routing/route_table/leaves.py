@@ -1,0 +1,83 @@
+"""The order in which leaves are evicted: REMOTE before LOCAL before CONFIRMED, then the longest unused first.
+
+One lane per trust; in a lane, one ring of rows for each whole second of last use; a heap of those seconds. A use only
+writes the second into the row's column: the row is moved to its new ring when it comes to the head of its old one, so a
+match costs nothing here. A row that got children meanwhile stays where it is until it is popped.
+
+Invariant: the place of a queued leaf is never behind its true place (lane, second of last use), because both only grow;
+whoever lowers a row's trust takes it out first. So the first row found at its true place is the one to evict.
+Cost: O(1) amortised for each push and each use; the heap holds seconds, not rows.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from ranvier_py.core.routing.route_table.route_values import Trust
+from ranvier_py.core.routing.route_table.rows import Rows
+
+LANES = (Trust.REMOTE, Trust.LOCAL, Trust.CONFIRMED)
+
+
+class LeafQueue:
+    """Rows that are, or lately were, leaves. Its links are columns of Rows."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._heads: dict[int, dict[int, int]] = {lane: {} for lane in LANES}  # lane -> second -> oldest row, 0 = empty
+        self._seconds: dict[int, list[int]] = {lane: [] for lane in LANES}  # the keys of the above, as a heap
+
+    def push(self, row: int) -> None:
+        """Queue a row that is not queued and has claims, by its trust and last use."""
+        rows = self._rows
+        lane, second = rows.best[row], rows.used[row]
+        rows.lane[row], rows.bucket[row] = lane, second
+        heads = self._heads[lane]
+        head = heads.get(second)
+        if head is None:
+            heappush(self._seconds[lane], second)
+        if not head:
+            heads[second] = rows.older[row] = rows.newer[row] = row
+            return
+        last = rows.older[head]
+        rows.older[row], rows.newer[row] = last, head
+        rows.newer[last] = rows.older[head] = row
+
+    def remove(self, row: int) -> None:
+        """Take a row out, if it is queued."""
+        rows = self._rows
+        lane = rows.lane[row]
+        if not lane:
+            return
+        heads, second = self._heads[lane], rows.bucket[row]
+        older, newer = rows.older[row], rows.newer[row]
+        if newer == row:
+            heads[second] = 0
+        else:
+            rows.newer[older], rows.older[newer] = newer, older
+            if heads[second] == row:
+                heads[second] = newer
+        rows.lane[row] = 0
+
+    def pop(self) -> int:
+        """Take out the next leaf to evict; 0 when there is none."""
+        rows = self._rows
+        for lane in LANES:
+            heads, seconds = self._heads[lane], self._seconds[lane]
+            while seconds:
+                second = seconds[0]
+                row = heads[second]
+                if not row:
+                    heappop(seconds)
+                    del heads[second]
+                    continue
+                newer, older = rows.newer[row], rows.older[row]
+                heads[second] = newer if newer != row else 0
+                rows.newer[older], rows.older[newer] = newer, older
+                rows.lane[row] = 0
+                if rows.child[row]:
+                    continue
+                if rows.used[row] == second and rows.best[row] == lane:
+                    return row
+                self.push(row)
+        return 0

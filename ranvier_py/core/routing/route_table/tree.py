@@ -1,0 +1,257 @@
+"""Which row stands for which stop, and where it hangs: the part of the route table that changes its shape.
+
+One path (the stops of one prompt, deepest first) is stored in three steps: find or create the row of each stop; hang
+each row under the next one; raise the claim from the deepest row. Meanwhile the rows of the path are pinned: they are
+neither evicted nor queued.
+
+Rules: a stop with both fingerprints has one row; a text-only row joins the token row of the same stop. A row that is
+new between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the
+stops themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
+counted: the tree decides who is evicted first, not what matches, so a missing link costs nothing but order.
+Invariant: only leaves are removed, so no row loses its ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.routing.route_table.claims import Claim, Claims
+from ranvier_py.core.routing.route_table.leaves import LeafQueue
+from ranvier_py.core.routing.route_table.rows import WHOLE, Rows
+
+MERGE_CHILDREN_MAX = 64
+"""A text-only row with more children than this is not merged: each has to be hung elsewhere, at about 1 us."""
+
+
+class Tree:
+    """Rows in their places, at most `capacity` of them."""
+
+    def __init__(self, rows: Rows, leaves: LeafQueue, claims: Claims, capacity: int) -> None:
+        self._rows = rows
+        self._leaves = leaves
+        self._claims = claims
+        self._capacity = capacity
+        self._path: dict[int, None] = {}  # rows of the path at hand, deepest first
+        self._pinned: dict[int, None] = {}  # these, and what else its stops name
+        self._moved: list[int] = []  # rows that got another parent, which may lack their claims
+        self.created = 0
+        self.attached = 0
+        self.merged = 0
+        self.unlinked = 0
+        self.refused = 0
+        self.evicted = [0, 0, 0, 0]  # by best trust
+
+    def store(self, stops: Sequence[Stop], second: int) -> tuple[list[int], bool]:
+        """The rows of a path, deepest first, created where missing and pinned until `settle`.
+
+        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, and
+        as much again when it evicts one.
+        """
+        path, pinned = self._path, self._pinned
+        if self._rows.count + len(stops) > self._capacity:
+            self._pin_known(stops)
+        rows, index, used = self._rows, self._rows.index, self._rows.used
+        for tokens, token, text in stops:
+            if token in index or text in index:
+                row = self._known(tokens, token, text, second)
+            elif rows.count < self._capacity or self.evict():
+                row = rows.create(tokens, token, text, second)
+                self.created += 1
+            else:
+                self.refused += 1
+                continue
+            if row and row not in path:
+                path[row] = pinned[row] = None
+                if used[row] != second:
+                    used[row] = max(used[row], second)
+        chain = list(path)
+        return chain, self._link(chain)
+
+    def extend(self, row: int, stops: Sequence[Stop], backend: int, claim: Claim, *, whole: bool) -> bool:
+        """The short way of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
+
+        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 3 us a row.
+        """
+        rows, index, capacity = self._rows, self._rows.index, self._capacity
+        if len(stops) == 1:  # the usual turn; 0 is nobody's name
+            _, token, text = stops[0]
+            if capacity == 1 or token in index or text in index or token == text:
+                return False
+        else:
+            names = [name for _, token, text in stops for name in (token, text) if name]
+            if len(stops) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
+                return False
+        self._pinned[row] = None
+        second = claim.evidence
+        rows.used[row] = max(rows.used[row], second)
+        above = row
+        for tokens, token, text in reversed(stops):
+            if rows.count >= capacity and not self.evict():
+                self.refused += 1
+                break
+            new = rows.create(tokens, token, text, second)
+            self.created += 1
+            rows.place(new, above)
+            if whole:
+                rows.flags[new] = WHOLE
+            above = new
+        self._claims.raise_from(above, backend, claim)
+        self.settle()
+        if above != row:
+            self.tidy(above)
+        return True
+
+    def settle(self) -> None:
+        """Unpin the path: its leaves queue for eviction."""
+        pinned, children, lanes = self._pinned, self._rows.child, self._rows.lane
+        self._path, self._pinned = {}, {}
+        for row in pinned:
+            if not children[row] and not lanes[row]:
+                self.tidy(row)
+
+    def tidy(self, row: int) -> None:
+        """Queue a row that became a leaf; remove it if it has no claims either, and then look at its parent."""
+        rows = self._rows
+        while row > 0 and not rows.child[row] and row not in self._pinned:
+            if rows.best[row]:
+                if not rows.lane[row]:
+                    self._leaves.push(row)
+                return
+            self._leaves.remove(row)
+            row = rows.release(row)
+
+    def evict(self) -> bool:
+        """Remove the leaf that is first in order. False: there is none but those of the path at hand."""
+        rows = self._rows
+        while row := self._leaves.pop():
+            if row in self._pinned:
+                continue  # `settle` queues it again
+            self.evicted[rows.best[row]] += 1
+            self._claims.drop_all(row)
+            self.tidy(rows.release(row))
+            return True
+        return False
+
+    def _pin_known(self, stops: Sequence[Stop]) -> None:
+        """Pin what the path has already before anything is evicted for the rest of it."""
+        get = self._rows.index.get
+        for _, token, text in stops:
+            for row in (get(token), get(text)):
+                if row:
+                    self._pinned[row] = None
+
+    def _known(self, tokens: int, token: int, text: int, second: int) -> int:
+        """The row of a stop of which one fingerprint is known; 0 when it needs another row and there is no room."""
+        rows = self._rows
+        by_token = rows.index.get(token, 0) if token else 0
+        by_text = rows.index.get(text, 0) if text else 0
+        if by_token:
+            if text and not by_text:
+                rows.add_text(by_token, text)
+            elif by_text and by_text != by_token and not rows.token[by_text]:
+                self._absorb(by_text, by_token)
+            return by_token
+        if by_text and not token:
+            return by_text
+        if by_text and not rows.token[by_text]:
+            rows.token[by_text], rows.tokens[by_text] = token, tokens
+            rows.index[token] = by_text
+            self.attached += 1
+            return by_text
+        if rows.count >= self._capacity and not self.evict():  # these tokens under a text that has other tokens
+            self.refused += 1
+            return 0
+        self.created += 1
+        return rows.create(tokens, token, 0, second)
+
+    def _absorb(self, source: int, target: int) -> None:
+        """A text-only row is the same prefix as a token row: the latter takes its children, claims and names."""
+        rows, claims = self._rows, self._claims
+        if (
+            source in self._path
+            or sum(1 for _ in islice(rows.children(source), MERGE_CHILDREN_MAX + 1)) > MERGE_CHILDREN_MAX
+        ):
+            return
+        if rows.is_above(source, target):
+            if rows.parent[target] != source:
+                return
+            self._hang(target, rows.parent[source])
+        for child in list(rows.children(source)):
+            self._hang(child, target)
+        for backend, claim in claims.of(source):
+            if claim.evidence > claims.horizon:
+                claims.raise_from(target, backend, claim)
+        rows.used[target] = max(rows.used[target], rows.used[source])
+        rows.take_texts(source, target)
+        claims.drop_all(source)
+        self._leaves.remove(source)
+        self._pinned.pop(source, None)
+        self._moved.append(target)
+        self.tidy(rows.release(source))
+        self.merged += 1
+
+    def _link(self, path: Sequence[int]) -> bool:
+        """Hang each row of the path under the next one, from the top down: what is new has no children yet."""
+        rows, parents, children = self._rows, self._rows.parent, self._rows.child
+        linked = True
+        upper = 0
+        for lower in reversed(path):
+            parent = parents[lower]
+            if parent < 0 and not children[lower]:
+                rows.place(lower, upper)
+            elif parent != upper and upper and not self._lift(lower, upper):
+                linked = False
+                self.unlinked += 1
+            if parents[lower] < 0:
+                rows.place(lower, 0)
+            upper = lower
+        if self._moved:
+            self._hand_up(path)
+        return linked
+
+    def _lift(self, row: int, upper: int) -> bool:
+        """Make `upper` an ancestor of `row`, as near to it as certain order allows. False: left as they were."""
+        rows, parents = self._rows, self._rows.parent
+        below, above = row, parents[row]
+        while above > 0 and above not in self._pinned and self._is_deeper(above, upper):
+            below, above = above, parents[above]
+        if above == upper or rows.is_above(upper, row):
+            return True
+        if above > 0 and above not in self._pinned and not self._is_deeper(upper, above):
+            return False
+        if rows.is_above(below, upper):
+            return False
+        if above > 0 and (parents[upper] <= 0 or rows.is_above(parents[upper], above)):
+            self._hang(upper, above)
+        self._hang(below, upper)
+        return True
+
+    def _is_deeper(self, row: int, other: int) -> bool:
+        """Whether it is certain that one row is the longer prefix of one prompt."""
+        rows = self._rows
+        return bool(rows.token[row] and rows.token[other]) and rows.tokens[row] > rows.tokens[other]
+
+    def _hang(self, row: int, parent: int) -> None:
+        """Move a row, with all below it, under another parent; -1 leaves it unplaced."""
+        old = self._rows.detach(row) if self._rows.parent[row] >= 0 else 0
+        if parent >= 0:
+            self._rows.place(row, parent)
+        self._moved.append(row)
+        self.tidy(old)
+
+    def _hand_up(self, path: Sequence[int]) -> None:
+        """Restore the monotone rule: what was moved gives its live claims to its new ancestors."""
+        rows, claims = self._rows, self._claims
+        for row in (*path, *self._moved):
+            for backend, claim in list(claims.of(row)):
+                if claim.evidence > claims.horizon:
+                    claims.raise_from(rows.parent[row], backend, claim)
+        self._moved.clear()
+
+    def mark_whole(self, path: Sequence[int]) -> None:
+        """The path reaches the top without a gap: a walk that meets one of its rows need not read on."""
+        flags = self._rows.flags
+        for row in path:
+            flags[row] |= WHOLE

@@ -1,0 +1,381 @@
+"""The Router: one object, two drivers. It composes the core and decides nothing itself.
+
+A node drives it with real sockets and a clock, the lab's simulator with a seeded heap. Every method is one synchronous
+call, hence atomic: match, place and learn never see each other half done, and there is no lock.
+
+    prompt   = router.read(path, body)                  JSON -> chain of boundaries
+    found    = router.find(prompt, now)                 chain -> who holds how much, of those who may serve
+    decision = router.place(prompt, found)              the policy's choice, with its reason
+    flight   = router.depart(prompt, decision, now)     in-flight +1, speculative claim
+    router.first_token(flight, now)                     the prefill is proved: learn, for the backend that served
+    router.land(flight, outcome, now)                   in-flight -1, exactly once; a failure withdraws the speculation
+    router.taught(flight, …)                            off the path, later: the same boundaries with tokens, the answer
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from itertools import takewhile
+from random import Random
+from typing import Any
+
+from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
+from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.routing.attempt import Counters, Flight, Found, Observer, increment
+from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
+from ranvier_py.core.routing.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
+from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.speculation import Speculation
+
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Counters", "Flight", "Found", "Observer", "Router"]
+
+CHAT_PATH = b"/v1/chat/completions"
+COMPLETION_PATH = b"/v1/completions"
+
+new = tuple.__new__
+"""Makes a NamedTuple in half the time that its name takes; for those that every request needs."""
+
+ENOUGH_SHARE = 0.5
+"""A text match below this share of the prompt is too little to place on: tokens may match deeper, in mid-message."""
+
+
+class Router:
+    """Composes reader, route table, registry and policy.
+
+    Args:
+        texts_match: whether equal messages are equal tokens at every turn (`keeps_turns` of the template). If not, only
+            token fingerprints are trusted.
+        recent_max: decisions kept for the control port.
+    """
+
+    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+        self,
+        *,
+        reader: PromptReader,
+        hasher: TokenHasher,
+        routes: RouteTable,
+        speculation: Speculation,
+        registry: Registry,
+        policy: Policy,
+        rng: Random,
+        texts_match: bool = True,
+        recent_max: int = 256,
+    ) -> None:
+        self.reader = reader
+        self.hasher = hasher
+        self.routes = routes
+        self.speculation = speculation
+        self.registry = registry
+        self.policy = policy
+        self.texts_match = texts_match
+        self.counters = Counters()
+        self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
+        self._rng = rng
+        self.observers: tuple[Observer, ...] = ()
+        self._wants_opening = getattr(policy, "wants_opening", False)
+        self._wants_prefix = getattr(policy, "wants_prefix", False)
+        self._watching = policy if isinstance(policy, Watches) else None
+
+    # --- read -------------------------------------------------------------------------------------------------------
+
+    def read(self, path: bytes, body: bytes) -> Prompt:
+        """The prompt of a request. Raises BadRequest when the body is not JSON."""
+        if path == CHAT_PATH:
+            return self.reader.chat(body)
+        if path == COMPLETION_PATH:
+            return self.reader.completion(body)
+        return self.reader.other(body)
+
+    # --- match and place --------------------------------------------------------------------------------------------
+
+    def find(self, prompt: Prompt, now: float, tried: Collection[BackendId] = (), *, touch: bool = True) -> Found:
+        """Who may serve this prompt, and who holds how much of it. `tried` backends are out of the question.
+
+        Raises NotFound for a model nobody serves and NoBackend when nobody who does can be asked now.
+        """
+        pool = self.registry.pool(prompt.model, now, tried)
+        if not pool.ids:
+            raise pool.error(prompt.model)
+        unheld: list[Stop] = []
+        learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
+        return new(Found, (pool, holders, source_of(prompt, holders), learned, unheld, now))
+
+    def too_little(self, prompt: Prompt, found: Found) -> bool:
+        """Whether the text chain found so little that tokenizing before placement may pay."""
+        if prompt.kind == "opaque" or prompt.end.state is not None or self.policy.depths_wanted == 0:
+            return False
+        tokens = prompt.tokens
+        if tokens < self.hasher.block_tokens:
+            return False
+        return not found.holders or found.holders[0].tokens < ENOUGH_SHARE * tokens
+
+    def place(self, prompt: Prompt, found: Found) -> Decision:
+        """The policy's choice among what was found."""
+        match = self._match(prompt, found)
+        choice = self.policy.choose(match, found.pool.backends, self._rng)
+        return self._decision(prompt, found, choice)
+
+    def _match(self, prompt: Prompt, found: Found) -> Match:
+        """What the policy is told."""
+        holders = found.holders
+        if not prompt.end.messages:
+            return Match((), prompt.tokens, UNKNOWN, at=found.at)
+        first, end = prompt.end.first, prompt.end
+        opening = prompt.opening() if self._wants_opening else b""
+        prefix_tokens = prefix_depth(prompt.body, self.hasher.block_tokens) if self._wants_prefix else 0
+        deepest = UNKNOWN
+        if holders and self.policy.depths_wanted > 1:
+            deepest = self._fingerprint_at(end, holders[0].tokens)
+        told = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens)
+        return new(Match, told)
+
+    def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
+        """Of the stop at this depth."""
+        for depth, token, text in self.stops(end):
+            if depth <= tokens:
+                return Fingerprint(token or text)
+        return UNKNOWN
+
+    def _decision(self, prompt: Prompt, found: Found, choice: Choice) -> Decision:
+        pool = found.pool
+        backend, reason, tokens = choice
+        decided = (
+            backend,
+            self.registry[backend].name,
+            "last_resort" if pool.last_resort else reason,
+            self.policy.name,
+            tokens,
+            prompt.tokens,
+            found.source,
+            found.holders,
+            pool.ids,
+            [each.load for each in pool.backends],
+        )
+        return new(Decision, decided)
+
+    def _holders(
+        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[Stop], *, touch: bool
+    ) -> tuple[int, Sequence[Holder]]:
+        """How much of the prompt is learned, and at least `wanted` eligible backends that hold some of it or soon will.
+
+        Deepest first. `unheld` gets the stops that are not learned.
+        """
+        if wanted == 0 or prompt.kind == "opaque":
+            return 0, ()
+        found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch, unheld=unheld)
+        learned = found[0].tokens if found else 0
+        guessed = self.speculation.match(unheld, pool.epochs, wanted, deeper_than=learned)
+        return learned, merged(found, guessed, wanted) if guessed else found
+
+    def stops(self, end: Boundary) -> Iterable[Stop]:
+        return end.stops() if self.texts_match else end.token_stops()
+
+    # --- one flight -------------------------------------------------------------------------------------------------
+
+    def depart(
+        self,
+        prompt: Prompt,
+        decision: Decision,
+        now: float,
+        request_id: bytes = b"",
+        found: Found | None = None,
+        *,
+        quiet: bool = False,
+    ) -> Flight:
+        """The request leaves for the decided backend. Must be followed by exactly one `land`.
+
+        `found` is what the decision was made from; without it the prompt is walked again. `quiet`: the caller calls
+        `announce` once the request is on its way.
+        """
+        prompt_tokens, matched_tokens = decision.prompt_tokens, decision.matched_tokens
+        computed_tokens = max(0, prompt_tokens - matched_tokens)
+        target = self.registry.dispatched(decision.backend, now, computed_tokens, seen=prompt.stream)
+        handle = None
+        if self.policy.depths_wanted and prompt.kind != "opaque" and matched_tokens < prompt_tokens:
+            handle = self.speculation.add(self._unmatched(prompt, decision, found), decision.backend)
+        self.recent.append((now, request_id, decision))
+        counters = self.counters
+        increment(counters.decisions, decision.reason)
+        increment(counters.matched_by, decision.source)
+        counters.predicted_tokens += matched_tokens
+        counters.prompt_tokens += prompt_tokens
+        flight = Flight(prompt, decision, target, computed_tokens, handle, now)
+        if not quiet:
+            self.announce(flight)
+        return flight
+
+    def announce(self, flight: Flight) -> None:
+        """Tell the observers that it departed, once. They may walk a long prompt, which no request should wait for."""
+        if flight.announced:
+            return
+        flight.announced = True
+        for observer in self.observers:
+            observer.departed(flight, flight.departed_at)
+
+    def first_token(self, flight: Flight, now: float) -> None:
+        """Output came, so the prefill is done: what the backend served, it holds."""
+        if flight.first_at is not None:
+            return
+        flight.first_at = now
+        if flight.prompt.stream:
+            gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
+            flight.service = Service(
+                backend=flight.backend,
+                computed_tokens=flight.computed_tokens,
+                gap_s=gap_s,
+                queued=flight.queued,
+                decoding=flight.decoding,
+                peer_tokens=flight.peer_tokens,
+            )
+            if self._watching is not None:
+                self._watching.served(flight.service)
+        self._settle(flight)
+        self.counters.first_token_s.observe(now - flight.departed_at)
+        self._learn(flight, flight.prompt.end, now)
+        for observer in self.observers:
+            observer.started(flight, now)
+
+    def land(self, flight: Flight, outcome: Outcome, now: float) -> Sequence[Transition]:
+        """The flight is over, however it ended. Returns the transitions of the backend's health, for the log."""
+        assert not flight.landed, "a flight lands once"
+        flight.landed = True
+        self.announce(flight)
+        self._settle(flight)
+        increment(self.counters.outcomes, outcome.value)
+        self.counters.duration_s.observe(now - flight.departed_at)
+        for observer in self.observers:
+            observer.landed(flight, outcome, now)
+        prefilled = flight.first_at is not None or not flight.prompt.stream
+        return self.registry.finished(flight.backend, outcome, now, flight.computed_tokens, prefilled=prefilled)
+
+    # --- learning off the path --------------------------------------------------------------------------------------
+
+    def absorb(self, prompt: Prompt, ancestor: Boundary, segments: Sequence[Segment | None]) -> None:
+        """Fill in the tokens of the messages after `ancestor`, which is on the prompt's chain. None = no clean cut."""
+        boundary = prompt.end
+        for segment in reversed(segments[: boundary.messages - ancestor.messages]):
+            if segment is not None and boundary.state is None:
+                boundary.tokenized(segment)
+            assert boundary.parent is not None
+            boundary = boundary.parent
+
+    def taught(
+        self, flight: Flight, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
+    ) -> None:
+        """What came of a flight's tokens and answer: fill in, extend by the answer, learn what the prefill has proved.
+
+        `segments` are those of the messages after `ancestor`, then of the answer where it could be tokenized.
+        """
+        prompt = flight.prompt
+        self.absorb(prompt, ancestor, segments)
+        end = prompt.end
+        if answer.message is not None and prompt.kind == "chat":
+            end = self.reader.extend(end, answer.message)
+            last = segments[-1] if len(segments) > prompt.end.messages - ancestor.messages else None
+            if last is not None and end.state is None:
+                end.tokenized(last)
+            self.reader.memory.keep(end)
+            self.counters.answers_learned += 1
+        self.answered(flight, end, answer, now)
+
+    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
+        """What the engine counted, and how deep it holds the chat: `end` is the prompt's, or continues its chain."""
+        if answer.prompt_tokens is not None:
+            self.counters.answered_prompt_tokens += answer.prompt_tokens
+            self.counters.answered_cached_tokens += answer.cached_tokens or 0
+            if flight.service is not None and self._watching is not None and answer.cached_tokens is not None:
+                self._watching.corrected(flight.service, answer.prompt_tokens - answer.cached_tokens)
+        if flight.first_at is not None:
+            self._learn(flight, end, now)
+        for observer in self.observers:
+            observer.answered(flight, end, answer, now)
+
+    # --- seeing -----------------------------------------------------------------------------------------------------
+
+    def explain(self, prompt: Prompt, now: float) -> Mapping[str, Any]:
+        """What would happen to this prompt, and why. Changes nothing."""
+        found = self.find(prompt, now, touch=False)
+        match = self._match(prompt, found)
+        rng = Random()  # noqa: S311  # placement draws no secrets
+        rng.setstate(self._rng.getstate())
+        decision = self._decision(prompt, found, copy(self.policy).choose(match, found.pool.backends, rng))
+        _, everyone = self._holders(prompt, found.pool, now, len(found.pool.ids), [], touch=False)
+        depth = {holder.backend: holder for holder in everyone}
+        views = [candidate_view(backend, depth.get(backend.id)) for backend in found.pool.backends]
+        for view, terms in zip(views, self.terms(prompt, found), strict=False):
+            view["terms"] = dict(terms)
+        return {
+            "policy": decision.policy,
+            "chosen": decision.backend_name,
+            "reason": decision.reason,
+            "source": decision.source,
+            "prompt_tokens": prompt.tokens,
+            "prompt_tokens_exact": prompt.end.state is not None,
+            "matched_tokens": decision.matched_tokens,
+            "boundaries": prompt.end.messages,
+            "candidates": views,
+        }
+
+    def terms(self, prompt: Prompt, found: Found) -> Sequence[Mapping[str, float]]:
+        """What the policy weighs for each candidate, in their order; nothing for one that weighs nothing."""
+        if not isinstance(self.policy, Explains):
+            return ()
+        return self.policy.terms(self._match(prompt, found), found.pool.backends)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _unmatched(self, prompt: Prompt, decision: Decision, found: Found | None) -> Sequence[int]:
+        """Fingerprints deeper than what was matched: what this flight is about to make warm."""
+        stops: Iterable[Stop]
+        if found is not None and decision.matched_tokens == found.learned_tokens:
+            stops = found.unheld
+        else:  # it goes where less is held, or follows a guess
+            stops = takewhile(lambda stop: stop[0] > decision.matched_tokens, self.stops(prompt.end))
+        return [fingerprint for _, token, text in stops for fingerprint in (token, text)]
+
+    def _settle(self, flight: Flight) -> None:
+        if flight.speculation is not None:
+            self.speculation.remove(flight.speculation)
+            flight.speculation = None
+
+    def _learn(self, flight: Flight, end: Boundary, now: float) -> None:
+        if flight.prompt.kind == "opaque":
+            return
+        self.reader.remember(flight.prompt)
+        backend = self.registry.slots[flight.backend]
+        if backend is None or backend.removed or backend.epoch != flight.epoch:  # what it held is gone
+            return
+        learned = self.routes.learn(self.stops(end), flight.backend, flight.epoch, Trust.LOCAL, now)
+        self.counters.learned_rows += learned
+
+
+def source_of(prompt: Prompt, holders: Sequence[Holder]) -> str:
+    if not holders:
+        return "none"
+    return "tokens" if prompt.end.token else "text"
+
+
+def merged(found: Sequence[Holder], guessed: Sequence[Holder], wanted: int) -> Sequence[Holder]:
+    """Both lists as one: each backend once at its deepest, deepest first."""
+    best: dict[int, Holder] = {}
+    for holder in (*found, *guessed):
+        known = best.get(holder.backend)
+        if known is None or holder.tokens > known.tokens:
+            best[holder.backend] = holder
+    return sorted(best.values(), key=lambda holder: -holder.tokens)[:wanted]
+
+
+def candidate_view(backend: Backend, holder: Holder | None) -> dict[str, Any]:
+    return {
+        "backend": backend.name,
+        "load": backend.load,
+        "weight": backend.weight,
+        "matched_tokens": holder.tokens if holder else 0,
+        "trust": Trust(holder.trust).name if holder else None,
+    }

@@ -1,0 +1,294 @@
+"""Pace: how fast backends get to first tokens, learned from those they gave. Pure, and never told a constant.
+
+An engine computes prompts one after the other (or in shared steps, which takes as long together). So the time from one
+first token to the next is what the second one cost: a fixed part, a part for each token that was computed, and a part
+for each request that decodes beside it. The fixed part is another one for a request that came to an idle engine (the
+way there, a step that was under way) than for one that had to queue (a place in the batch that had to become free).
+
+All are fitted by least squares to what the whole fleet showed, older observations fading by a window, beside a few
+assumed ones. Of one backend only one number is learned: how many times as long as the fleet's line says it takes. Four
+numbers for each backend would need more observations than a node among several gets to see, and chance in them sends
+requests about.
+
+Before anything is learned the fixed parts are 0 and a token takes a nominal time, so that predictions still rank
+backends by the tokens they have to compute.
+Cost: about 4 us for an observation, 0.4 us for a prediction, and 0.6 us for the first one after an observation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import Service
+
+NOMINAL_S_PER_TOKEN = 1e-4
+"""10,000 tokens/s, until something is known: only the order of predictions matters then, and that needs no rate."""
+
+WINDOW = 200.0
+"""Observations that count: a backend that gets slower is known within minutes, and chance averages out."""
+
+BORROWED = 16.0
+"""Observations that each assumption counts for: a backend is as fast as the fleet, requests that decode cost nothing,
+and at first, what has nothing to compute takes no time. Work that a node can't see grows with the load, as decoding
+does, and would else pass for its cost; and prompts that are all alike tell nothing of what a token takes."""
+
+SINGULAR = 1e-6  # share of a determinant below which two slopes can't be told apart
+GAP_MAX_S = 600.0  # longer gaps are no service: an engine that hung, a node that slept
+
+
+class Moments:
+    """Sums over observations (tokens, requests decoding, seconds), fading."""
+
+    __slots__ = ("count", "dd", "dy", "sum_d", "sum_t", "sum_y", "td", "tt", "ty")
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.sum_t = self.sum_d = self.sum_y = 0.0
+        self.tt = self.td = self.dd = self.ty = self.dy = 0.0  # of products
+
+    def fade(self, share: float) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) * share)
+
+    def add(self, tokens: float, decoding: float, seconds: float, weight: float = 1.0) -> None:
+        self.count += weight
+        self.sum_t += weight * tokens
+        self.sum_d += weight * decoding
+        self.sum_y += weight * seconds
+        self.tt += weight * tokens * tokens
+        self.td += weight * tokens * decoding
+        self.dd += weight * decoding * decoding
+        self.ty += weight * tokens * seconds
+        self.dy += weight * decoding * seconds
+
+
+class Line(NamedTuple):
+    """What is predicted with: seconds."""
+
+    per_token: float
+    per_decoding: float  # for each request that decodes there: it shares the steps
+    alone: float  # fixed part for a request that comes to a backend where nobody waits
+    queued: float  # fixed part for each request in a queue
+
+    def gap_s(self, tokens: float, decoding: float, *, queued: bool) -> float:
+        """What it says of one request."""
+        return tokens * self.per_token + decoding * self.per_decoding + (self.queued if queued else self.alone)
+
+
+class Ahead(NamedTuple):
+    """What a request finds at a backend: others that wait for their first token, and others that have it."""
+
+    tokens: int  # that the waiting ones have to compute
+    waiting: int
+    decoding: int
+    since_progress_s: float  # since the first of the waiting ones became the first
+
+
+class Waiting(Protocol):
+    """What has work, as `placement.Candidate` and `work.Work` do."""
+
+    @property
+    def pending_tokens(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def decoding(self) -> int: ...
+    @property
+    def progress_at(self) -> float: ...
+
+
+class Prediction(NamedTuple):
+    """Seconds to the first token."""
+
+    queue_s: float  # until its turn comes
+    prefill_s: float  # its own
+
+
+NOMINAL = Line(NOMINAL_S_PER_TOKEN, 0.0, 0.0, 0.0)
+
+
+class Fleet:
+    """All backends together: a line, and what it is wrong by."""
+
+    __slots__ = ("_alone", "_assumed", "_line", "_queued", "error_s", "observed")
+
+    def __init__(self) -> None:
+        self._alone = Moments()
+        self._queued = Moments()
+        self._assumed = BORROWED  # observations with nothing to compute, that took no time
+        self._line: Line | None = NOMINAL
+        self.observed = 0
+        self.error_s = 0.0  # what predictions of a gap are wrong by, on average
+
+    @property
+    def count(self) -> float:
+        """Observations that still count."""
+        return self._alone.count + self._queued.count
+
+    @property
+    def gap_s(self) -> float:
+        """A gap on average."""
+        return (self._alone.sum_y + self._queued.sum_y) / self.count if self.count else 0.0
+
+    def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
+        """A first token came `gap_s` after the one before it (or after the request's departure)."""
+        self.observed += 1
+        error_s = abs(gap_s - self.line().gap_s(tokens, decoding, queued=queued))
+        self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
+        self._assumed *= 1.0 - 1.0 / WINDOW
+        self._alone.fade(1.0 - 1.0 / WINDOW)
+        self._queued.fade(1.0 - 1.0 / WINDOW)
+        (self._queued if queued else self._alone).add(tokens, decoding, gap_s)
+        self._line = None
+
+    def amend(self, before: int, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
+        """What was observed with `before` tokens had really computed `tokens`."""
+        moments = self._queued if queued else self._alone
+        if moments.count > 1.0:
+            moments.add(before, decoding, gap_s, -1.0)
+            moments.add(tokens, decoding, gap_s)
+            self._line = None
+
+    def line(self) -> Line:
+        if self._line is None:
+            self._line = fitted(self._alone, self._queued, self._assumed)
+        return self._line
+
+
+class Pace:
+    """One backend's: the fleet's, times a factor."""
+
+    __slots__ = ("_factor", "_fleet", "_line", "alone", "decoding", "gaps_s", "queued", "tokens")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._line: Line | None = None  # that the factor is of
+        self._factor = 1.0
+        self.tokens = self.decoding = self.gaps_s = 0.0  # sums over observations, fading
+        self.alone = self.queued = 0.0  # how many there were
+
+    @property
+    def per_token_s(self) -> float:
+        return self.factor * self._fleet.line().per_token
+
+    @property
+    def factor(self) -> float:
+        """How many times as long it takes as the fleet's line says."""
+        line = self._fleet.line()
+        if line is not self._line:
+            said_s = self.tokens * line.per_token + self.decoding * line.per_decoding
+            said_s += self.alone * line.alone + self.queued * line.queued
+            borrowed_s = BORROWED * self._fleet.gap_s
+            self._factor = (self.gaps_s + borrowed_s) / (said_s + borrowed_s) if borrowed_s > 0.0 else 1.0
+            self._line = line
+        return self._factor
+
+    def observe(self, tokens: int, decoding: int, gap_s: float, *, queued: bool) -> None:
+        """As the fleet's."""
+        self.tokens += tokens - self.tokens / WINDOW
+        self.decoding += decoding - self.decoding / WINDOW
+        self.gaps_s += gap_s - self.gaps_s / WINDOW
+        self.alone += (not queued) - self.alone / WINDOW
+        self.queued += queued - self.queued / WINDOW
+        self._line = None
+
+    def amend(self, before: int, tokens: int) -> None:
+        """As the fleet's."""
+        self.tokens = max(0.0, self.tokens + tokens - before)
+        self._line = None
+
+    def predict(self, tokens: int, ahead: Ahead) -> Prediction:
+        """Of a request with so many tokens to compute.
+
+        What the first of those ahead has got done since it became the first is taken off, up to its average share.
+        """
+        line, factor = self._fleet.line(), self.factor
+        prefill_s = factor * line.per_token * tokens
+        steps_s = line.per_decoding * ahead.decoding
+        if not ahead.waiting:
+            return Prediction(factor * (line.alone + steps_s), prefill_s)
+        each_s = factor * (line.queued + steps_s)
+        ahead_s = factor * ahead.tokens * line.per_token + ahead.waiting * each_s
+        done_s = min(max(0.0, ahead.since_progress_s), ahead_s / ahead.waiting)
+        return Prediction(ahead_s - done_s + each_s, prefill_s)
+
+
+def fitted(alone: Moments, queued: Moments, assumed: float = 0.0) -> Line:
+    """Least squares with two slopes and two fixed parts, none of them negative.
+
+    `assumed`: observations in each group that had nothing to compute and took no time, beside as many that decode.
+    """
+    tokens, seconds = alone.sum_t + queued.sum_t, alone.sum_y + queued.sum_y
+    if tokens <= 0.0 or seconds <= 0.0:
+        return NOMINAL
+    tt = td = ty = dy = 0.0  # within the groups: the fixed parts take what is between them
+    dd = BORROWED * ((alone.sum_d + queued.sum_d) / (alone.count + queued.count)) ** 2
+    for group in (alone, queued):
+        if group.count > 0.0:
+            count = group.count + assumed
+            tt += group.tt - group.sum_t**2 / count
+            td += group.td - group.sum_t * group.sum_d / group.count
+            dd += group.dd - group.sum_d**2 / group.count
+            ty += group.ty - group.sum_t * group.sum_y / count
+            dy += group.dy - group.sum_d * group.sum_y / group.count
+    steepest = seconds / tokens  # all time to the tokens, none to anything else
+    determinant = tt * dd - td * td
+    per_token = per_decoding = 0.0
+    if determinant > SINGULAR * tt * dd:
+        per_token = (ty * dd - dy * td) / determinant
+        per_decoding = (dy * tt - ty * td) / determinant
+    if per_decoding <= 0.0 or per_token <= 0.0:  # what decodes seems to help, or tells nothing: leave it out
+        per_token, per_decoding = (ty / tt if tt > 0.0 else steepest), 0.0
+    if not 0.0 < per_token <= steepest:
+        per_token, per_decoding = steepest, 0.0
+    return Line(per_token, per_decoding, *(fixed(group, per_token, per_decoding, assumed) for group in (alone, queued)))
+
+
+def fixed(group: Moments, per_token: float, per_decoding: float, assumed: float) -> float:
+    """What the slopes leave, on average."""
+    if group.count <= 0.0:
+        return 0.0
+    left_s = (group.sum_y - per_token * group.sum_t) / (group.count + assumed)
+    return max(0.0, left_s - per_decoding * group.sum_d / group.count)
+
+
+def ahead_of(work: Waiting, now: float) -> Ahead:
+    """What a request would find at a backend."""
+    return Ahead(work.pending_tokens, work.waiting, work.decoding, now - work.progress_at)
+
+
+class Paces:
+    """The paces of all backends, and what they have in common. Bounded by the backends there can be.
+
+    What is computed beside peers' requests teaches nothing: how far those had come is not known.
+    """
+
+    __slots__ = ("by_backend", "fleet")
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self.by_backend: dict[BackendId, Pace] = {}
+
+    def __getitem__(self, backend: BackendId) -> Pace:
+        pace = self.by_backend.get(backend)
+        if pace is None:
+            pace = self.by_backend[backend] = Pace(self.fleet)
+        return pace
+
+    def served(self, service: Service) -> None:
+        """See `placement.Watches`."""
+        if teaches(service):
+            for each in (self.fleet, self[service.backend]):
+                each.observe(service.computed_tokens, service.decoding, service.gap_s, queued=service.queued)
+
+    def corrected(self, service: Service, computed_tokens: int) -> None:
+        """See `placement.Watches`."""
+        before = service.computed_tokens
+        if computed_tokens != before and teaches(service):
+            self.fleet.amend(before, computed_tokens, service.decoding, service.gap_s, queued=service.queued)
+            self[service.backend].amend(before, computed_tokens)
+
+
+def teaches(service: Service) -> bool:
+    return not service.peer_tokens and 0.0 <= service.gap_s <= GAP_MAX_S

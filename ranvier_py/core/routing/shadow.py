@@ -1,0 +1,314 @@
+"""Policies in the shadow: what another policy would have done with this traffic, without effect on it.
+
+Each shadow is a whole router of its own: its routes, its speculation, its requests in flight at each backend. It places
+every request that departs, in the world that its own earlier choices have made. What it can't know is how long the
+request would have taken elsewhere: its first token and its end are those of the real one.
+
+The difference is told twice: in prompt tokens that would have been found (or lost), and in seconds to the first token,
+both by one judge: paces learned from the real answers (`placement.pace`). So the figures rank policies; the
+replay of a recording (`ranvier replay`) tells what they would really have come to.
+
+Bounds: a route table of the given capacity for each shadow; its flights are those of the node.
+Cost: about one more placement for each request and shadow.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import cast
+
+from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.backend import Backend, Transition
+from ranvier_py.core.routing.backends import Outcome, Pool, Registry
+from ranvier_py.core.routing.placement import Policy
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.service_rate import Paces, ahead_of
+from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.core.routing.work import Load, SharedWork
+
+LANDED_MAX = 1024  # flights whose answers may still be read: the learner is seconds behind at most
+LANDED_BYTES_MAX = 64 << 20  # of their bodies, which a flight keeps alive
+POOLS_MAX = 64  # as many snapshots of pools are translated at once; then all are forgotten
+
+
+class Mirrored(SharedWork):
+    """A real backend with the load that a shadow has put on it. Satisfies placement.Candidate."""
+
+    __slots__ = ("real",)
+
+    def __init__(self, real: Backend) -> None:
+        super().__init__()
+        self.real = real
+
+    @property
+    def id(self) -> BackendId:
+        return self.real.id
+
+    @property
+    def name(self) -> str:
+        return self.real.name
+
+    @property
+    def url(self) -> str:
+        return self.real.url
+
+    @property
+    def epoch(self) -> int:
+        return self.real.epoch
+
+    @property
+    def weight(self) -> float:
+        return self.real.weight
+
+    def peers_now(self) -> Load:
+        """What peers have there is there in any world."""
+        return self.real.peers
+
+    def peers_progress_at(self) -> float:
+        return self.real.peers_progress_at()
+
+    @property
+    def load(self) -> int:
+        return self.inflight + self.real.peers.requests
+
+    @property
+    def success_rate(self) -> float:
+        return self.real.success_rate
+
+
+class MirroredPool:
+    """A Pool whose backends carry the shadow's loads."""
+
+    __slots__ = ("backends", "epochs", "error", "ids", "last_resort", "real")
+
+    def __init__(self, real: Pool, backends: Sequence[Mirrored]) -> None:
+        self.real = real
+        self.backends = tuple(backends)
+        self.ids = real.ids
+        self.epochs = real.epochs
+        self.last_resort = real.last_resort
+        self.error = real.error
+
+
+class MirroredRegistry:
+    """What a Router asks of a Registry, answered by the real one but for loads."""
+
+    def __init__(self, real: Registry) -> None:
+        self._real = real
+        self._backends: dict[BackendId, Mirrored] = {}
+        self._pools: dict[int, MirroredPool] = {}
+
+    @property
+    def slots(self) -> Sequence[Backend | None]:
+        return self._real.slots
+
+    def __getitem__(self, id: BackendId) -> Mirrored:  # noqa: A002
+        return self.mirrored(self._real[id])
+
+    def mirrored(self, real: Backend) -> Mirrored:
+        known = self._backends.get(real.id)
+        if known is None or known.real is not real:  # an id is used again once its backend is gone
+            known = self._backends[real.id] = Mirrored(real)
+        return known
+
+    def pool(self, model: str, now: float, exclude: Collection[BackendId] = ()) -> MirroredPool:
+        real = self._real.pool(model, now, exclude)
+        known = self._pools.get(id(real))
+        if known is None or known.real is not real:
+            if len(self._pools) >= POOLS_MAX:
+                self._pools.clear()
+            known = MirroredPool(real, [self.mirrored(backend) for backend in real.backends])
+            self._pools[id(real)] = known
+        return known
+
+    def dispatched(self, id: BackendId, now: float, tokens: int = 0, *, seen: bool = True) -> Mirrored:  # noqa: A002
+        backend = self[id]
+        backend.begin(tokens, now, seen=seen)
+        return backend
+
+    def prefilled(self, id: BackendId, tokens: int, now: float) -> float:  # noqa: A002
+        return self[id].prefilled(tokens, now)
+
+    def finished(
+        self,
+        id: BackendId,  # noqa: A002
+        outcome: Outcome,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+        tokens: int = 0,
+        *,
+        prefilled: bool = False,
+    ) -> Sequence[Transition]:
+        """Health is the real registry's business."""
+        self[id].end(tokens, decoding=prefilled)
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowStatistics:
+    """Counters since start. `saved_*` is what this policy would have saved beside the one that routes; less than 0:
+    what it would have cost."""
+
+    policy: str
+    placed: int
+    elsewhere: int  # at another backend than the real one
+    predicted_tokens: int  # of `prompt_tokens`: what it believes to have found
+    prompt_tokens: int
+    saved_tokens: int
+    saved_s: float  # to first tokens, by the judge
+    reasons: Mapping[str, int]
+
+
+class Shadow:
+    """One policy's world, and how it compares. `router` is its own, over a MirroredRegistry."""
+
+    __slots__ = ("elsewhere", "flights", "placed", "router", "saved_s", "saved_tokens", "targets")
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.flights: dict[Flight, Flight] = {}  # the real one -> its shadow
+        self.targets: dict[Flight, Mirrored] = {}  # where the shadow of a real one is, until it lands
+        self.placed = 0
+        self.elsewhere = 0
+        self.saved_tokens = 0
+        self.saved_s = 0.0
+
+    def departed(
+        self, flight: Flight, judge: Paces, real_s: float, now: float, tried: Collection[BackendId] = ()
+    ) -> None:
+        """Place it in this world. `real_s` is what it is expected to take in the real one, where it has `tried` some
+        backends in vain: they would have failed here, too.
+        """
+        router = self.router
+        try:
+            found = router.find(flight.prompt, now, tried)
+        except RanvierError:  # nobody may serve any more: the real one departed as the last
+            return
+        decision = router.place(flight.prompt, found)
+        target = cast("Mirrored", router.registry[decision.backend])
+        computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
+        queue_s, prefill_s = judge[target.id].predict(computed_tokens, ahead_of(target, now))
+        self.flights[flight] = router.depart(flight.prompt, decision, now, found=found)
+        self.targets[flight] = target
+        self.placed += 1
+        self.elsewhere += decision.backend != flight.backend
+        self.saved_tokens += flight.computed_tokens - computed_tokens
+        self.saved_s += real_s - (queue_s + prefill_s)  # summed as the real one is, so that equals give nothing
+
+    def started(self, flight: Flight, now: float) -> None:
+        own = self.flights.get(flight)
+        if own is not None and not self.is_gone(self.targets[flight]):
+            self.router.first_token(own, now)
+
+    def answered(self, flight: Flight, end: Boundary, now: float) -> None:
+        own = self.flights.get(flight)
+        if own is not None:
+            self.router.answered(own, end, NOTHING, now)
+
+    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        own = self.flights.get(flight)
+        if own is None:
+            return
+        if not self.is_gone(self.targets.pop(flight)):
+            self.router.land(own, outcome, now)
+        elif own.speculation is not None:
+            self.router.speculation.remove(own.speculation)
+            own.speculation = None
+
+    def is_gone(self, target: Mirrored) -> bool:
+        """Whether it was removed. The real registry waits for real requests there alone, then gives its id away."""
+        return self.router.registry.slots[target.id] is not target.real
+
+    def statistics(self) -> ShadowStatistics:
+        counters = self.router.counters
+        return ShadowStatistics(
+            policy=self.router.policy.name,
+            placed=self.placed,
+            elsewhere=self.elsewhere,
+            predicted_tokens=counters.predicted_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            saved_tokens=self.saved_tokens,
+            saved_s=self.saved_s,
+            reasons=dict(counters.decisions),
+        )
+
+
+class Shadows:
+    """A flight.Observer that lets every shadow place what departs.
+
+    Answers are read after a flight has landed, too, and not of every flight: landed ones are kept until `LANDED_MAX`
+    later ones have landed, or those with `LANDED_BYTES_MAX` of bodies.
+    """
+
+    def __init__(self, shadows: Sequence[Shadow], registry: Registry) -> None:
+        self.shadows = tuple(shadows)
+        self.judge = Paces()
+        self._registry = registry
+        self._landed: OrderedDict[Flight, None] = OrderedDict()
+        self._landed_bytes = 0
+
+    def departed(self, flight: Flight, now: float) -> None:
+        ahead = ahead_of(self._registry[flight.backend], now)  # it is counted there already: not ahead of itself
+        if flight.prompt.stream:
+            ahead = ahead._replace(tokens=ahead.tokens - flight.computed_tokens, waiting=ahead.waiting - 1)
+        else:
+            ahead = ahead._replace(decoding=ahead.decoding - 1)
+        queue_s, prefill_s = self.judge[flight.backend].predict(flight.computed_tokens, ahead)
+        tried = self._tried(flight, now)
+        for shadow in self.shadows:
+            shadow.departed(flight, self.judge, queue_s + prefill_s, now, tried)
+
+    def _tried(self, flight: Flight, now: float) -> Collection[BackendId]:
+        """Whom the real router did not ask for this request, though they may be asked."""
+        able, asked = self._registry.pool(flight.prompt.model, now).ids, flight.decision.candidates
+        return () if able is asked or able == asked else [backend for backend in able if backend not in asked]
+
+    def started(self, flight: Flight, now: float) -> None:
+        if flight.service is not None:
+            self.judge.served(flight.service)
+        for shadow in self.shadows:
+            shadow.started(flight, now)
+
+    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
+        if flight.service is not None and answer.prompt_tokens is not None and answer.cached_tokens is not None:
+            self.judge.corrected(flight.service, answer.prompt_tokens - answer.cached_tokens)
+        for shadow in self.shadows:
+            shadow.answered(flight, end, now)
+
+    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
+        for shadow in self.shadows:
+            shadow.landed(flight, outcome, now)
+        self._landed[flight] = None
+        self._landed_bytes += len(flight.prompt.body)
+        while len(self._landed) > LANDED_MAX or self._landed_bytes > LANDED_BYTES_MAX:
+            oldest, _ = self._landed.popitem(last=False)
+            self._landed_bytes -= len(oldest.prompt.body)
+            for shadow in self.shadows:
+                shadow.flights.pop(oldest, None)
+
+    def statistics(self) -> Sequence[ShadowStatistics]:
+        return [shadow.statistics() for shadow in self.shadows]
+
+
+def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -> Shadow:
+    """A shadow of `real` by another policy. It reads the same prompts: what they are is no matter of policy."""
+    return Shadow(
+        Router(
+            reader=real.reader,
+            hasher=real.hasher,
+            routes=routes,
+            speculation=Speculation(),
+            registry=cast("Registry", MirroredRegistry(real.registry)),  # all that a Router asks of one
+            policy=policy,
+            rng=rng,
+            texts_match=real.texts_match,
+            recent_max=0,
+        )
+    )

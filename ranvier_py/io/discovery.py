@@ -1,0 +1,271 @@
+"""Names of peers -> addresses, looked up again for ever.
+
+Whoever resolves its peers once stays alone after the next change of addresses (grafana/mimir#16254: silent for 11 h).
+So each entry of `join` is looked up every half minute for as long as the node lives, and every second at first while it
+is alone. What is found is only a hint to the core, which greets strangers and knows who is who.
+
+Rules: one lookup for each name at a time. One that hangs is abandoned after a minute, with its thread, and that only
+a few times in a life; others wait for none. A name that fails, is empty or tells only of ourselves keeps what it said
+last: stale addresses cost a greeting. At most ADDRESSES_MAX of a name are tried in one round, another choice each time.
+Left out are addresses of a family that we do not speak, our own, and remote ones while we advertise a loopback address,
+which they could not answer. A node that asks and gets no answer for a while says once what may be wrong.
+Cost: a thread for each name during its lookup; literals cost nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from math import inf
+from random import Random
+
+import trio
+
+from ranvier_py.core.addresses import is_address, is_loopback
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip.endpoints import Place, is_wildcard, spelled
+
+log = logging.getLogger(__name__)
+
+ADDRESSES_MAX = 64
+"""Tried of one name in one round. One that answers is enough: it knows the others."""
+
+KNOWN_MAX = 4096  # addresses kept of one name; more than a cluster has
+NAMES_MAX = 16  # names looked up, each with a thread of the 40 that trio gives to all; more entries are ignored
+ABANDONED_MAX = 4  # hanging lookups given up in the life of a node; each may hold its thread for ever
+
+ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses for documentation (RFC 5737, RFC 3849): the way there is the default route, and nothing is ever sent."""
+
+OWN_LOOKUP_S = 5.0  # at the start, for the names of the peers; the default route will do without them
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryOptions:
+    """When to look, and what is of use. All times in seconds."""
+
+    interval_s: float = 30.0  # DNS answers are cached for about as long
+    interval_alone_s: float = 1.0  # the first one while alone; doubles up to `interval_s`
+    jitter: float = 0.2  # share of the interval, either way: nodes that start together drift apart
+    step_s: float = 1.0  # how soon it is noticed that the node has become alone
+    lonely_s: float = 10.0  # alone for so long with addresses to try: somebody should look
+    give_up_s: float = 60.0  # glibc gives up by itself after 30 s with three servers and two tries
+    family: int = socket.AF_UNSPEC  # of the socket that will send
+    loopback: bool = False  # we advertise a loopback address
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryStatistics:
+    addresses: int  # known now
+    lookups: int
+    failures: int  # NXDOMAIN, SERVFAIL, no resolver
+    slow: int  # rounds in which the lookup before was still running
+    abandoned: int  # lookups that hung
+    empty: int  # answers without an address that is of use to us
+    ignored: int  # addresses left out: see the module's rules
+
+
+@dataclass(slots=True)
+class Name:
+    """One entry of `join`. `known` outlives failed lookups; `trouble` is what was told last."""
+
+    place: Place
+    known: tuple[Place, ...] = ()
+    asking: bool = False
+    trouble: str = ""
+
+
+class Discovery:
+    """Tells `contact` about addresses, for ever. `alone` says whether we have no peer; `own` is what we advertise."""
+
+    def __init__(
+        self,
+        join: Sequence[Place],
+        contact: Callable[[Sequence[Place]], object],
+        alone: Callable[[], bool],
+        rng: Random,
+        options: DiscoveryOptions,
+        own: Place | None = None,
+    ) -> None:
+        self.contact = contact
+        self.alone = alone
+        self.rng = rng
+        self.options = options
+        self.own = own
+        self.lookups = self.failures = self.slow = self.abandoned = self.empty = self.ignored = 0
+        self._warned = False
+        self._alone_since: float | None = None
+        self._told_alone = False
+        self._wait_alone_s = options.interval_alone_s
+        entries = list(dict.fromkeys(join))
+        self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
+        self.names = [Name(where) for where in entries if not is_address(where[0])]
+        if len(self.names) > NAMES_MAX:
+            log.warning("gossip.names_ignored %d of join: at most %d are looked up", len(self.names), NAMES_MAX)
+            del self.names[NAMES_MAX:]
+
+    def statistics(self) -> DiscoveryStatistics:
+        return DiscoveryStatistics(
+            addresses=len(self.literals) + sum(len(name.known) for name in self.names),
+            lookups=self.lookups,
+            failures=self.failures,
+            slow=self.slow,
+            abandoned=self.abandoned,
+            empty=self.empty,
+            ignored=self.ignored,
+        )
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Never raises for the sake of a resolver."""
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while True:
+                self._try(self.literals)
+                for name in self.names:
+                    if name.asking:
+                        self.slow += 1
+                        self._try(name.known)
+                    else:
+                        name.asking = True
+                        nursery.start_soon(self._look_up, name)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next round. Whoever becomes alone does not wait for the end of it."""
+        options = self.options
+        alone = self.alone()
+        wait_s = self._wait_alone_s if alone else options.interval_s
+        self._wait_alone_s = min(2 * wait_s, options.interval_s) if alone else options.interval_alone_s
+        until = trio.current_time() + wait_s * (1 + options.jitter * (2 * self.rng.random() - 1))
+        while (left_s := until - trio.current_time()) > 0:
+            await trio.sleep(min(left_s, options.step_s))
+            self._watch_loneliness()
+            if not alone and self.alone():
+                return
+
+    def _watch_loneliness(self) -> None:
+        """Tell once when nobody answers: from outside, a wrong key looks like a cluster of one."""
+        now = trio.current_time()
+        if not self.alone():
+            self._alone_since, self._told_alone = None, False
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since >= self.options.lonely_s and not self._told_alone:
+            asked = [*self.literals, *(where for name in self.names for where in name.known)]
+            if asked:
+                self._told_alone = True
+                more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
+                why = "not started, another key or cluster_name, or UDP and TCP are blocked"
+                log.warning("gossip.alone nobody answers at %s%s: %s", spelled(asked[0]), more, why)
+
+    def _try(self, addresses: Sequence[Place]) -> None:
+        if addresses:
+            self.contact(self.rng.sample(addresses, min(len(addresses), ADDRESSES_MAX)))
+
+    # --- one name ---------------------------------------------------------------------------------------------------
+
+    async def _look_up(self, name: Name) -> None:
+        self.lookups += 1
+        try:
+            with trio.move_on_after(self.options.give_up_s if self.abandoned < ABANDONED_MAX else inf) as patience:
+                found = await resolved(name.place, self.options.family)
+            if patience.cancelled_caught:
+                self.abandoned += 1
+                self._tell(name, "no answer")
+            else:
+                self._answered(name, found)
+        except (OSError, ValueError) as error:  # ValueError: a name that no resolver can be asked for
+            self.failures += 1
+            self._tell(name, str(error) or type(error).__name__)
+        finally:
+            name.asking = False
+        self._try(name.known)
+
+    def _answered(self, name: Name, found: Sequence[Place]) -> None:
+        useful = tuple(self._useful(found))
+        if useful:
+            name.known = useful[:KNOWN_MAX]
+            self._tell(name, "")
+            return
+        self.empty += 1
+        self._tell(name, "no address but our own" if found else "no address")
+
+    def _tell(self, name: Name, trouble: str) -> None:
+        """Log when it changes, not whenever it is so."""
+        if trouble and not name.trouble:
+            log.warning("gossip.name_failed %s: %s; asking on", spelled(name.place), trouble)
+        elif name.trouble and not trouble:
+            log.info("gossip.name_found %s: %d addresses", spelled(name.place), len(name.known))
+        name.trouble = trouble
+
+    def _useful(self, addresses: Iterable[Place]) -> Iterator[Place]:
+        """Without those that can't be a peer's, or not of a peer that could answer us."""
+        options = self.options
+        for where in addresses:
+            if where == self.own:
+                continue
+            if not fits(where[0], options.family):
+                self.ignored += 1
+            elif options.loopback and not is_loopback(where[0]):
+                self.ignored += 1
+                if not self._warned:
+                    log.error("gossip.loopback %s can't reach a node that advertises loopback", spelled(where))
+                self._warned = True
+            else:
+                yield where
+
+
+async def resolved(where: Place, family: int) -> list[Place]:
+    """Addresses of a name, each once. Raises OSError or ValueError."""
+    found = await trio.socket.getaddrinfo(*where, family=family, type=socket.SOCK_DGRAM)
+    return list(dict.fromkeys((str(address[0]), where[1]) for *_, address in found if is_address(str(address[0]))))
+
+
+def family_of(host: str) -> int:
+    return socket.AF_INET if ip_address(host).version == 4 else socket.AF_INET6
+
+
+def fits(host: str, family: int) -> bool:
+    return family in (socket.AF_UNSPEC, family_of(host))
+
+
+# --- ourselves ------------------------------------------------------------------------------------------------------
+
+
+async def own_host(join: Sequence[Place], family: int) -> str:
+    """The address of this machine that faces the peers, for a node that listens on all of them.
+
+    Asked are the ways to the peers, then the default route; loopback is the last resort, among peers who are all here.
+    Raises ConfigError when there is none.
+    """
+    targets = [host for host, _ in join if is_address(host)]
+    with trio.move_on_after(OWN_LOOKUP_S):
+        for where in join[:NAMES_MAX]:
+            if not is_address(where[0]):
+                targets += [host for host, _ in await resolved_or_nothing(where, family)]
+    families = ELSEWHERE if family == socket.AF_UNSPEC else {family: ELSEWHERE[socket.AddressFamily(family)]}
+    faces = [facing(host) for host in (*targets[:ADDRESSES_MAX], *families.values())]
+    usable = [host for host in faces if host and not is_wildcard(host) and fits(host, family)]
+    for host in (*(host for host in usable if not is_loopback(host)), *usable):
+        return host
+    raise ConfigError(["advertise: the address that faces the peers can't be found out: set it"])
+
+
+async def resolved_or_nothing(where: Place, family: int) -> list[Place]:
+    try:
+        return await resolved(where, family)
+    except (OSError, ValueError):
+        return []
+
+
+def facing(host: str) -> str:
+    """Our address on the way to `host`; empty when there is no way. Connecting a datagram socket sends nothing."""
+    try:
+        with socket.socket(family_of(host), socket.SOCK_DGRAM) as sock:
+            sock.connect((host, 9))  # any port: the kernel only looks for a route
+            return str(sock.getsockname()[0])
+    except OSError:
+        return ""

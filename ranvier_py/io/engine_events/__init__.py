@@ -1,0 +1,1 @@
+"""Engines' event streams: ZeroMQ, server-sent events, and where they are published."""

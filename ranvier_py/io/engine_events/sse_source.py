@@ -1,0 +1,257 @@
+"""Continuum's event streams: server-sent events over HTTP, or the same JSON in WebSocket frames.
+
+One task for each source. It connects, hands on what it reads, and connects again when the stream ends, fails, is too
+long in one event or says nothing for `idle_s`: after `reconnect_s`, doubled up to 60 s, each time a random part of it,
+from the start again once an event came. A stream says only what is new, without numbers and without replay: whatever
+was said while nobody listened is lost. So whoever keeps the index is told when a stream begins (`began`) and forgets
+what it knew of that backend (resolution CX18).
+
+Rules: nothing that comes ends the task or is kept: an event is bounded (`core.kv.server_events`), and so is one read.
+Who sends without end has a third of the loop: after each slice it rests twice as long as that took.
+The addresses are the operator's; redirects are not followed, nothing is read from the environment.
+Source: Continuum Router, «KV cache optimization», tier 4 (CR15, CX17, CX29).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from urllib.parse import urlsplit
+
+import httpx
+import trio
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, RejectConnection, Request, TextMessage
+from wsproto.utilities import ProtocolError
+
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent
+from ranvier_py.core.engine_cache.quota import Quota
+from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong
+
+log = logging.getLogger(__name__)
+
+SCHEMES = ("http", "https", "ws", "wss")
+RECONNECT_MAX_S = 60.0
+READ_BYTES_MAX = 65_536
+SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events: about 1 ms
+REST = 2.0  # after each slice, in times of what it took
+REST_S_MAX = 0.1
+MEDIA_TYPE = "text/event-stream"
+TOLD_MAX, TOLD_S = 20, 30.0
+"""Lines of the log about one stream that comes and goes: at once, and one each so often."""
+
+CONNECT_S = 5.0
+CLOSE_S = 1.0
+
+
+class StreamFailed(Exception):
+    """The stream ended or never began. Says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """`idle_s`: a stream that was silent for so long has told nothing that has not expired since."""
+
+    reconnect_s: float = 1.0
+    idle_s: float = 600.0
+
+
+@dataclass(slots=True)
+class SourceState:
+    """What one source has done, for people. `last_event_at` is seconds of the monotonic clock, None where none came."""
+
+    connected: bool = False
+    received: int = 0  # events
+    dropped: int = 0  # of them, that could not be read
+    reconnects: int = 0
+    last_event_at: float | None = None
+    last_error: str = ""
+
+
+class EventSource:
+    """One stream.
+
+    Args:
+        url: http, https, ws or wss.
+        heard: takes what came, in order. Must not wait.
+        began: told when a stream begins anew, before its first event.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: SourceOptions,
+        *,
+        heard: Callable[[Sequence[IndexEvent]], object],
+        began: Callable[[], object],
+        rng: Random,
+        api_key: str = "",
+    ) -> None:
+        self.url = url
+        self.state = SourceState()
+        self._options = options
+        self._heard = heard
+        self._began = began
+        self._rng = rng
+        self._telling = Quota(TOLD_MAX, TOLD_S)
+        self._headers = {
+            "user-agent": "ranvier-kv-events",
+            **({"authorization": f"Bearer {api_key}"} if api_key else {}),
+        }
+
+    async def run(self) -> None:
+        """For ever."""
+        wait_s, state = self._options.reconnect_s, self.state
+        while True:
+            before = state.received
+            reason = await self._listen_once()
+            if state.connected or reason != state.last_error:
+                self._tell("kv_index.stream_lost %s: %s", shown(self.url), reason)
+            state.connected, state.last_error = False, reason
+            if state.received > before:
+                wait_s = self._options.reconnect_s
+            await trio.sleep(wait_s * self._rng.random())
+            wait_s = min(2 * wait_s, RECONNECT_MAX_S)
+            state.reconnects += 1
+
+    async def _listen_once(self) -> str:
+        """One connection from beginning to end. Returns why it ended."""
+        try:
+            await (self._websocket() if self.url.startswith("ws") else self._server_sent())
+        except (StreamFailed, TooLong) as error:
+            return str(error)
+        except (httpx.HTTPError, OSError, ProtocolError, ssl.CertificateError, trio.BrokenResourceError) as error:
+            return f"{type(error).__name__}: {error}"
+        except (trio.TooSlowError, trio.ClosedResourceError):
+            return "nothing came in time"
+        return "the stream ended"
+
+    def _start(self) -> None:
+        self.state.connected = True
+        self._tell("kv_index.stream_begun %s", shown(self.url))
+        self._began()
+
+    def _tell(self, line: str, *words: object) -> None:
+        if self._telling.allows(time.monotonic()):
+            log.info(line, *words)
+
+    def _take(self, reader: EventReader, batch: Sequence[IndexEvent]) -> None:
+        self.state.received += reader.received
+        self.state.dropped += reader.dropped
+        reader.received = reader.dropped = 0
+        if batch:
+            self.state.last_event_at = time.monotonic()
+            self._heard(batch)
+
+    async def _server_sent(self) -> None:
+        timeout = httpx.Timeout(CONNECT_S, read=self._options.idle_s)
+        headers = {**self._headers, "accept": "text/event-stream", "accept-encoding": "identity"}
+        async with (
+            httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client,
+            client.stream("GET", self.url, headers=headers) as response,
+        ):
+            if response.status_code != 200:
+                raise StreamFailed(f"status {response.status_code}")
+            media_type = response.headers.get("content-type", "")
+            if media_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
+                raise StreamFailed(f"{media_type[:40]!r} is no {MEDIA_TYPE}")
+            self._start()
+            reader, too_long = EventReader(), None
+            try:
+                async for piece in response.aiter_raw():  # with a size it would wait for so much
+                    try:
+                        await self._feed(reader, piece)
+                    except TooLong as error:
+                        too_long = error
+                        await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
+            except httpx.ReadError:
+                raise too_long or StreamFailed("the connection broke") from None
+
+    async def _feed(self, reader: EventReader, piece: bytes) -> None:
+        for start in range(0, len(piece), SLICE_BYTES):
+            began = time.monotonic()
+            self._take(reader, list(reader.feed(piece[start : start + SLICE_BYTES])))
+            with trio.CancelScope(shield=True):  # who cancels is heard in the next read: httpx's generators want that
+                await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
+
+    async def _websocket(self) -> None:
+        with trio.fail_after(CONNECT_S):
+            stream = await self._dial()
+        try:
+            place = urlsplit(self.url)
+            target = (place.path or "/") + (f"?{place.query}" if place.query else "")
+            extra = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+            frames, reader = Frames(), EventReader()
+            await stream.send_all(frames.open(Request(host=place.netloc, target=target, extra_headers=extra)))
+            while True:
+                with trio.fail_after(self._options.idle_s if frames.accepted else CONNECT_S):
+                    received = bytes(await stream.receive_some(READ_BYTES_MAX))
+                messages, reply = frames.feed(received)
+                if frames.accepted and not self.state.connected:
+                    self._start()
+                for start in range(0, len(messages), SLICE_MESSAGES):
+                    began, some = time.monotonic(), messages[start : start + SLICE_MESSAGES]
+                    self._take(reader, [event for one in some if (event := reader.frame(one)) is not None])
+                    await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
+                if reply:
+                    with trio.fail_after(CONNECT_S):
+                        await stream.send_all(reply)
+        finally:
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await stream.aclose()
+
+    async def _dial(self) -> trio.abc.Stream:
+        place = urlsplit(self.url)
+        secure = place.scheme == "wss"
+        host = place.hostname or ""
+        stream = await trio.open_tcp_stream(host, place.port or (443 if secure else 80))
+        if not secure:
+            return stream
+        wrapped = trio.SSLStream(stream, ssl.create_default_context(), server_hostname=host, https_compatible=True)
+        await wrapped.do_handshake()
+        return wrapped
+
+
+class Frames:
+    """The client's side of one WebSocket: bytes in, whole messages and bytes to answer with out."""
+
+    def __init__(self) -> None:
+        self.accepted = False
+        self._connection = WSConnection(ConnectionType.CLIENT)
+        self._message = bytearray()
+
+    def open(self, request: Request) -> bytes:
+        return self._connection.send(request)
+
+    def feed(self, data: bytes) -> tuple[list[bytes], bytes]:
+        """Raises StreamFailed at the end of the stream, TooLong for a message of more than EVENT_BYTES_MAX."""
+        self._connection.receive_data(data or None)
+        messages: list[bytes] = []
+        reply = b""
+        for event in self._connection.events():
+            if isinstance(event, AcceptConnection):
+                self.accepted = True
+            elif isinstance(event, TextMessage | BytesMessage):
+                self._message += event.data.encode() if isinstance(event.data, str) else event.data
+                if len(self._message) > EVENT_BYTES_MAX:
+                    raise TooLong(f"a message of more than {EVENT_BYTES_MAX} bytes")
+                if event.message_finished:
+                    messages.append(bytes(self._message))
+                    self._message.clear()
+            elif isinstance(event, Ping):
+                reply += self._connection.send(event.response())
+            elif isinstance(event, RejectConnection):
+                raise StreamFailed(f"status {event.status_code}")
+            elif isinstance(event, CloseConnection):
+                raise StreamFailed(f"closed with {int(event.code)}")
+        return messages, reply
+
+
+def shown(url: str) -> str:
+    """Without what may be secret."""
+    place = urlsplit(url)
+    return f"{place.scheme}://{place.hostname}{f':{place.port}' if place.port else ''}{place.path}"

@@ -1,0 +1,279 @@
+"""ZeroMQ on trio: one socket is one connection, read through its descriptor, without threads of ours.
+
+libzmq would connect again by itself, without a word. Here it may not: a `Wire` lives as long as its connection, so
+messages of two lives never mix, a name is looked up anew each time, and whoever made it decides when to try again.
+
+Rules: the descriptor tells of news once, so a socket is read until nothing is left, then asked, and only then waited
+for. All sockets of a node take turns: in one round of the event loop one of them reads, for TURN_S at most.
+Bounds: `Room` says what may wait in libzmq, in messages and, where the kernel counts them, in bytes; more of these end
+the connection, as does a part above FRAME_BYTES_MAX. Parts beyond FRAMES_MAX are dropped, however many follow.
+Cost: 5 us for a message of three parts, libzmq's own included.
+"""
+
+from __future__ import annotations
+
+import socket as sockets
+import struct
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import trio
+
+from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
+from ranvier_py.core.engine_cache.sources.publishers import Spot
+from ranvier_py.core.errors import RanvierError
+from ranvier_py.io.engine_events.zmq_backlog import Backlog
+
+try:
+    import zmq
+except ImportError:  # the extra is not installed
+    zmq = None  # type: ignore[assignment]
+
+TURN_S = 0.002  # then the requests have their turn
+FRAMES_MAX = 8  # of one message that are kept: engines send two to four
+FRAME_BYTES_MAX = PAYLOAD_BYTES_MAX
+SOCKETS_MAX = 4096  # of libzmq: three for each connection, two or three connections for each rank
+
+CONNECT_S = 5.0  # for looking up a name, and then until the greeting is exchanged
+SUBSCRIBED_AFTER_S = 0.1  # a publisher needs a moment to learn what we want to hear
+
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # an engine's machine that is gone: 25 s
+
+GUARD_INTERVAL_S = 0.2  # between two looks at what waits in libzmq
+
+MONITOR_EVENT = struct.Struct("=HI")
+
+CLOSED = "closed"
+
+Took = Callable[[list[bytes]], object]
+
+
+class Room(NamedTuple):
+    """What may wait in libzmq for us."""
+
+    messages_max: int
+    bytes_max: int
+
+
+class NoZmq(RanvierError):
+    """pyzmq is not installed."""
+
+    code = "no_zmq"
+
+    def __init__(self, words: str = "KV events need pyzmq: install ranvier-py[zmq]") -> None:
+        super().__init__(words)
+
+
+class KvSockets:
+    """The ZeroMQ context of a node, and the turn that its sockets take. Make it in the process that uses it."""
+
+    def __init__(self) -> None:
+        """Raises NoZmq."""
+        if zmq is None:
+            raise NoZmq
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
+        self.turn = trio.CapacityLimiter(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """All wires must be closed by now."""
+        self._context.destroy(linger=0)
+
+    def subscriber(self, where: Spot, topics: Sequence[str], room: Room) -> Wire:
+        """A connection to a publisher, for these topics (by how they begin). Raises OSError."""
+        wire = Wire(self, zmq.SUB, where, room)
+        for topic in topics:
+            wire.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        return wire
+
+    def dealer(self, where: Spot, room: Room) -> Wire:
+        """A connection that asks, and gets many answers. Raises OSError."""
+        return Wire(self, zmq.DEALER, where, room)
+
+    def socket(self, kind: int) -> Any:
+        return self._context.socket(kind)
+
+
+class Wire:
+    """One connection. Call `run` once, and `close` in any case."""
+
+    def __init__(self, sockets: KvSockets, kind: int, where: Spot, room: Room) -> None:
+        self.where = where
+        self._room = room
+        self._turn = sockets.turn
+        self._parts: list[bytes] = []
+        self._backlog: Backlog | None = None
+        self._why = ""
+        try:
+            self.socket = sockets.socket(kind)
+        except zmq.ZMQError as error:
+            raise failed(error) from error
+        try:
+            for option, value in options(room.messages_max):
+                self.socket.setsockopt(option, value)
+            self._monitor = self.socket.get_monitor_socket()
+        except zmq.ZMQError as error:
+            self.socket.close(0)
+            raise failed(error) from error
+
+    def close(self) -> None:
+        if self._backlog is not None:
+            self._backlog.close()
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(0)
+
+    async def run(
+        self, took: Took, up: Callable[[], object] = lambda: None, turn: int = 0, first: Sequence[bytes] = ()
+    ) -> str:
+        """Connect, send `first`, hand over each message, and return why it is over. `up` is called once it stands.
+
+        `turn` chooses among the addresses of a name. Never raises for the sake of the network.
+        """
+        try:
+            with trio.fail_after(CONNECT_S):
+                self.socket.connect(await found(self.where, turn))
+            if first:
+                self.socket.send_multipart(first, zmq.NOBLOCK)
+        except trio.TooSlowError:
+            return "its name is not found in time"
+        except (OSError, zmq.ZMQError) as error:
+            return error.strerror or "not to be connected to"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, took)
+            nursery.start_soon(self._guard, nursery.cancel_scope)
+            self._why = await self._watch(nursery, up)
+            nursery.cancel_scope.cancel()
+        if self._why == CLOSED:
+            await self._read_left(took)
+        return self._why
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def _read(self, took: Took) -> None:
+        while True:
+            async with self._turn:
+                more = self._take(took)
+            if not more and not self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                await trio.lowlevel.wait_readable(self.socket.getsockopt(zmq.FD))
+
+    async def _read_left(self, took: Took) -> None:
+        """What had come before the connection was lost."""
+        more = True
+        while more:
+            async with self._turn:
+                more = self._take(took)
+
+    def _take(self, took: Took) -> bool:
+        """Hand over messages for one turn. Whether there may be more."""
+        over = time.perf_counter() + TURN_S
+        while time.perf_counter() < over:
+            try:
+                part = self.socket.recv(zmq.NOBLOCK)
+                more = self.socket.getsockopt(zmq.RCVMORE)
+            except zmq.ZMQError:  # Again, or something that the monitor tells
+                return False
+            if self._backlog is not None:
+                self._backlog.take(len(part))
+            if len(self._parts) < FRAMES_MAX:
+                self._parts.append(part)
+            if not more:
+                parts, self._parts = self._parts, []
+                took(parts)
+        return True
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self, nursery: trio.Nursery, up: Callable[[], object]) -> str:
+        """Until the connection is over; returns why."""
+        trouble = "no answer in time"
+        with trio.move_on_after(CONNECT_S):
+            trouble = await self._greet()
+        if trouble:
+            return trouble
+        nursery.start_soon(self._up, up)
+        while (await self._event())[0] not in OVER:
+            pass
+        return CLOSED
+
+    async def _greet(self) -> str:
+        """Until the connection stands. Returns what is wrong, if something is."""
+        while True:
+            event, value = await self._event()
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                return ""
+            if event == zmq.Event.CONNECTED:
+                self._backlog = Backlog.of(value, self.where.port)
+            if event in GREETING_FAILED:
+                return "no ZeroMQ there"
+            if event in OVER:
+                return "refused or unreachable"
+
+    async def _up(self, up: Callable[[], object]) -> None:
+        await trio.sleep(SUBSCRIBED_AFTER_S)
+        up()
+
+    async def _guard(self, scope: trio.CancelScope) -> None:
+        """End the connection when too much of it waits: it sends faster than we read, or a message without an end."""
+        while True:
+            await trio.sleep(GUARD_INTERVAL_S)
+            if self._backlog is not None and self._backlog.size_bytes > self._room.bytes_max:
+                self._why = "too much at once"
+                scope.cancel()
+
+    async def _event(self) -> tuple[Any, int]:
+        """The next event of the connection, and its number."""
+        while True:
+            try:
+                head, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+                event, value = MONITOR_EVENT.unpack(head)
+                return zmq.Event(event), value
+            except zmq.Again:
+                if not self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                    await trio.lowlevel.wait_readable(self._monitor.getsockopt(zmq.FD))
+
+
+if zmq is not None:
+    GREETING_FAILED = (
+        zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
+        zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
+        zmq.Event.HANDSHAKE_FAILED_AUTH,
+    )
+    OVER = (*GREETING_FAILED, zmq.Event.DISCONNECTED, zmq.Event.CLOSED, zmq.Event.MONITOR_STOPPED)
+
+
+def failed(error: zmq.ZMQError) -> OSError:
+    return OSError(error.errno, f"{error.strerror} (ZeroMQ)")
+
+
+def options(messages_max: int) -> tuple[tuple[int, int], ...]:
+    """Of every socket. No heartbeats: not every publisher is libzmq, and one that does not answer them would seem
+    dead."""
+    return (
+        (zmq.LINGER, 0),
+        (zmq.RECONNECT_IVL, -1),
+        (zmq.RCVHWM, messages_max),
+        (zmq.MAXMSGSIZE, FRAME_BYTES_MAX),
+        (zmq.HANDSHAKE_IVL, round(1000 * CONNECT_S)),
+        (zmq.CONNECT_TIMEOUT, round(1000 * CONNECT_S)),
+        (zmq.IPV6, 1),
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S),
+        (zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S),
+        (zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES),
+    )
+
+
+async def found(where: Spot, turn: int) -> str:
+    """The endpoint with an address in place of a name: libzmq would look it up while all its sockets wait."""
+    infos = await trio.socket.getaddrinfo(where.host, where.port, type=sockets.SOCK_STREAM)
+    address = infos[turn % len(infos)][4]
+    return Spot(str(address[0]), where.port).endpoint

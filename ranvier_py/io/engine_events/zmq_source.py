@@ -1,0 +1,324 @@
+"""One event stream of an engine (vLLM, SGLang, or who speaks like them), heard over ZeroMQ for a Stream that decides.
+
+A publisher sends [topic, number, payload] to all who listen; its replay socket answers [empty, first number] with
+[empty, number, payload] or [empty, topic, number, payload] for each message that it still has, and ends with number -1.
+This shell keeps a connection, hands in what comes, calls `tick`, and carries out AskReplay; every other effect goes to
+`told`. So does LoadHeard: SGLang's LoadStat, which comes on the same socket or on one of its own.
+
+    with KvSockets() as sockets:                    # one for the node; raises NoZmq, which says what to install
+        subscriber = KvSubscriber(sockets, publisher, stream, rng, told)
+        nursery.start_soon(subscriber.run)          # in a cancel scope: that ends it, and the engine sees one less
+        subscriber.carry(stream.contradicted(now))  # effects of calls that others make
+
+Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are told
+in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer belongs to
+another one.
+Bounds: those of `Options`; a replay that exceeds them has failed. Cost: 7 us for a message, beside the stream's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import NamedTuple, Protocol
+
+import trio
+
+from ranvier_py.core.engine_cache.gap_values import AskReplay
+from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot
+from ranvier_py.io.engine_events.reconnection import Ear, Hearing, Options, SubscriberCounts
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Room
+
+__all__ = [
+    "KvSockets",
+    "KvSubscriber",
+    "LoadHeard",
+    "NoZmq",
+    "Options",
+    "Room",
+    "Stream",
+    "SubscriberCounts",
+    "SubscriberView",
+]
+
+log = logging.getLogger(__name__)
+
+SEQ_BYTES = 8
+SEQ_MAX = (1 << 63) - 1
+END = b"\xff" * SEQ_BYTES  # -1
+LOAD_MARK = b"\xa8LoadStat"  # as msgpack has it, behind one byte for the array
+FAULT_PAUSE_S = 60.0  # between two tracebacks of a stream that raises: it is a bug, and every message may meet it
+LOOK_S = 1.0  # `wake_at` is looked at that often at least
+PAUSE_S = 0.001  # between two ticks that are due at once
+
+
+class Stream(Protocol):
+    """What decides (core/engine_cache/event_stream.py). Every call returns effects, in order; nothing in it waits."""
+
+    def connected(self, now: float) -> Sequence[object]: ...
+    def disconnected(self, now: float) -> Sequence[object]: ...
+    def live(self, seq: int, payload: bytes, now: float) -> Sequence[object]: ...
+    def replayed(self, ask: int, seq: int, payload: bytes, now: float) -> Sequence[object]: ...
+    def replay_ended(self, ask: int, now: float) -> Sequence[object]: ...
+    def replay_failed(self, ask: int, now: float) -> Sequence[object]: ...
+    def tick(self, now: float) -> Sequence[object]: ...
+    def wake_at(self) -> float | None: ...
+
+
+class LoadHeard(NamedTuple):
+    """SGLang's LoadStat as it came: EventDecoder reads it."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberView:
+    """Gauges. `why`: how the last connection ended, empty before that."""
+
+    endpoint: str
+    is_connected: bool
+    heard_at: float | None  # by the given clock: the last message
+    why: str
+
+
+class KvSubscriber:
+    """Hears one publisher for one stream. `told` gets LoadHeard, and every effect but AskReplay."""
+
+    def __init__(
+        self,
+        sockets: KvSockets,
+        publisher: Publisher,
+        stream: Stream,
+        rng: Random,
+        told: Callable[[object], object] = lambda _: None,
+        *,
+        options: Options | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`publisher` must say its hosts (`publishers.at_home`). `clock` is the one that the stream's others use."""
+        self.publisher = publisher
+        self.stream = stream
+        self.options = options or Options()
+        self.counts = SubscriberCounts()
+        self._sockets = sockets
+        self._rng = rng
+        self._told = told
+        self._clock = clock
+        self._is_up = False
+        self._heard_at: float | None = None
+        self._why = ""
+        self._faulted_at = -inf
+        self._nursery: trio.Nursery | None = None
+        self._asking: trio.CancelScope | None = None
+        self._poked = trio.Event()
+        self._asleep_until = inf
+
+    def view(self) -> SubscriberView:
+        return SubscriberView(self.publisher.events.endpoint, self._is_up, self._heard_at, self._why)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Never raises for the sake of an engine or of the network."""
+        publisher, load = self.publisher, self.publisher.load
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                hearings = [Hearing(publisher.events, self._topics(), self._take, self._up, self._down)]
+                if load is not None:
+                    hearings.append(Hearing(load, (publisher.load_topic,), self._take_load))
+                for hearing in hearings:
+                    nursery.start_soon(Ear(self._sockets, hearing, self.options, self.counts, self._rng).run)
+                nursery.start_soon(self._keep_time)
+                task_status.started()
+        finally:
+            self._nursery = None
+            self._down("stopped")
+
+    def carry(self, effects: Iterable[object]) -> None:
+        """Carry out what a call of the stream returned: for whoever calls it from elsewhere, too."""
+        waiting = deque(effects)
+        while waiting:
+            effect = waiting.popleft()
+            if isinstance(effect, AskReplay):
+                waiting.extend(self._ask(effect))
+            else:
+                self._told(effect)
+        wake_at = self.stream.wake_at()
+        if wake_at is not None and wake_at < self._asleep_until:
+            self._asleep_until = -inf
+            self._poked.set()
+
+    # --- the connection ---------------------------------------------------------------------------------------------
+
+    def _topics(self) -> tuple[str, ...]:
+        """All of them where the engine names none; else its own, and the one of LoadStat if that comes here."""
+        topic, load_topic = self.publisher.topic, self.publisher.load_topic
+        return (topic, load_topic) if topic and load_topic and self.publisher.load is None else (topic,)
+
+    def _up(self) -> None:
+        if not self._is_up:
+            self._is_up = True
+            self.hand(self.stream.connected)
+
+    def _down(self, why: str) -> None:
+        self._why = why
+        self._give_up_asking()
+        if self._is_up:
+            self._is_up = False
+            self.hand(self.stream.disconnected)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _take(self, frames: list[bytes]) -> None:
+        if len(frames) != 3:
+            self.counts.malformed["frames"] += 1
+            return
+        _, number, payload = frames
+        if payload.startswith(LOAD_MARK, 1):
+            self._take_load(frames)
+            return
+        seq = seq_of(number)
+        if seq is None:
+            self.counts.malformed["number"] += 1
+            return
+        self._up()  # whoever hears is heard
+        self.counts.messages += 1
+        self.counts.message_bytes += len(payload)
+        self._heard_at = self._clock()
+        self.hand(self.stream.live, seq, payload)
+
+    def _take_load(self, frames: list[bytes]) -> None:
+        if len(frames) != 3 or not frames[2].startswith(LOAD_MARK, 1):
+            self.counts.malformed["load"] += 1
+            return
+        self.counts.loads += 1
+        try:
+            self._told(LoadHeard(frames[2]))
+        except Exception as error:
+            self._fault(error)
+
+    def hand(self, call: Callable[..., Sequence[object]], *arguments: object) -> None:
+        """Call the stream, and carry out what it returns."""
+        try:
+            self.carry(call(*arguments, self._clock()))
+        except Exception as error:
+            self._fault(error)
+
+    def _fault(self, error: Exception) -> None:
+        """The stream raised. That is a bug, and costs the message that it met."""
+        self.counts.faults += 1
+        now = self._clock()
+        if now >= self._faulted_at + FAULT_PAUSE_S:
+            self._faulted_at = now
+            log.error("kv.fault %s, %d so far", self.publisher.events.endpoint, self.counts.faults, exc_info=error)
+
+    # --- replay -----------------------------------------------------------------------------------------------------
+
+    def _ask(self, effect: AskReplay) -> Sequence[object]:
+        """Begin to ask; a question before it is given up. Returns what follows at once."""
+        self.counts.replays += 1
+        self._give_up_asking()
+        if self.publisher.replay is None or self._nursery is None:
+            self.counts.replays_failed += 1
+            return self.stream.replay_failed(effect.ask, self._clock())
+        self._asking = trio.CancelScope()
+        self._nursery.start_soon(self._replay, effect, self.publisher.replay, self._asking)
+        return ()
+
+    def _give_up_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    async def _replay(self, effect: AskReplay, where: Spot, scope: trio.CancelScope) -> None:
+        answers = Answers(effect, scope, self)
+        with scope:
+            answers.wait()
+            try:
+                wire = self._sockets.dealer(where, self.options.replay_room)
+            except OSError:
+                answers.fail()
+                return
+            try:
+                await wire.run(answers.take, first=(b"", effect.first.to_bytes(SEQ_BYTES, "big")))
+                answers.fail()
+            finally:
+                wire.close()
+        if self._asking is scope:
+            answers.fail()  # its time is over
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        """Tick when the stream wants it."""
+        while True:
+            wake_at, now = self.stream.wake_at(), self._clock()
+            if wake_at is not None and wake_at <= now:
+                faults = self.counts.faults
+                async with self._sockets.turn:
+                    self.hand(self.stream.tick)
+                await trio.sleep(PAUSE_S if faults == self.counts.faults else LOOK_S)
+                continue
+            self._asleep_until = min(now + LOOK_S, inf if wake_at is None else wake_at)
+            with trio.move_on_after(self._asleep_until - now):
+                await self._poked.wait()
+            self._poked, self._asleep_until = trio.Event(), -inf
+
+
+class Answers:
+    """What the replay socket says to one question. It is told to the stream as ended or failed, once."""
+
+    def __init__(self, effect: AskReplay, scope: trio.CancelScope, subscriber: KvSubscriber) -> None:
+        self.ask = effect.ask
+        self._scope = scope
+        self._subscriber = subscriber
+        self._over_at = trio.current_time() + subscriber.options.replay_s_max
+        self._bytes = 0
+        self._is_done = False
+
+    def wait(self) -> None:
+        """From now on for as long as an engine may be silent."""
+        self._scope.deadline = min(trio.current_time() + self._subscriber.options.replay_silence_s, self._over_at)
+
+    def take(self, frames: list[bytes]) -> None:
+        subscriber, counts = self._subscriber, self._subscriber.counts
+        if self._is_done:
+            return
+        if len(frames) not in (3, 4) or frames[0]:
+            counts.malformed["replay"] += 1
+            return
+        number, payload = frames[-2:]
+        if number == END:
+            self._end(subscriber.stream.replay_ended)
+            return
+        seq = seq_of(number)
+        if seq is None:
+            counts.malformed["number"] += 1
+            return
+        self.wait()
+        self._bytes += len(payload)
+        counts.replay_messages += 1
+        if self._bytes > subscriber.options.replay_bytes_max:
+            self.fail()
+            return
+        subscriber.hand(subscriber.stream.replayed, self.ask, seq, payload)
+
+    def fail(self) -> None:
+        if not self._is_done:
+            self._subscriber.counts.replays_failed += 1
+            self._end(self._subscriber.stream.replay_failed)
+
+    def _end(self, call: Callable[[int, float], Sequence[object]]) -> None:
+        self._is_done = True
+        self._scope.cancel()
+        self._subscriber.hand(call, self.ask)
+
+
+def seq_of(number: bytes) -> int | None:
+    """None: it is none that counts messages."""
+    seq = int.from_bytes(number, "big") if len(number) == SEQ_BYTES else SEQ_MAX + 1
+    return seq if seq <= SEQ_MAX else None

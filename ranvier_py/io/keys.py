@@ -1,0 +1,180 @@
+"""The cluster's keys: read at the start, and again whenever the file changes or SIGHUP comes.
+
+The file is that of `core/gossip/wire/keyring`, with one line more that it may have: `fingerprint: <key>`. From that
+key, or else from the first one, follows the secret that keys the fingerprints, unless the operator gives one of his
+own. So a key file alone makes nodes agree on fingerprints; and who rotates its keys without losing what was learned
+writes the old first key on that line. A running node keeps the secret that it began with: its route table was made
+with it.
+
+Rules: a file that can't be read or used is told once and changes nothing: the node goes on with the keys it has. It is
+looked at every few seconds by time, size and inode, which also sees a symlink that was turned (Kubernetes). No key is
+ever logged.
+Cost: one stat in a thread for each look.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX = 64 * 1024  # four keys and much comment; whatever is larger is another file by mistake
+LOOK_INTERVAL_S = 3.0  # a rotation waits for the slowest node; a stat costs some 50 us
+FINGERPRINT = "fingerprint"
+
+
+class Keys(NamedTuple):
+    """What seals gossip, and the secret of the fingerprints where the operator gives none of his own."""
+
+    ring: KeyRing
+    fingerprint_secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Keys({self.ring!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFileStatistics:
+    changes: int
+    failures: int  # looks that found a file of no use
+    keys: int  # in the ring
+
+
+def fingerprint_secret(key: bytes) -> bytes:
+    """32 bytes that tell nothing about the key, nor about anything sealed with it."""
+    return blake2b(key=key, digest_size=32, person=b"of fingerprints").digest()
+
+
+def keys_of(key: bytes) -> Keys:
+    """One key and nothing else: that of workers who are peers of each other alone."""
+    return Keys(parse_key_ring(key.hex()), fingerprint_secret(key))
+
+
+def insecure_keys(cluster_name: str) -> Keys:
+    """What anybody can make. The name keeps fingerprints of two clusters apart, no more."""
+    return Keys(insecure_ring(), fingerprint_secret(blake2b(cluster_name.encode(), digest_size=KEY_BYTES).digest()))
+
+
+def parse_keys(text: str) -> Keys:
+    """The keys of a file's text. Raises ConfigError with one line for each problem, without the keys."""
+    lines = text.splitlines()
+    problems: list[str] = []
+    kept: bytes | None = None
+    for index, line in enumerate(lines):
+        name, colon, written = line.partition(":")
+        if not colon or name.strip() != FINGERPRINT:
+            continue
+        if kept is not None:
+            problems.append(f"cluster key file: line {index + 1} is a second fingerprint line")
+        kept = key_of(written.strip())
+        if kept is None:
+            problems.append(f"cluster key file: line {index + 1} must have a key after «{FINGERPRINT}:»")
+            kept = b""
+        lines[index] = ""  # so that the numbers of the others stay
+    try:
+        ring = parse_key_ring("\n".join(lines))
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return Keys(ring, fingerprint_secret(kept or ring.keys[ring.primary]))
+
+
+def read_keys(path: Path) -> Keys:
+    """The keys of a file. Raises ConfigError. Blocks for one small read."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise ConfigError([f"cluster_key_file: {path} is too large to hold keys"])
+        return parse_keys(content.decode())
+    except OSError as error:
+        raise ConfigError([f"cluster_key_file: {path} can't be read: {error.strerror}"]) from error
+    except UnicodeDecodeError:
+        raise ConfigError([f"cluster_key_file: {path} is not text"]) from None
+
+
+# --- reading again --------------------------------------------------------------------------------------------------
+
+Signature = tuple[int, int, int]
+
+
+class KeyFile:
+    """Reads the keys again and again. `changed` gets each new ring, once. Raises ConfigError when made without any."""
+
+    def __init__(
+        self, path: Path, changed: Callable[[KeyRing], object], *, interval_s: float = LOOK_INTERVAL_S
+    ) -> None:
+        self.path = path
+        self.changed = changed
+        self.interval_s = interval_s
+        self._signature = signature_of(path)  # before reading: a change in between is seen later
+        self.keys = read_keys(path)
+        self._in_use = self.keys.fingerprint_secret
+        self._trouble = ""
+        self._changes = self._failures = 0
+
+    def statistics(self) -> KeyFileStatistics:
+        return KeyFileStatistics(self._changes, self._failures, len(self.keys.ring.keys))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. In the main thread only, where signals are."""
+        with trio.open_signal_receiver(signal.SIGHUP) as hang_ups:
+            task_status.started()
+            while True:
+                asked = False
+                with trio.move_on_after(self.interval_s):
+                    async for _ in hang_ups:
+                        asked = True
+                        break
+                await self.look(asked=asked)
+
+    async def look(self, *, asked: bool = False) -> None:
+        """Read the file again if it is another one than before, or if `asked` to."""
+        signature = await trio.to_thread.run_sync(signature_of, self.path, abandon_on_cancel=True)
+        if signature == self._signature and not asked:
+            return
+        self._signature = signature
+        try:
+            keys = await trio.to_thread.run_sync(read_keys, self.path, abandon_on_cancel=True)
+        except ConfigError as error:
+            self._failures += 1
+            if self._trouble != str(error):
+                log.error("gossip.keys_refused %s; going on with the old ones", "; ".join(error.problems))
+            self._trouble = str(error)
+            return
+        self._trouble = ""
+        self._take(keys)
+
+    def _take(self, keys: Keys) -> None:
+        before, self.keys = self.keys, keys
+        if keys.fingerprint_secret not in (before.fingerprint_secret, self._in_use):
+            log.warning(
+                "gossip.fingerprints_differ the keys in %s make other fingerprints after a restart: "
+                "write the old first key on a fingerprint line to share routes with nodes that were not restarted",
+                self.path,
+            )
+        if (keys.ring.keys, keys.ring.primary) != (before.ring.keys, before.ring.primary):
+            self._changes += 1
+            log.info("gossip.keys_changed ids %s, first %d", list(keys.ring.keys), keys.ring.primary)
+            self.changed(keys.ring)
+
+
+def signature_of(path: Path) -> Signature | None:
+    """What tells two versions of a file apart; None while there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

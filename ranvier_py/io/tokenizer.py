@@ -1,0 +1,391 @@
+"""transformers and tokenizers: chats -> token ids, in worker threads.
+
+The template decides the text, the tokenizer the ids, both as the engines use them: rendered text is encoded without
+added special tokens (templates print their own), plain prompts of /v1/completions with them, as vLLM does.
+
+Rules: synchronous and safe to call from several threads; nothing is remembered between calls; encoding happens in
+batches in which the interpreter lock is released, never in a thread pool of the library. The event loop never calls it.
+Invariant: tokenize(start) followed by tokenize_tail(rest) equals tokenize(whole), or tokenize_tail says None.
+Cost: a plain tail of 200 bytes in a batch of 64 about 10 us of the lock and 80 us in all (benchmarks/tokenize.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from ranvier_py.core.errors import ConfigError, TemplateRefused
+from ranvier_py.core.prompts.boundaries import (
+    Chat,
+    Message,
+    TailJob,
+    TokenIds,
+    TokenizedChat,
+    ends_by_estimate,
+    ends_by_markers,
+    ends_by_offsets,
+    ends_by_pieces,
+)
+from ranvier_py.core.prompts.template_probe import TemplateFacts, TemplateProbe
+from ranvier_py.core.prompts.template_source import compared_texts, read_variables
+from ranvier_py.core.prompts.templates import (
+    Pieces,
+    TemplateProfile,
+    chat_pieces,
+    content_length,
+    normalise,
+    prefix_ends,
+    stable_count,
+    tail_pieces,
+)
+
+logger = logging.getLogger(__name__)
+
+HUB_ANSWER_S = 5.0
+"""A hub that says nothing for so long can't be reached. Its library would ask for each of a dozen files six times, with
+pauses of up to 8 s: a node without a way out would start after minutes, though it has all files in its cache."""
+
+SERVER_ERRORS = 500
+"""Statuses from here on say that the hub has trouble, not that it lacks what was asked for."""
+
+EMBEDDED = Path(__file__).parent.parent / "data" / "tokenizer"
+RENDER_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template may raise on messages that it was not made for."""
+
+MEASURE = (
+    "The router reads each conversation once and remembers where its messages end. When the next question arrives, "
+    "only the new words are turned into tokens; everything before them is already known. Could you check my "
+    "reservation for the 14th of March, please? I paid 249.90 for two seats.\n\ndef longest_prefix(tree, chain):\n    "
+    "for depth in reversed(chain):\n        if depth in tree:\n            return tree[depth]\n    return None\n"
+    '{"name": "book_flight"}'
+)
+"""Prose, numbers and code, to measure `chars_per_token` on."""
+
+
+class ChatTokenizer:
+    """One tokenizer with one chat template.
+
+    Attributes:
+        identity: digest of the tokenizer, the template and their settings: fingerprints of different ones never match.
+        keeps_turns: earlier turns stay a prefix of later ones in the rendered text (not in Mistral's templates).
+        incremental: tokens of new messages alone are exact.
+        probe_report: one line for the log: what was found and why.
+        chars_per_token: characters of English and code per token.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None, identity: str) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        self._template = template
+        self._variables: frozenset[str] = frozenset()
+        self.profile = self._probed(template)
+        self.identity = identity
+        self.keeps_turns = self.profile.keeps_turns
+        self.incremental = self.profile.incremental
+        self.probe_report = self._report()
+        self.chars_per_token = len(MEASURE) / len(self._encode([MEASURE])[0])
+
+    @classmethod
+    def load(cls, source: str, *, chat_template: str | None = None) -> ChatTokenizer:
+        """Load from `source`: "" or "embedded" is ours, else a directory, else a hub id. Never runs remote code.
+
+        Args:
+            chat_template: text of a template, or a path to one, instead of the tokenizer's own.
+
+        Raises ConfigError when it can't be loaded or is no fast tokenizer, or the template does not compile.
+        """
+        path = EMBEDDED if source in ("", "embedded") else Path(source)
+        tokenizer = load_tokenizer(str(path) if path.is_dir() else source, local=path.is_dir())
+        template = read_template(tokenizer, chat_template)
+        tokens = path / "tokenizer.json"
+        data = tokens.read_bytes() if tokens.is_file() else tokenizer.backend_tokenizer.to_str().encode()
+        return cls(tokenizer, template, identity_of(data, template, tokenizer.special_tokens_map))
+
+    def tokenize(self, chat: Chat) -> TokenizedChat:
+        """All messages of a chat: the tokens, and where each message ends.
+
+        Raises TemplateRefused: then the prompt can be routed by load alone.
+        """
+        ready = self._normalised(chat)
+        if not ready.messages:
+            raise TemplateRefused("no messages")
+        text, pieces = chat_pieces(ready, self.profile, self._render)
+        if pieces is not None:
+            texts = [piece for piece in pieces if piece is not None]
+            return self._joined(pieces, iter(self._encode(texts)), ready.messages)
+        found = self._by_text(ready, text)
+        return replace(found, ends=self._lasting(list(found.ends), ready.messages))
+
+    def tokenize_tail(self, tail: Sequence[Message], context: Callable[[], Chat], known: int) -> TokenizedChat | None:
+        """The messages after the first `known` ones; `context()` gives the whole chat and is called only when needed.
+
+        None: it can't be done incrementally here, tokenize in full.
+        """
+        return self.tokenize_tails([TailJob(tail, context, known)])[0]
+
+    def tokenize_tails(self, jobs: Sequence[TailJob]) -> list[TokenizedChat | None]:
+        """The same for many chats, encoded in one batch."""
+        found = [self._tail(job) for job in jobs]
+        texts = [text for pieces in found if pieces is not None for text in pieces if text is not None]
+        try:
+            encoded = iter(self._encode(texts))
+        except TemplateRefused:  # one text of the batch is no Unicode
+            return [None] if len(jobs) == 1 else [self.tokenize_tails([job])[0] for job in jobs]
+        return [
+            None if pieces is None else self._joined(pieces, encoded, job.tail)
+            for job, pieces in zip(jobs, found, strict=True)
+        ]
+
+    def tokenize_text(self, text: str) -> TokenIds:
+        """A prompt of /v1/completions, with the special tokens the tokenizer adds. Raises TemplateRefused."""
+        return np.array(self._encode([text], added=True)[0], dtype=np.uint32)
+
+    def render(self, chat: Chat, *, generation: bool) -> str:
+        """The text of a chat as the engine renders it. Raises TemplateRefused."""
+        return self._render(self._normalised(chat), generation=generation)
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _normalised(self, chat: Chat) -> Chat:
+        return Chat([normalise(message, self.profile.parts) for message in chat.messages], chat.tools, chat.template)
+
+    def _tail(self, job: TailJob) -> Pieces | None:
+        try:
+            return tail_pieces(job.tail, job.context, job.known, self.profile, self._render)
+        except TemplateRefused:
+            return None
+
+    def _render(self, chat: Chat, *, generation: bool = False) -> str:
+        if self._template is None:
+            raise TemplateRefused("the tokenizer has no chat template")
+        if chat.template.get("chat_template"):
+            raise TemplateRefused("the request brings its own chat template")  # as vLLM does unless told to trust it
+        arguments = {**chat.template, **(chat.template.get("chat_template_kwargs") or {})}
+        try:
+            return render_template(
+                self._template,
+                chat,
+                {**self._special, **{name: arguments[name] for name in arguments if name in self._variables}},
+                generation,
+            )
+        except RENDER_ERRORS as error:
+            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+
+    def _encode(self, texts: Sequence[str], *, added: bool = False) -> list[list[int]]:
+        if not texts:
+            return []
+        try:
+            return [e.ids for e in self._backend.encode_batch_fast(texts, add_special_tokens=added)]
+        except (TypeError, UnicodeError) as error:
+            raise TemplateRefused("a text is no Unicode") from error
+
+    def _joined(self, pieces: Pieces, encoded: Iterator[list[int]], messages: Sequence[Message]) -> TokenizedChat:
+        """The tokens of `pieces`, which are the next ones of `encoded`."""
+        if len(pieces) == 1:
+            ids = next(encoded)
+            ends = [len(ids)]
+        else:
+            parts = [next(encoded) if text is not None else None for text in pieces]
+            ids = [token for tokens in parts if tokens for token in tokens]
+            ends = ends_by_pieces([-1 if tokens is None else len(tokens) for tokens in parts])
+        return TokenizedChat(np.array(ids, dtype=np.uint32), self._lasting(ends, messages), "rendered")
+
+    def _lasting(self, ends: list[int], messages: Sequence[Message]) -> list[int]:
+        """Ends after reasoning which later turns leave out are no cuts."""
+        if self.profile.reasoning_moves:
+            stable = stable_count(messages)
+            ends[stable:] = [-1] * (len(ends) - stable)
+        return ends
+
+    def _by_text(self, chat: Chat, text: str) -> TokenizedChat:
+        """A chat whose template does not cut it into pieces: encode it whole and find the ends, as well as can be."""
+        try:
+            encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
+        except (TypeError, UnicodeError) as error:
+            raise TemplateRefused("a text is no Unicode") from error
+        ids = np.array(encoding.ids, dtype=np.uint32)
+        count = len(chat.messages)
+        loose = replace(self.profile, closing=False)
+        text_ends = prefix_ends(chat, 0, text, loose, self._render)
+        lead = 1 if chat.messages[0]["role"] == "system" else 0  # all templates keep what is before the first turn
+        if count == 1 or any(end >= 0 for end in text_ends[lead:-1]):
+            ends = ends_by_offsets(encoding.offsets, text_ends)
+            return TokenizedChat(ids, [*ends[:-1], len(ids)], "rendered")
+        marker = self._backend.token_to_id(self.profile.starter) if self.profile.starter else None
+        by_markers = ends_by_markers(ids, marker, count) if marker is not None else None
+        if by_markers is not None:
+            return TokenizedChat(ids, by_markers, "markers")
+        return TokenizedChat(ids, ends_by_estimate([content_length(m) for m in chat.messages], len(ids)), "estimate")
+
+    def _probed(self, template: str | None) -> TemplateProfile:
+        clean = clean_tokens(self._backend)
+        if template is None:
+            return TemplateProfile(reason="no chat template")
+        tree = parse_template(template)
+        self._variables, extra = read_variables(tree)
+        eos = self._special.get("eos_token", "")
+        quoting, exact = compared_texts(tree)
+        facts = TemplateFacts(
+            clean=clean,
+            quoting=quoting,
+            exact=exact,
+            variables=extra,
+            trailers=tuple(dict.fromkeys(("", eos, eos + "\n"))),
+        )
+        return TemplateProbe(self._render, self._encode, facts).profile()
+
+    def _report(self) -> str:
+        profile = self.profile
+        return (
+            f"incremental={profile.incremental} keeps_turns={profile.keeps_turns} windows={profile.windows} "
+            f"plain_roles={','.join(profile.affixes) or 'none'} content={'parts' if profile.parts else 'string'} "
+            f"reason={profile.reason!r}"
+        )
+
+
+def load_tokenizer(source: str, *, local: bool) -> Any:
+    """AutoTokenizer, quietly; from the hub's cache where the hub can't be reached. Raises ConfigError."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads batch; a second pool would fight them
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it advises to install PyTorch
+    from transformers import AutoTokenizer  # noqa: PLC0415 - takes a second; only who loads a tokenizer shall wait
+
+    if Path(source).is_file():
+        raise ConfigError([f"tokenizer: {source!r} is a file, expected the directory that it lies in, or a hub id"])
+    reachable = local or hub_answers(source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, local_files_only=local or not reachable, trust_remote_code=False
+        )
+    except Exception as error:
+        why = "the hub can't be reached, and its cache on this machine does not have it"
+        why = why_not(source, error) if reachable else why
+        raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError([f"tokenizer: {source!r} has no tokenizer.json (a fast tokenizer is needed)"])
+    return tokenizer
+
+
+def why_not(source: str, error: Exception) -> str:
+    """In one line why the files of a tokenizer make none; transformers' own words are about its classes."""
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
+        return "there is no tokenizer.json in it (a fast tokenizer is needed)"
+    return f"its files make no tokenizer: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def hub_answers(source: str) -> bool:
+    """Whether the hub can be asked for this id. Raises ConfigError when it says that there is none."""
+    from huggingface_hub import HfApi  # noqa: PLC0415 - see load_tokenizer
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError  # noqa: PLC0415
+
+    hub = HfApi()
+    failure: Exception
+    try:
+        hub.model_info(source, timeout=HUB_ANSWER_S)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        why = f"it is no directory, and {hub.endpoint} has no such model, or none for us: private ones need HF_TOKEN"
+        raise ConfigError([f"tokenizer: {source!r} can't be loaded: {why}"]) from error
+    except HfHubHTTPError as error:
+        if error.response.status_code < SERVER_ERRORS:  # a mirror that has the files and not this page
+            return True
+        failure = error
+    except Exception as error:  # the hub's library does not say which
+        failure = error
+    else:
+        return True
+    logger.warning("tokenizer.hub %s can't be reached, trying its cache: %s", hub.endpoint, type(failure).__name__)
+    return False
+
+
+def read_template(tokenizer: Any, chosen: str | None) -> str | None:
+    """The chat template: the chosen one (text, or a path), else the tokenizer's own. Raises ConfigError."""
+    if chosen:
+        if "{" in chosen or "\n" in chosen:
+            return chosen
+        try:
+            return Path(chosen).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise ConfigError([f"chat_template: {chosen!r} can't be read: {error}"]) from error
+    own = tokenizer.chat_template
+    if isinstance(own, Mapping):
+        own = own.get("default")
+    return own or None
+
+
+def identity_of(tokenizer_data: bytes, template: str | None, special: Mapping[str, Any]) -> str:
+    """Digest of what decides the tokens of a chat."""
+    digest = blake2b(digest_size=16)
+    for part in (tokenizer_data, (template or "").encode(), repr(sorted(special.items())).encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def compiled(template: str) -> Any:
+    """The template in transformers' sandboxed environment; cached there."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # noqa: PLC0415 - see load_tokenizer
+
+    return _compile_jinja_template(template)
+
+
+def parse_template(template: str) -> jinja2.nodes.Template:
+    """Its syntax tree, in transformers' own dialect. Raises ConfigError when it does not compile."""
+    try:
+        tree: jinja2.nodes.Template = compiled(template).environment.parse(template)
+    except jinja2.TemplateError as error:
+        raise ConfigError([f"chat_template: does not compile: {error}"]) from error
+    return tree
+
+
+def render_template(template: str, chat: Chat, arguments: Mapping[str, Any], generation: bool) -> str:
+    text: str = compiled(template).render(
+        messages=chat.messages,
+        tools=chat.tools or None,
+        documents=chat.template.get("documents"),
+        add_generation_prompt=generation,
+        **arguments,
+    )
+    return text
+
+
+def clean_tokens(backend: Any) -> tuple[str, ...]:
+    """Added tokens that cut every text they stand in, whatever is around them.
+
+    They are found in the raw text before anything else, take no blanks with them, and no other added token can swallow
+    a part of them: none overlaps their start, contains them, or goes on where they stop.
+    """
+    added = list(backend.get_added_tokens_decoder().values())
+    texts = {token.content for token in added if token.content}
+    starts: dict[str, list[str]] = {}
+    for text in texts:
+        for size in range(1, len(text)):
+            starts.setdefault(text[:size], []).append(text)
+    swallowed = {text for text in texts if text in starts}
+    for text in texts:
+        for begin in range(1, len(text)):
+            swallowed.update(starts.get(text[begin:], ()))
+            swallowed.update(part for stop in range(begin + 1, len(text) + 1) if (part := text[begin:stop]) in texts)
+    clean = {
+        token.content
+        for token in added
+        if not (token.normalized or token.lstrip or token.rstrip or token.single_word or backend.encode_special_tokens)
+    }
+    return tuple(sorted((clean & texts) - swallowed))

@@ -1,0 +1,1 @@
+"""The composition root: builds the parts of one node and joins them."""

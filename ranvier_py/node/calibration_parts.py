@@ -1,0 +1,283 @@
+"""What makes a node measure itself: the calibration of its predictions, and looks at the engines' own counters.
+
+Wires `Calibration` (an observer of flights) and `Scraper` to a node: what engines tell of their caches bounds the
+learned capacity, what is in their queues beyond what this node and its peers sent counts as load, biases go to the log
+when they appear and when they go, and all of it to the control port.
+
+Rules: a load of others is the lesser of two looks in a row, since requests are on their way at any one of them, and is
+forgotten with the third interval without a look. Start-up waits for none of this.
+Cost: see the two; a tick of 20 us for each engine, once a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from random import Random
+from typing import Any
+
+import trio
+
+from ranvier_py.control.metric_list import plain_samples
+from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.engine_cache.calibration.biases import Bias
+from ranvier_py.core.engine_cache.calibration.calibration import Calibration
+from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChange, CalibrationView, Told
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.gossip.peer.router_peer import RouterPeer
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.core.routing.router import Router
+from ranvier_py.core.sample import Sample
+from ranvier_py.io.metrics_scraper import ScrapeOptions, Scraper
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+
+LOOK_S = 5.0  # that a look may take, its turn included
+
+STALE_INTERVALS = 3
+"""Looks that may fail before what the last one said counts no more."""
+
+
+class Look:
+    """The last look at one engine."""
+
+    __slots__ = ("at", "excess", "metrics")
+
+    def __init__(self, at: float, metrics: EngineMetrics, excess: int) -> None:
+        self.at = at
+        self.metrics = metrics
+        self.excess = excess
+
+
+class Calibrating:
+    """See the module.
+
+    Args:
+        scrape_interval_s: between two looks at one engine; 0 looks at none.
+        estimated: whether nobody tells what this backend holds.
+        contradicted: told of an engine whose answers do not fit what it is known to hold.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        asking: UsageAsking,
+        rng: Random,
+        *,
+        scrape_interval_s: float,
+        estimated: Callable[[BackendId], bool] = lambda _: True,
+        contradicted: Callable[[BackendId], object] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.calibration = Calibration(
+            router.routes,
+            block_tokens=router.hasher.block_tokens,
+            estimated=estimated,
+            contradicted=contradicted,
+        )
+        router.observers += (self.calibration,)
+        self._registry = router.registry
+        self._asking = asking
+        self._interval_s = scrape_interval_s
+        self._clock = clock
+        self._looks: dict[BackendId, Look] = {}
+        self.scraper: Scraper | None = None
+        if scrape_interval_s > 0:
+            self.scraper = Scraper(self.looked, ScrapeOptions(interval_s=scrape_interval_s), rng)
+
+    def share(self, owns: Callable[[BackendId], bool]) -> None:
+        """There are peers: look only at engines that are this node's to look at."""
+        if self.scraper is not None:
+            self.scraper.owns = owns
+
+    def watch(self, backend: BackendId, url: str, api_key: str = "") -> None:
+        if self.scraper is not None:
+            self.scraper.watch(backend, url, api_key)
+
+    def forget(self, backend: BackendId) -> None:
+        """It was removed."""
+        if self.scraper is not None:
+            self.scraper.forget(backend)
+        self._looks.pop(backend, None)
+        self.calibration.forget(backend)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            if self.scraper is not None:
+                await nursery.start(self.scraper.run)
+            task_status.started()
+            while True:
+                await trio.sleep(TICK_S)
+                self.tick(self._clock())
+
+    def tick(self, now: float) -> None:
+        for change in self.calibration.tick(now):
+            log_change(change, self._name(change.backend))
+        for backend, look in list(self._looks.items()):
+            if now - look.at > STALE_INTERVALS * max(self._interval_s, 1.0) + LOOK_S:
+                del self._looks[backend]
+                self._set_foreign(backend, 0)
+
+    def looked(self, backend: BackendId, metrics: EngineMetrics) -> None:
+        """An engine's page came in."""
+        slot = self._registry.slots[backend] if backend < len(self._registry.slots) else None
+        if slot is None or slot.removed:
+            return
+        before = self._looks.get(backend)
+        sent = slot.inflight + slot.peer_load
+        excess = max(0, (metrics.requests or 0) - sent)
+        self._looks[backend] = Look(self._clock(), metrics, excess)
+        self._set_foreign(backend, min(excess, before.excess) if before is not None else 0)
+        capacity = 0 if metrics.caches is False else metrics.capacity_tokens
+        self.calibration.told(backend, slot.url, slot.epoch, Told(capacity, metrics.block_tokens))
+
+    # --- what is seen of it -----------------------------------------------------------------------------------------
+
+    def view(self) -> Mapping[str, Any]:
+        """For the control port and the status page."""
+        return {
+            "route_precision": self._share("predicted_tokens"),
+            "route_recall": self._share("cached_tokens"),
+            "backends": [self._backend_view(view) for view in self.calibration.views(self._clock())],
+            "asking": asdict(self._asking.statistics()),
+            "scraper": asdict(self.scraper.statistics()) if self.scraper is not None else None,
+        }
+
+    def samples(self) -> Iterator[Sample]:
+        views = self.calibration.views(self._clock())
+        precision, recall = self._share("predicted_tokens"), self._share("cached_tokens")
+        for name, help_text, value in (
+            ("route_precision", "Of the tokens predicted to be cached, the share that was.", precision),
+            ("route_recall", "Of the cached tokens, the share that was predicted.", recall),
+        ):
+            if value is not None:
+                yield Sample(name, "gauge", help_text, value)
+        for view in views:
+            yield from backend_samples(view, {"backend": self._name(view.backend)})
+        for backend, look in self._looks.items():
+            yield from engine_samples(look.metrics, {"backend": self._name(backend)})
+        yield from plain_samples("calibration", self.calibration.counts, ())
+        yield from plain_samples("usage", self._asking.statistics(), ())
+        if self.scraper is not None:
+            yield from plain_samples("scraper", self.scraper.statistics(), ())
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _share(self, whole: str) -> float | None:
+        views = self.calibration.views(self._clock())
+        right, total = sum(view.right_tokens for view in views), sum(getattr(view, whole) for view in views)
+        return right / total if total else None
+
+    def _backend_view(self, view: CalibrationView) -> dict[str, Any]:
+        look = self._looks.get(view.backend)
+        metrics = look.metrics if look is not None else EngineMetrics()
+        return {
+            "name": self._name(view.backend),
+            "precision": rounded(view.precision),
+            "recall": rounded(view.recall),
+            "answers": view.answers,
+            "silent": view.answers_silent,
+            "error_tokens_p50": rounded(view.error.quantile(0.5)) if view.error.count else None,
+            "error_tokens_p10": rounded(view.error.quantile(0.1)) if view.error.count else None,
+            "block_tokens": view.block_tokens,
+            "capacity_tokens": view.capacity_told_tokens,
+            "capacity_learned": view.capacity_learned_tokens,
+            "lifetime_s": rounded(view.lifetime_s),
+            "refuted": view.refuted,
+            "running": metrics.running,
+            "waiting": metrics.waiting,
+            "cache_usage": rounded(metrics.usage),
+            "engine_hit_share": rounded(hit_share(metrics)),
+            "biases": [bias.value for bias in view.biases],
+        }
+
+    def _name(self, backend: BackendId) -> str:
+        slot = self._registry.slots[backend] if backend < len(self._registry.slots) else None
+        return slot.name if slot is not None else f"#{backend}"
+
+    def _set_foreign(self, backend: BackendId, requests: int) -> None:
+        slot = self._registry.slots[backend] if backend < len(self._registry.slots) else None
+        if slot is not None:
+            self._registry.set_foreign_load(backend, requests)
+
+
+def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
+    """Whether a backend is this node's to look at: the first of all live members by rendezvous hashing of its key.
+
+    While members disagree on who lives, two look, or none for some seconds; that harms nobody.
+    """
+
+    def owns(backend: BackendId) -> bool:
+        key = peer.backends.key_of(backend)
+        if key is None:
+            return True  # peers do not know it
+        me = peer.gossip.members.me.session
+        members = (me, *peer.gossip.streams.live)
+        first: int = max(members, key=lambda member: (mix(mix(member) ^ key), member))
+        return first == me
+
+    return owns
+
+
+def backend_samples(view: CalibrationView, label: Mapping[str, str]) -> Iterator[Sample]:
+    tokens = (
+        ("calibration_predicted_tokens", "Tokens predicted and usable, of answers with counts.", view.predicted_tokens),
+        ("calibration_cached_tokens", "Tokens cached by the engine's count.", view.cached_tokens),
+        ("calibration_right_tokens", "Tokens predicted and cached.", view.right_tokens),
+        ("calibration_answers", "Answers that said how much was cached.", view.answers),
+        ("calibration_answers_silent", "Answers that did not.", view.answers_silent),
+    )
+    for name, help_text, number in tokens:
+        yield Sample(name, "counter", help_text, number, label)
+    help_text = "Cached minus predicted tokens of one answer."
+    yield Sample("calibration_error_tokens", "histogram", help_text, view.error, label)
+    if view.capacity_learned_tokens is not None:
+        help_text = "Tokens computed since its last use beyond which a prefix answers cold."
+        yield Sample("engine_capacity_learned_tokens", "gauge", help_text, view.capacity_learned_tokens, label)
+    for bias in Bias:
+        yield Sample(
+            "calibration_bias",
+            "gauge",
+            "1 while predictions of this backend are wrong in this way.",
+            float(bias in view.biases),
+            {**label, "bias": bias.value},
+        )
+
+
+def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:
+    """What an engine says of itself, under our names."""
+    gauges: Sequence[tuple[str, str, float | None]] = (
+        ("engine_running", "Requests that the engine works at.", metrics.running),
+        ("engine_waiting", "Requests in the engine's own queue.", metrics.waiting),
+        ("engine_cache_usage", "Share of its cache that running requests hold.", metrics.usage),
+        ("engine_capacity_tokens", "Tokens that its cache holds.", metrics.capacity_tokens),
+        ("engine_hit_share", "Of the prompt tokens looked up in its cache, the share found.", hit_share(metrics)),
+    )
+    for name, help_text, value in gauges:
+        if value is not None:
+            yield Sample(name, "gauge", help_text, value, label)
+
+
+def hit_share(metrics: EngineMetrics) -> float | None:
+    """Since the engine's start."""
+    if not metrics.queried_tokens or metrics.hit_tokens is None:
+        return None
+    return min(1.0, metrics.hit_tokens / metrics.queried_tokens)
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def log_change(change: BiasChange, name: str) -> None:
+    detail = f" ({change.detail})" if change.detail else ""
+    if change.appeared:
+        log.warning("calibration.bias %s %s%s", name, change.bias.value, detail)
+    else:
+        log.info("calibration.bias_gone %s %s", name, change.bias.value)

@@ -1,0 +1,326 @@
+"""Continuum's tier 4 in a node: event sources fill the index, `kv_score` asks it, the control port shows it.
+
+A source whose stream begins anew has told nothing of what happened meanwhile, so what was known of its backend goes
+first (CX18). Prefixes that are called by one of our token fingerprints, 16 hex digits, go to engine truth as well, and
+so to every policy; a stream without numbers is never known better than DEGRADED. Continuum's own keys, 64 digits, stay
+in the index, which `kv_score` asks for the key of a prompt's opening.
+
+Rules: the index is this node's own: each node may listen to the same sources. With Redis nodes share what they hear
+(`share`), each beside its own index. Source: Continuum Router, «KV cache optimization», tier 4; the JSON of the control
+port is its own, with what it promises and leaves out added (CX16).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+import trio
+
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import Entry, IndexEvent, IndexSettings, KvIndex, Storage
+from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
+from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
+from ranvier_py.core.engine_cache.prefixes import Change
+from ranvier_py.core.engine_cache.residency_values import Changes
+from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
+from ranvier_py.core.sample import Sample
+from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
+from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
+from ranvier_py.proxy.pipeline_values import Teacher
+
+Item = TypeVar("Item")
+
+FINGERPRINT_DIGITS = 16
+TICK_S = 1.0  # expired entries are invisible at once; a tick only frees their memory
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedBackend:
+    """A backend with an event source. `url` is what all nodes call it."""
+
+    id: BackendId
+    name: str
+    endpoint: str
+    url: str = ""
+
+
+class Listened:
+    """One source and its backend. What it holds by our own names is a `Held` of engine truth."""
+
+    def __init__(self, backend: IndexedBackend, index: KvIndex, truth: EngineTruth | None) -> None:
+        self.backend = backend
+        self.source = Source(backend.id, "index")
+        self.shared: SharedIndex | None = None
+        self._index = index
+        self._truth = truth
+
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        return tier_of(self._index.peek(f"{fingerprint:016x}", self.backend.id))
+
+    def began(self) -> None:
+        now = time.monotonic()
+        self._index.forget((self.backend.id,))
+        if self.shared is not None:
+            self.shared.began(self.backend.id, now)
+        if self._truth is not None:
+            self._truth.open(self.source, self, now)
+            self._truth.levelled(self.source, Level.DEGRADED, "events without numbers", now)
+
+    def heard(self, events: Sequence[IndexEvent]) -> None:
+        now = time.monotonic()
+        changes = []
+        for event in events:
+            before = self._index.peek(event.prefix, self.backend.id)
+            changed = self._index.apply(self.backend.id, event, now)
+            entry = self._index.peek(event.prefix, self.backend.id)
+            if self.shared is not None:
+                self.shared.heard(self.backend.id, event, before, entry, now)
+            if not changed or len(event.prefix) != FINGERPRINT_DIGITS:
+                continue
+            tokens = entry.tokens if entry is not None else event.tokens or 0
+            changes.append(Change(Fingerprint(int(event.prefix, 16)), tokens, tier_of(entry), Fingerprint(0)))
+        if changes and self._truth is not None:
+            self._truth.changed(self.source, Changes(cleared=False, changes=tuple(changes), complete=True), now)
+
+
+class Preparing:
+    """A teacher that has Redis asked for a prompt's opening while it tokenizes, before the prompt is placed.
+
+    A prompt that the routes know well waits for neither: they know more of it than its opening.
+    """
+
+    def __init__(self, teacher: Teacher, indexing: Callable[[], Indexing]) -> None:
+        self.submit, self.finish = teacher.submit, teacher.finish
+        self._teacher = teacher
+        self._indexing = indexing
+
+    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
+        indexing = self._indexing()
+        opening = prompt.opening() if indexing.is_prepared else b""
+        tokenize = partial(self._teacher.tokenize_first, prompt, deadline_s)
+        return await (indexing.prepare(opening.hex(), tokenize) if opening else tokenize())
+
+
+class Indexing:
+    """The index of one node, with all that belongs to it."""
+
+    def __init__(
+        self,
+        settings: IndexSettings,
+        backends: Sequence[IndexedBackend],
+        options: SourceOptions,
+        rng: Random,
+        *,
+        truth: EngineTruth | None = None,
+        api_key: str = "",
+    ) -> None:
+        self.index = KvIndex(settings)
+        self.prepared = PreparedIndex(self.index, time.perf_counter)
+        self._scoring = KvScoreOptions()
+        self._backends = backends
+        self._sources: list[EventSource] = []
+        self._listened = [Listened(backend, self.index, truth) for backend in backends]
+        self._link: RedisLink | None = None
+        self._rng = rng
+        self._is_asked = False
+        for backend, listened in zip(backends, self._listened, strict=True):
+            self._sources.append(
+                EventSource(
+                    backend.endpoint, options, heard=listened.heard, began=listened.began, rng=rng, api_key=api_key
+                )
+            )
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._backends) or self._link is not None
+
+    def share(self, url: str, options: RedisOptions, find: Callable[[str], BackendId | None]) -> None:
+        """Share the index through Redis; `find` knows backends by their URL. Raises ConfigError."""
+        sources = {backend.id: source for backend, source in self._pairs()}
+        shared = SharedIndex(
+            self.index,
+            {backend.id: backend.url for backend in self._backends},
+            find=find,
+            stands=lambda backend: sources[backend].state.connected,
+            rng=self._rng,
+        )
+        self._link = RedisLink(shared, url, options)
+        self.prepared.shared = shared
+        for listened in self._listened:
+            listened.shared = shared
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a policy asks for what others share."""
+        return self._link is not None and self._is_asked
+
+    async def prepare(self, prefix: str, meanwhile: Callable[[], Awaitable[Item]]) -> Item:
+        """Have Redis asked for this prefix, do something else, and wait for what is left of PREPARE_S."""
+        link = self._link
+        assert link is not None, "nobody shares"
+        began = time.monotonic()
+        link.ask(prefix)
+        result = await meanwhile()
+        await link.prepare(prefix, max(0.0, PREPARE_S - (time.monotonic() - began)))
+        return result
+
+    def join(self, policy: object) -> None:
+        """Let this policy ask the index, if it can."""
+        if isinstance(policy, KvScore) and self.enabled:
+            policy.index = self.prepared
+            self._is_asked = True
+            self._scoring = policy.options
+
+    async def run(self) -> None:
+        """Listen for ever."""
+        async with trio.open_nursery() as nursery:
+            for source in self._sources:
+                nursery.start_soon(source.run)
+            if self._link is not None:
+                nursery.start_soon(self._link.run)
+            while self.enabled:
+                self.index.expire(time.monotonic())
+                await trio.sleep(TICK_S)
+
+    # --- the control port -------------------------------------------------------------------------------------------
+
+    def stats(self) -> Mapping[str, Any]:
+        """GET /admin/kv-index/stats, as Continuum has it (CR26)."""
+        if not self.enabled:
+            return {"enabled": False}
+        index, prepared = self.index, self.prepared
+        return {
+            "enabled": True,
+            "config": {
+                "backend": "memory" if self._link is None else "redis",
+                "max_entries": index.settings.entries_max,
+                "entry_ttl_seconds": index.settings.ttl_s,
+                "event_sources_count": len(self._sources),
+                "scoring": asdict(self._scoring),
+                "storage_offloading": {
+                    "enabled": index.settings.offloading,
+                    "treat_eviction_as_offload": index.settings.eviction_is_offload,
+                },
+            },
+            "index": {
+                "prefix_count": index.prefixes,
+                "entry_count": len(index),
+                "total_hits": index.hits,
+                "total_evictions": index.evictions,
+            },
+            "event_sources": [
+                {
+                    "backend_name": backend.name,
+                    "connected": source.state.connected,
+                    "events_received": source.state.received,
+                    "events_dropped": source.state.dropped,
+                    "last_event_at": moment(source.state.last_event_at),
+                    "reconnect_count": source.state.reconnects,
+                    "last_error": source.state.last_error,
+                }
+                for backend, source in self._pairs()
+            ],
+            "routing_decisions": {
+                "kv_aware": prepared.kv_aware,
+                "fallback": prepared.fallback,
+                "total": prepared.kv_aware + prepared.fallback,
+            },
+            "query_latency_count": prepared.query_s.count,
+            "overlap_score_count": prepared.overlap.count,
+            **({"shared": self._link.view()} if self._link is not None else {}),
+        }
+
+    def backends(self) -> Mapping[str, Any]:
+        """GET /admin/kv-index/backends (CR27)."""
+        return {
+            "enabled": self.enabled,
+            "backends": [
+                {
+                    "backend_name": backend.name,
+                    "connection": {
+                        "connected": source.state.connected,
+                        "reconnect_count": source.state.reconnects,
+                        "last_event_at": moment(source.state.last_event_at),
+                    },
+                    "events": {
+                        "received": source.state.received,
+                        "processed": source.state.received - source.state.dropped,
+                        "dropped": source.state.dropped,
+                        "index_created": self._created(backend),
+                        "index_evicted": self._evicted(backend),
+                    },
+                }
+                for backend, source in self._pairs()
+            ],
+        }
+
+    def clear(self) -> Mapping[str, Any]:
+        """POST /admin/kv-index/clear (CR28)."""
+        before = self.index.clear()
+        if self.prepared.shared is not None:
+            self.prepared.shared.clear(time.monotonic())
+        return {"success": True, "entries_before_clear": before, "cleared_entries": before}
+
+    def samples(self) -> Iterator[Sample]:
+        """Continuum's metrics under our prefix (CR22)."""
+        if not self.enabled:
+            return
+        for backend, source in self._pairs():
+            label, state = {"backend": backend.name}, source.state
+            processed = state.received - state.dropped
+            yield Sample("kv_event_received", "counter", "Events of an event source.", state.received, label)
+            yield Sample("kv_event_processed", "counter", "Of these, that could be read.", processed, label)
+            yield Sample("kv_event_dropped", "counter", "Of these, that could not.", state.dropped, label)
+            yield Sample("kv_consumer_connected", "gauge", "Whether its stream stands.", int(state.connected), label)
+            yield Sample("kv_consumer_reconnects", "counter", "Tries to connect again.", state.reconnects, label)
+            for kind, number in (("created", self._created(backend)), ("evicted", self._evicted(backend))):
+                labels = {**label, "type": kind}
+                yield Sample("kv_index_events", "counter", "Events that changed the index.", number, labels)
+            for status in ("connected", "disconnected"):
+                is_so = int(state.connected == (status == "connected"))
+                labels = {**label, "status": status}
+                yield Sample("kv_index_event_source_status", "gauge", "State of an event source.", is_so, labels)
+        prepared = self.prepared
+        yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend.", len(self.index))
+        yield Sample("kv_index_query_latency_seconds", "histogram", "Time of one question.", prepared.query_s)
+        yield Sample("kv_index_overlap_score", "histogram", "Overlap of requests placed by warmth.", prepared.overlap)
+        for decision, number in (("kv_aware", prepared.kv_aware), ("fallback", prepared.fallback)):
+            label = {"decision": decision}
+            yield Sample("kv_index_routing_decisions", "counter", "Placements of kv_score.", number, label)
+        if self._link is not None:
+            yield from self._link.samples()
+
+    def _pairs(self) -> Iterator[tuple[IndexedBackend, EventSource]]:
+        return zip(self._backends, self._sources, strict=True)
+
+    def _created(self, backend: IndexedBackend) -> int:
+        counts = self.index.by_backend.get(backend.id)
+        return counts.created if counts is not None else 0
+
+    def _evicted(self, backend: IndexedBackend) -> int:
+        counts = self.index.by_backend.get(backend.id)
+        return counts.evicted if counts is not None else 0
+
+
+def tier_of(entry: Entry | None) -> Tier:
+    if entry is None:
+        return Tier.ABSENT
+    return Tier.GPU if entry.storage is Storage.HOT else Tier.EXTERNAL
+
+
+def moment(at: float | None) -> str | None:
+    """A time of the monotonic clock as people write it."""
+    if at is None:
+        return None
+    seconds = time.time() - (time.monotonic() - at)
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

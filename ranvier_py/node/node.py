@@ -1,0 +1,312 @@
+"""The composition root: builds the parts of one node, opens the one nursery, stops them in reverse.
+
+Start order is the order of lines in `run`; the public port opens last and closes first. On SIGTERM or SIGINT the node
+stops accepting, lets running answers finish up to the drain deadline, and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.control import control_port as control
+from ranvier_py.control.exposition import render
+from ranvier_py.core.addresses import host_port
+from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.errors import RanvierError
+from ranvier_py.core.gossip.endpoints import OFF
+from ranvier_py.core.gossip.wire.messages import Command
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
+from ranvier_py.core.routing.health import Circuit, Health
+from ranvier_py.io.allocator import keep_freed_memory
+from ranvier_py.io.health_probes import Prober
+from ranvier_py.io.logs import request_line
+from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.io.tokenizer_worker import Learner
+from ranvier_py.node.calibration_parts import looked_at_by
+from ranvier_py.node.cluster_parts import Clustering, NodeHooks, load_keys, open_cluster, secret_of
+from ranvier_py.node.engine_event_parts import Truthing
+from ranvier_py.node.index_parts import Indexing, Preparing
+from ranvier_py.node.operations import Admin
+from ranvier_py.node.parts import (
+    backend_limits,
+    calibrating_of,
+    control_settings,
+    indexing_of,
+    key_inbox,
+    load_tokenizer,
+    make_router,
+    pipeline_limits,
+    probe_options,
+    publishers_of,
+    recorder_of,
+    scheme_of,
+    server_limits,
+    shadows_of,
+    tls_context,
+    upstream_limits,
+)
+from ranvier_py.node.push_parts import Pushing
+from ranvier_py.proxy.pipeline import Pipeline
+from ranvier_py.proxy.server import DataServer
+from ranvier_py.proxy.upstream import Address, Upstream
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.00005
+"""The event loop gives up the interpreter lock at each system call and gets it back from a tokenizing thread at the
+latest after this. CPython's default of 5 ms would be added to a request several times over."""
+
+GARBAGE_THRESHOLDS = (500, 2, 1_000_000)
+"""Young cyclic garbage is collected in steps of a millisecond at most, old garbage never while requests run: a full
+collection of a million remembered boundaries would stop the event loop for a second (measured: 1.4 us for each
+object). Under full load steps of 3,000 objects took 3 ms, and 8 ms with those of middle age: each request in flight
+waits for them. What we keep is chains without cycles, freed by counting; the rest waits for an idle moment."""
+
+COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
+
+CLOSE_S = 1.0  # for closing pooled connections, which waits for nobody
+
+SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
+SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
+
+
+class Node:
+    """The parts of one node, wired. Nothing runs until `run`."""
+
+    def __init__(self, config: Config, tokenizer: ChatTokenizer, rng: Random, secret: bytes | None = None) -> None:
+        """`secret` is what peers make fingerprints with, None for a node without peers."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.clustering: Clustering | None = None
+        self.drained = trio.Event()  # nobody is served any more, and the peers have been told
+        self.addresses: dict[str, Address] = {}
+        self.scheme = scheme_of(config, tokenizer, secret)
+        self.registry = Registry(backend_limits(config))
+        keys = key_inbox(config, self.scheme)
+        self.router = make_router(config, tokenizer, self.scheme, self.registry, rng, keys.hasher)
+        self.shadows = shadows_of(config, self.router, rng)
+        if self.shadows is not None:
+            self.router.observers += (self.shadows,)
+        self.recorder = recorder_of(config, self.scheme)
+        if self.recorder is not None:
+            self.router.observers += (self.recorder,)
+        self.learner = Learner(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
+        self.upstream = Upstream(upstream_limits(config))
+        self.prober = Prober(self._probed, probe_options(config), rng)
+        self.truthing = Truthing(self.router, rng, log_transitions)
+        self.pushing = Pushing(self.router, self.truthing.truth, keys, self.scheme.identity, self.scheme.key)
+        self.asking = UsageAsking(enabled=config.ask_usage)
+        self.calibrating = calibrating_of(config, self.router, self.asking, self.truthing, rng)
+        self.pipeline = Pipeline(
+            self.router,
+            self.upstream,
+            Preparing(self.learner, lambda: self.indexing),
+            pipeline_limits(config),
+            address_of=self._address_of,
+            asking=self.asking,
+            api_key=config.backend_api_key.get_secret_value() if config.backend_api_key else "",
+            report=request_line if config.log_level in ("debug", "info") else None,
+            trouble=self.prober.probe_soon,
+            changed=log_transitions,
+            name=secrets.token_hex(4),
+        )
+        self.server = DataServer(
+            self.pipeline.handle,
+            server_limits(config),
+            tls=tls_context(config),
+            short_way=self.pipeline,
+        )
+        self.upstream.readiness = self.server.readiness  # runs as long as there are requests
+        self.admin = Admin(self)
+        for spec in config.backend:
+            self.add_backend(spec.url, spec.weight, spec.name, spec)
+        self.indexing: Indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
+        self.indexing.join(self.router.policy)
+
+    def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
+        """`spec` is what else was configured. Raises BadRequest with nothing changed."""
+        backend = self.registry.add(url, weight=weight, name=name)
+        self.addresses[backend.url] = Address.parse(backend.url)
+        key = self.config.backend_api_key
+        secret = key.get_secret_value() if key else ""
+        self.prober.watch(backend.id, backend.url, secret)
+        if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
+            self.truthing.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
+        self.calibrating.watch(backend.id, backend.url, secret)
+        log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
+        return backend.id
+
+    def remove_backend(self, name_or_url: str) -> None:
+        backend = self.registry.remove(name_or_url)
+        self.prober.forget(backend.id)
+        self.truthing.forget(backend.id)
+        self.calibrating.forget(backend.id)
+        self.upstream.forget(self.addresses.pop(backend.url))
+        log.info("backend.removed %s", backend.name)
+
+    def hooks(self) -> NodeHooks:
+        return NodeHooks(self.prober.probe_soon, log_transitions, self._follow)
+
+    def _follow(self, command: Command) -> None:
+        """An order that the operator gave on another node."""
+        known = self.registry.find(command.url)
+        try:
+            if command.verb == "add" and known is None:
+                self.add_backend(command.url, command.weight, command.name)
+            elif command.verb == "remove" and known is not None:
+                self.remove_backend(command.url)
+        except RanvierError as error:
+            log.warning("backend.order_refused %s %s: %s", command.verb, command.url, error)
+
+    def _address_of(self, url: str) -> Address:
+        """Parsed once for each backend; one that is leaving may still be asked for."""
+        return self.addresses.get(url) or Address.parse(url)
+
+    def _probed(self, backend: BackendId, result: ProbeResult) -> None:
+        log_transitions(self.registry.probed(backend, result, time.monotonic()))
+
+    async def sweep(self) -> None:
+        """Free what has expired, a little at a time, for ever."""
+        collected_at = time.monotonic()
+        while True:
+            await trio.sleep(SWEEP_INTERVAL_S)
+            if time.monotonic() - collected_at > COLLECT_INTERVAL_S and self.server.statistics().in_flight == 0:
+                gc.collect()
+                collected_at = time.monotonic()
+            epochs = [slot.epoch if slot is not None and not slot.removed else -1 for slot in self.registry.slots]
+            self.truthing.sweep(time.monotonic())
+            self.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+            for shadow in self.shadows.shadows if self.shadows is not None else ():
+                shadow.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+            self.upstream.prune()
+
+    async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Drain at the first SIGTERM or SIGINT; a second one cuts the drain short."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                log.info("node.draining after %s, up to %g s", signal.Signals(number).name, self.config.drain_timeout_s)
+                break
+            self.admin.draining = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
+                await self.server.drain(self.config.drain_timeout_s)
+                if self.clustering is not None:  # last, so that the last answers are still told
+                    await self.clustering.leave()
+                nursery.cancel_scope.cancel()
+            await self.server.drain(0)  # what a second signal left; nothing otherwise
+            self.drained.set()
+
+    async def _cut_at_next(self, signals: object, scope: trio.CancelScope) -> None:
+        async for _ in signals:  # type: ignore[attr-defined]
+            log.info("node.cut at the second signal")
+            scope.cancel()
+
+
+WELL = (Health.HEALTHY.value, Circuit.CLOSED.value)
+"""What a backend is to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a running node listens: (host, port) pairs of the public port, URL of the control port."""
+
+    public: Sequence[tuple[str, int]]
+    control: str
+
+    def __str__(self) -> str:
+        public = " ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.public)
+        return f"{public} control {self.control}"
+
+
+async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.TASK_STATUS_IGNORED) -> None:
+    """Run one node until a signal tells it to stop. Raises ConfigError or OSError at the start."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    tokenizer = await trio.to_thread.run_sync(load_tokenizer, config)
+    log.log(logging.INFO if tokenizer.incremental else logging.WARNING, "node.tokenizer %s", tokenizer.probe_report)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: libraries, vocabulary
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    keys = await load_keys(config)
+    node = Node(config, tokenizer, Random(secrets.randbits(64)), secret_of(keys))  # noqa: S311  # placement draws no secrets
+    if keys is not None:
+        node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
+        node.truthing.share(node.clustering.peer.streams)
+        node.calibrating.share(looked_at_by(node.clustering.peer))
+    try:
+        await run_parts(node, task_status)
+    finally:
+        with trio.move_on_after(CLOSE_S, shield=True):
+            await node.upstream.aclose()
+    log.info("node.stopped")
+
+
+async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None:
+    """Start the parts in order, serve until drained, stop them in reverse."""
+    config = node.config
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(node.learner.run)
+        nursery.start_soon(node.sweep)
+        if node.recorder is not None:
+            await nursery.start(node.recorder.run)
+        if node.clustering is not None:
+            await nursery.start(node.clustering.run)
+        nursery.start_soon(node.indexing.run)
+        await nursery.start(node.prober.run)
+        await nursery.start(node.truthing.run)
+        await nursery.start(node.calibrating.run)
+        await nursery.start(node.pushing.run)
+        settings = control_settings(config)
+        with listening_on(config.control):
+            serve = partial(control.serve, node.admin, settings, render, internal=node.pushing, shutdown=shutdown)
+            url = await nursery.start(serve)
+        await nursery.start(node.stop_on_signal)
+        with trio.move_on_after(config.probe_timeout_s):  # who serves which model, before the first request asks
+            await node.prober.wait_first_round()
+        async with trio.open_nursery() as serving:
+            host, port = host_port(config.listen)
+            with listening_on(config.listen):
+                bound = await serving.start(partial(node.server.serve, host, port, reuse_port=config.workers > 1))
+            addresses = Addresses(bound, url)
+            if not config.backend:
+                log.warning("node.no_backends every request gets a 503 until one is added: POST /admin/backends")
+            log.info("node.ready on %s", addresses)
+            with suppress(OSError):  # a full disk behind stdout: the node serves all the same
+                print(f"ranvier listening on {addresses}", flush=True)
+            task_status.started(addresses)
+        await node.drained.wait()
+        shutdown.set()
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def listening_on(address: str) -> Iterator[None]:
+    """An error of binding says where it was."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error} ({address})") from error
+
+
+def log_transitions(transitions: Sequence[Transition]) -> None:
+    """A warning for what somebody may have to look at; good news and what is listed are none."""
+    for change in transitions:
+        level = logging.INFO if change.what == "models" or change.after in WELL else logging.WARNING
+        log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)

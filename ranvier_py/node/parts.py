@@ -1,0 +1,252 @@
+"""From the configuration to the parts of a node: which value of an operator reaches which part, and in which unit.
+
+Each function makes one part, or the limits of one, and starts nothing. Whoever looks for what a key does finds the
+place here; whoever adds one adds a line. node.py wires what these return.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+import time
+from functools import partial
+from hashlib import blake2b
+from random import Random
+from urllib.parse import urlsplit
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_values import BackendSpec
+from ranvier_py.control import control_port as control
+from ranvier_py.core.addresses import host_port
+from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
+from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Registry
+from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoadedOptions
+from ranvier_py.core.routing.request_record import Header, scheme_mark
+from ranvier_py.core.routing.retries import RetryLimits
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.shadow import Shadows, make_shadow
+from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.io.engine_events.sse_source import SourceOptions
+from ranvier_py.io.health_probes import ProbeOptions
+from ranvier_py.io.key_inbox import KeyInbox
+from ranvier_py.io.recorder import Recorder
+from ranvier_py.io.redis_index import RedisOptions
+from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.node.calibration_parts import Calibrating
+from ranvier_py.node.cluster_parts import FingerprintScheme
+from ranvier_py.node.engine_event_parts import Truthing
+from ranvier_py.node.index_parts import IndexedBackend, Indexing
+from ranvier_py.proxy.pipeline import PipelineLimits
+from ranvier_py.proxy.server import ServerLimits
+from ranvier_py.proxy.upstream import UpstreamLimits
+
+
+def load_tokenizer(config: Config) -> ChatTokenizer:
+    """Raises ConfigError."""
+    return ChatTokenizer.load(config.tokenizer, chat_template=str(config.chat_template or "") or None)
+
+
+def scheme_of(config: Config, tokenizer: ChatTokenizer, shared: bytes | None) -> FingerprintScheme:
+    """How this node makes fingerprints: by the operator's secret, else by that of the peers, else by one of its own."""
+    given = config.cluster_secret.get_secret_value().encode() if config.cluster_secret else None
+    secret = given or shared or secrets.token_bytes(32)
+    key = blake2b(secret, digest_size=32, person=b"fingerprint").digest()  # any length in, one length out
+    return FingerprintScheme(f"{tokenizer.identity}/{config.block_size_tokens}", key, tokenizer.keeps_turns)
+
+
+def make_router(
+    config: Config,
+    tokenizer: ChatTokenizer,
+    scheme: FingerprintScheme,
+    registry: Registry,
+    rng: Random,
+    prompt_hasher: TokenHasher | None = None,
+) -> Router:
+    hasher = TokenHasher(scheme.key, config.block_size_tokens, short=UNCOMPUTED_TOKENS)
+    reader = PromptReader(
+        TextHasher(scheme.key),
+        prompt_hasher or hasher,
+        PromptMemory(config.prompt_memory_entries),
+        identity=scheme.identity,
+        bytes_per_token=tokenizer.chars_per_token,
+        digest_seed=secrets.randbits(64),
+    )
+    return Router(
+        reader=reader,
+        hasher=hasher,
+        routes=make_routes(config),
+        speculation=Speculation(),
+        registry=registry,
+        policy=make_policy(config.policy, placement_options(config)),
+        rng=rng,
+        texts_match=scheme.texts_match,
+        recent_max=config.recent_decisions,
+    )
+
+
+def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
+    """Where the operator says that an engine publishes its KV events; nothing where it is to be asked."""
+    host = urlsplit(spec.url).hostname or ""
+    return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
+
+
+def key_inbox(config: Config, scheme: FingerprintScheme) -> KeyInbox:
+    """What hashes prompts, and notes how workers that push prefix hashes would name them."""
+    options = placement_options(config).build(StickyLeastLoadedOptions)
+    return KeyInbox(scheme.key, config.block_size_tokens, config.policy, options.prefix_tokens)
+
+
+def make_routes(config: Config) -> RouteTable:
+    return RouteTable(capacity=config.route_capacity, ttl_s=config.route_ttl_s)
+
+
+def placement_options(config: Config) -> PlacementOptions:
+    """What the operator told policies; what he named counts for more than the two keys of their own."""
+    named = PlacementOptions.parse(config.policy_option).named
+    return PlacementOptions.of({"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
+
+
+def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
+    """The policies that place without effect, where the operator wants any."""
+    if not config.shadow:
+        return None
+    options = placement_options(config)
+    made = [
+        make_shadow(router, make_policy(name, options), make_routes(config), Random(rng.getrandbits(64)))  # noqa: S311
+        for name in dict.fromkeys(config.shadow)
+    ]
+    return Shadows(made, router.registry)
+
+
+def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Random) -> Indexing:
+    """The index that event streams of Continuum's shape fill; empty without any."""
+    settings = IndexSettings(
+        entries_max=config.kv_index_entries_max,
+        ttl_s=config.kv_index_ttl_s,
+        offloading=config.kv_index_offloading,
+        eviction_is_offload=config.kv_index_eviction_is_offload,
+    )
+    found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
+    backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
+    options = SourceOptions(config.kv_index_reconnect_s, idle_s=config.kv_index_ttl_s)
+    api_key = config.backend_api_key.get_secret_value() if config.backend_api_key else ""
+    own_rng = Random(rng.getrandbits(64))  # noqa: S311
+    indexing = Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
+    if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
+        limits = RedisOptions(config.kv_redis_prefix, config.kv_redis_timeout_s, config.kv_redis_connect_timeout_s)
+        indexing.share(config.kv_redis_url.get_secret_value(), limits, partial(backend_at, registry))
+    return indexing
+
+
+def backend_at(registry: Registry, url: str) -> BackendId | None:
+    """The backend that peers call so."""
+    found = registry.find(url)
+    return found.id if found is not None else None
+
+
+def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random) -> Calibrating:
+    """What measures the predictions, and corrects those of engines that nobody hears."""
+    made = Calibrating(
+        router,
+        asking,
+        Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
+        scrape_interval_s=config.engine_metrics_interval_s,
+        estimated=lambda backend: truthing.level(backend) is Level.ESTIMATED,
+        contradicted=truthing.contradicted,
+    )
+    if made.scraper is not None:
+        truthing.load_heard = made.scraper.heard
+    return made
+
+
+def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
+    """What writes flights down, where the operator wants that."""
+    if config.record_file is None:
+        return None
+    return Recorder(
+        config.record_file,
+        Header(time.time(), config.block_size_tokens, scheme_mark(scheme.identity, scheme.key)),
+        started_at=time.monotonic(),
+        clock=time.monotonic,
+        bytes_max=config.record_bytes_max,
+        files_max=config.record_files_max,
+    )
+
+
+def backend_limits(config: Config) -> BackendLimits:
+    return BackendLimits(
+        probe_failures_to_unhealthy=config.probe_failures,
+        probe_successes_to_healthy=config.probe_successes,
+        circuit_faults_to_open=config.circuit_failures,
+        circuit_open_s=config.circuit_open_s,
+        circuit_open_max_s=8 * config.circuit_open_s,
+    )
+
+
+def probe_options(config: Config) -> ProbeOptions:
+    return ProbeOptions(
+        interval_s=config.probe_interval_s,
+        interval_unsettled_s=min(1.0, config.probe_interval_s),
+        timeout_s=config.probe_timeout_s,
+    )
+
+
+def pipeline_limits(config: Config) -> PipelineLimits:
+    retries = RetryLimits(
+        worker_retries_max=config.worker_retries_max,
+        total_retries_max=config.total_retries_max,
+        statuses=frozenset(config.retry_statuses),
+    )
+    return PipelineLimits(
+        tokenize_deadline_s=config.tokenize_deadline_s,
+        first_byte_s=config.first_byte_timeout_s,
+        stall_s=config.stall_timeout_s,
+        retries=retries,
+    )
+
+
+def server_limits(config: Config) -> ServerLimits:
+    return ServerLimits(
+        connections_max=config.connections_max,
+        in_flight_max=config.in_flight_max,
+        in_flight_bytes_max=config.in_flight_bytes_max,
+        header_bytes_max=config.header_bytes_max,
+        body_bytes_max=config.body_bytes_max,
+        idle_s=config.idle_timeout_s,
+        header_s=config.header_timeout_s,
+        body_s=config.body_timeout_s,
+        send_s=config.send_timeout_s,
+    )
+
+
+def upstream_limits(config: Config) -> UpstreamLimits:
+    return UpstreamLimits(connect_s=config.connect_timeout_s)
+
+
+def control_settings(config: Config) -> control.ControlSettings:
+    host, port = host_port(config.control)
+    key = config.control_key.get_secret_value() if config.control_key else None
+    return control.ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """Raises ConfigError for files that can't be read or are none."""
+    if config.tls_certificate_file is None or config.tls_key_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_certificate_file, config.tls_key_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError([f"tls_certificate_file, tls_key_file: can't be used: {error}"]) from error
+    return context

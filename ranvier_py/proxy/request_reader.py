@@ -1,0 +1,276 @@
+"""How a request arrives: heads by llhttp, bodies by their length or by our own reader of chunks.
+
+The server reads the common case itself (all of it in one piece); here are the parser of heads and the slow ways: a head
+in pieces, a body that takes its time. Each piece renews no deadline: a head has `header_s` in all, a body `body_s` plus
+its bytes at the lowest rate we take.
+Invariant: nothing of the next request is taken for this one; what follows it is handed back.
+Cost: a parser object and a call per field, about 8 µs for a client library's head; 1 µs for one like the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httptools
+
+from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
+from ranvier_py.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ClientGone,
+    ExpectationFailed,
+    HeaderTooLarge,
+    MethodNotAllowed,
+)
+from ranvier_py.proxy.client_connection import Client
+from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, Phase
+
+HEADER, BODY = Phase.HEADER, Phase.BODY
+
+Keep = Callable[[Client, int], object]
+"""Counts bytes of a client's body that are in memory from now on. Raises NodeBusy when there is no room for them."""
+
+READ_BYTES_MAX = 262_144
+"""One read of a body that goes on: a quarter of a megabyte keeps a 200 kB chat at two or three reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of the public port. Seconds and bytes as named."""
+
+    connections_max: int = 4096  # of about 20 kB each
+    in_flight_max: int = 1024
+    in_flight_bytes_max: int = 2**30  # of bodies: 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
+    header_bytes_max: int = (
+        65_536  # Envoy's max_request_headers_kb is 60; long bearer tokens and traces need more than 8 kB
+    )
+    headers_max: int = 100  # Envoy's and Apache's (LimitRequestFields) default
+    body_bytes_max: int = 64 * 2**20  # 1 M tokens of text are 4 MB; images in base64 take the rest
+    idle_s: float = 75.0  # nginx's keepalive_timeout
+    header_s: float = 10.0
+    body_s: float = 30.0  # plus one second for every `body_bytes_per_s_min` that arrived
+    body_bytes_per_s_min: int = 10_000  # slower uploads are attacks; Apache's mod_reqtimeout draws the line at 500
+    send_s: float = 30.0  # without the client taking a byte
+    tick_s: float = 0.25  # how late a missed deadline may be noticed
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
+
+
+class RequestHead:
+    """Parses one request head; the callbacks are httptools'.
+
+    Attributes:
+        request: without its body, once `finish` returned.
+        length: bytes of body to come; -1 for chunks.
+        waits: the client expects a 100 before it sends the body.
+    """
+
+    __slots__ = ("_complete", "_length_at", "_parser", "_shape", "_target", "headers", "length", "request", "waits")
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+        self.length = 0
+        self.waits = False
+        self.request: HttpRequest
+        self._shape: HeadShape | None = None  # once finished
+        self._target = b""
+        self._length_at = 0  # in `headers`, where it has one
+        self._complete = False
+        self._parser = httptools.HttpRequestParser(self)
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+    def feed(self, data: bytes) -> None:
+        """Read on. Raises BadRequest."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # CONNECT, or an upgrade we need not follow (RFC 9110 7.8)
+            pass
+        except httptools.HttpParserError as error:
+            raise BadRequest(f"malformed request: {error}") from error
+
+    def finish(self, head: bytes, limits: ServerLimits) -> HttpRequest:
+        """Everything was fed; `head` is all of it. Raises RequestError."""
+        if not self._complete or b"\r\n " in head or b"\r\n\t" in head:
+            raise BadRequest("malformed request head")
+        if len(self.headers) > limits.headers_max:
+            raise HeaderTooLarge(f"more than {limits.headers_max} header fields")
+        line_end = head.find(b"\r\n")
+        version = head[line_end - 8 : line_end]
+        if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+            raise BadRequest("only HTTP/1.1 and HTTP/1.0 are served here")
+        minor = version[7] - 48
+        self.request = HttpRequest(self._parser.get_method(), self._target, self.headers, b"", minor, minor == 1)
+        self._read_fields(minor)
+        self._check_line()
+        if self.length > limits.body_bytes_max:
+            raise BodyTooLarge(f"the body is larger than {limits.body_bytes_max} bytes")
+        self._shape = HeadShape.of(head)
+        return self.request
+
+    def again(self, head: bytes, limits: ServerLimits) -> bool:
+        """Whether `head` is the one finished before but for its length; `request` and `length` are its own then.
+
+        A client sends the same head with each of its requests, so most are not parsed.
+        """
+        digits = self._shape.digits_of(head) if self._shape is not None else None
+        if digits is None:
+            return False
+        request, headers = self.request, self.headers
+        if digits and int(digits) != self.length:
+            if int(digits) > limits.body_bytes_max:
+                return False
+            self.length = int(digits)
+            self.headers = headers = headers.copy()  # the request before keeps its own
+            headers[self._length_at] = (headers[self._length_at][0], digits)
+        minor, fields = request.http_minor, request.fields
+        self.request = HttpRequest(request.method, request.target, headers, b"", minor, request.keep_alive, fields)
+        return True
+
+    def _check_line(self) -> None:
+        request = self.request
+        if request.method in (b"CONNECT", b"TRACE"):
+            raise MethodNotAllowed(f"{request.method.decode()} is not served here")
+        if request.target[:7].lower() == b"http://":  # absolute-form, as to a proxy: RFC 9112 3.2.2
+            request.target = origin_form(request.target, request.method)
+        if request.target[:1] != b"/" and not (request.target == b"*" and request.method == b"OPTIONS"):
+            raise BadRequest("the request target must be a path")
+
+    def _read_fields(self, minor: int) -> None:
+        hosts = 0
+        for place, (name, value) in enumerate(self.headers):
+            key = name.lower()
+            if key == b"content-length":
+                self._length_at = place
+                self._read_length(value)
+            elif key == b"host":
+                hosts += 1
+            elif key == b"connection":
+                self._read_connection(value)
+            elif key == b"transfer-encoding":
+                self._read_coding(value, minor)
+            elif key == b"expect":
+                self._read_expectation(value, minor)
+        if hosts != 1 and (minor or hosts):
+            raise BadRequest("a request names its host once")
+
+    def _read_length(self, value: bytes) -> None:
+        if not value.isdigit() or len(value) > 18:
+            raise BadRequest("malformed content-length")
+        self.length = int(value)
+
+    def _read_coding(self, value: bytes, minor: int) -> None:
+        if value.lower() != b"chunked" or self.length or not minor:
+            raise BadRequest("the only transfer coding served here is chunked")
+        self.length = -1
+
+    def _read_connection(self, value: bytes) -> None:
+        if b"close" in [option.strip() for option in value.lower().split(b",")]:
+            self.request.keep_alive = False
+
+    def _read_expectation(self, value: bytes, minor: int) -> None:
+        if value.lower() != b"100-continue":
+            raise ExpectationFailed("the only expectation served here is 100-continue")
+        self.waits = minor == 1
+
+
+def origin_form(target: bytes, method: bytes) -> bytes:
+    """What a request for an absolute address asks of this host; whose name it is plays no part here."""
+    authority, slash, rest = target[7:].partition(b"/")
+    if not authority:
+        raise BadRequest("the request target names no host")
+    if slash:
+        return slash + rest
+    host, mark, query = authority.partition(b"?")
+    if not host:
+        raise BadRequest("the request target names no host")
+    return b"*" if method == b"OPTIONS" and not mark else b"/" + mark + query
+
+
+async def read_head(client: Client, limits: ServerLimits, head: RequestHead, data: bytes) -> tuple[bytes, int]:
+    """A head in several pieces, or after empty lines (RFC 9112 2.2). Feeds it all; returns the bytes and where it ends.
+
+    Raises RequestError, ClientGone.
+    """
+    client.arm(HEADER, limits.header_s)
+    fed = 0
+    while True:
+        if not fed:
+            data = data.lstrip(b"\r\n")
+        found = data.find(b"\r\n\r\n", max(0, fed - 3))
+        end = len(data) if found < 0 else found + 4
+        if end > limits.header_bytes_max:
+            raise HeaderTooLarge(f"the header is larger than {limits.header_bytes_max} bytes")
+        head.feed(data[fed:end])
+        fed = end
+        if found >= 0:
+            return data, end
+        more = await client.transport.receive()
+        if not more:
+            raise BadRequest("the request ended in its header") if data else ClientGone("nothing came")
+        data += more
+
+
+async def read_body(
+    client: Client, limits: ServerLimits, head: RequestHead, data: bytes, keep: Keep
+) -> tuple[bytes, bytes]:
+    """A body of which only `data` is here yet. Returns all of it and the bytes after it.
+
+    `keep` is told of each piece before it is kept. Raises RequestError, and what `keep` raises.
+    """
+    keep(client, len(data))
+    if head.waits and not data:
+        await client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
+    until = time.monotonic() + limits.body_s
+    if head.length < 0:
+        return await _read_chunks(client, limits, data, until, keep)
+    parts, missing = [data], head.length - len(data)
+    while missing:
+        more = await _receive(client, min(missing, READ_BYTES_MAX), until)
+        keep(client, len(more))
+        until += len(more) / limits.body_bytes_per_s_min
+        missing -= len(more)
+        parts.append(more)
+    return b"".join(parts), b""
+
+
+async def _read_chunks(
+    client: Client, limits: ServerLimits, data: bytes, until: float, keep: Keep
+) -> tuple[bytes, bytes]:
+    reader = ChunkedReader(keep=True)
+    assert reader.payload is not None
+    while True:
+        try:
+            used = reader.feed(data)
+        except ChunkError as error:
+            raise BadRequest(f"malformed request: {error}") from error
+        if reader.total > limits.body_bytes_max:
+            raise BodyTooLarge(f"the body is larger than {limits.body_bytes_max} bytes")
+        if reader.done:
+            return b"".join(reader.payload), data[used:]
+        data = await _receive(client, READ_BYTES_MAX, until)
+        keep(client, len(data))
+        until += len(data) / limits.body_bytes_per_s_min
+
+
+async def _receive(client: Client, bytes_max: int, until: float) -> bytes:
+    """The next piece of a body: often it is here already. Raises BadRequest at the end of the stream."""
+    data = client.transport.receive_now(bytes_max)
+    if data is None:
+        client.arm_until(BODY, until)
+        data = await client.transport.receive(bytes_max)
+    if not data:
+        raise BadRequest("the request ended in its body")
+    return data

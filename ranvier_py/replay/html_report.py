@@ -1,0 +1,249 @@
+"""The report of a replay: one HTML page that needs nothing else, for somebody who has to decide something.
+
+From the top: what came out of it in words, then for each trace the table, and pictures of what the table can't show:
+hit rates, times to first token, saturation, load, what was lost against the best engine, and why requests went where
+they went. Everything is in the page's own text; nothing is fetched, nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import groupby
+
+from ranvier_py.replay.figures import named, percent, seconds
+from ranvier_py.replay.findings import about, comparable, findings, shown_of
+from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
+from ranvier_py.replay.svg import COLOURS, Axis, Bar, Series, bar_chart, line_chart
+
+NOTHING = "-"
+LOADS_MAX = 6  # pictures of load over time: the policies that differ most are enough
+
+
+CURVES_MAX = 12  # in one picture; where there are more, the medians are left out
+
+
+SECONDS = Axis("time to first token", log=True, written=seconds)
+
+
+class Colours:
+    """One colour for each policy, the same in every picture."""
+
+    def __init__(self, runs: Iterable[RunResult]) -> None:
+        names = list(dict.fromkeys(run.policy for run in runs))
+        self._of = {name: index for index, name in enumerate(names)}
+
+    def __getitem__(self, run: RunResult) -> int:
+        return self._of[run.policy]
+
+    def dashed(self, run: RunResult) -> bool:
+        return run.is_oracle or self._of[run.policy] >= COLOURS
+
+
+def page(results: ReplayResults) -> str:
+    """The whole page."""
+    parts = [section(trace, [run for run in results.runs if run.trace == trace.name]) for trace in results.traces]
+    asked = "; ".join(f"{name} {told}" for name, value in results.settings.items() if (told := setting(value)))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ranvier replay</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{STYLE}</style></head><body><main><h1>ranvier replay</h1>"
+        f'{"".join(parts)}<footer><h2>How to read this</h2>{HOW_TO_READ}<p class="small">{escape(asked)}</p></footer>'
+        "</main></body></html>"
+    )
+
+
+def setting(value: object) -> str:
+    """What was asked for, from JSON as a person reads it; "" for what was not."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={setting(inner)}" for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(setting(inner) for inner in value)
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
+    """Everything about one trace."""
+    if not runs:
+        return ""
+    colours = Colours(runs)
+    chosen, at, nodes, rates = shown_of(runs)
+    parts = [f"<h2>{escape(trace.name)}</h2>", f"<p>{escape(about(trace, runs[0]))}</p>"]
+    parts.append(f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in findings(runs))}</ul>")
+    parts.append(table(runs, several_nodes=len(nodes) > 1, several_rates=len(rates) > 1))
+    shown = [run for run in chosen if run.served]  # of the others there is nothing to see
+    figures = [
+        ("Prompt tokens found in the cache" + at, hit_bars(shown, colours)),
+        ("Times to first token" + at, distribution(shown, colours)),
+    ]
+    if len(rates) > 1:
+        medians = 2 * len({run.policy for run in runs}) <= CURVES_MAX
+        name = "Saturation: p90, and p50 dashed, by rate" if medians else "Saturation: p90 by rate, oracles dashed"
+        figures.append((name, sweep(runs, nodes[0], colours, medians=medians)))
+    if any(run.regret_s and not run.is_oracle for run in shown):
+        figures.append(("Lost against the best engine, by request" + at, regret_bars(shown, colours)))
+    figures += [(f"Requests in flight: {run.policy}{at}", LOADS + load(run)) for run in most_different(shown)]
+    if not shown:
+        return f"<section>{''.join(parts)}</section>"
+    parts.append(legend(shown, colours))
+    parts.append(f'<div class="figures">{"".join(figure(name, chart) for name, chart in figures)}</div>')
+    parts.append(reasons(shown))
+    return f"<section>{''.join(parts)}</section>"
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool) -> str:
+    """One row for each run; the best router of each rate and number of nodes in bold."""
+    heads = ["policy", *(["nodes"] * several_nodes), *(["rate"] * several_rates), "requests/s", "hits", "predicted"]
+    heads += ["TTFT p50", "p90", "p99", "end-to-end p50", "p90", "busiest / mean", "lost / request", "failed"]
+    ordered = sorted(runs, key=lambda run: (run.rate, run.nodes or 10**6))
+    rows = []
+    for _, group in groupby(ordered, key=lambda run: (run.rate, run.nodes)):
+        together = list(group)
+        rivals = comparable(together)
+        figures = [run.ttft_s["p90"] for run in rivals]
+        marks = [run in rivals and run.ttft_s["p90"] == min(figures) and best_is_one(figures) for run in together]
+        rows += [row(run, several_nodes, several_rates, mark) for run, mark in zip(together, marks, strict=True)]
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def best_is_one(figures: Sequence[float]) -> bool:
+    """Whether the least of them says anything: there is no other, or not all are equal."""
+    return len(figures) == 1 or min(figures) < max(figures)
+
+
+def row(run: RunResult, several_nodes: bool, several_rates: bool, best: bool) -> str:
+    cells = [run.policy]
+    cells += [str(run.nodes or NOTHING)] * several_nodes + [f"{run.rate:g}"] * several_rates
+    fixed = len(cells)
+    cells += [f"{run.requests_per_s:.2f}", percent(run.hit_rate), percent(run.predicted_hit_rate)]
+    cells += [seconds(run.ttft_s[name]) for name in ("p50", "p90", "p99")]
+    cells += [seconds(run.e2e_s[name]) for name in ("p50", "p90")]
+    cells += [f"{run.max_over_mean:.2f}", seconds(run.regret_s["mean"]) if run.regret_s else NOTHING]
+    if not run.served:
+        cells[fixed:] = [NOTHING] * (len(cells) - fixed)
+    cells.append(f"{run.failed:,}")
+    kind = ' class="best"' if best else ' class="oracle"' if run.is_oracle else ""
+    return f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def hit_bars(runs: Sequence[RunResult], colours: Colours) -> str:
+    bars = [Bar(run.policy, run.hit_rate, colours[run], run.is_oracle) for run in runs]
+    return bar_chart("Hit rate by policy", bars, Axis("share of prompt tokens", written=percent))
+
+
+def regret_bars(runs: Sequence[RunResult], colours: Colours) -> str:
+    bars = [Bar(run.policy, run.regret_s["mean"], colours[run]) for run in runs if run.regret_s and not run.is_oracle]
+    return bar_chart(
+        "Seconds lost by policy", bars, Axis("mean, against the engine with the soonest first token", written=seconds)
+    )
+
+
+def distribution(runs: Sequence[RunResult], colours: Colours) -> str:
+    lines = [
+        Series(
+            run.policy,
+            [(value, index / 100) for index, value in enumerate(run.ttft_quantiles)],
+            colours[run],
+            colours.dashed(run),
+        )
+        for run in runs
+        if run.served
+    ]
+    return line_chart(
+        "Distribution of times to first token", lines, SECONDS, Axis("share of requests", written=percent)
+    )
+
+
+def sweep(runs: Sequence[RunResult], nodes: int, colours: Colours, *, medians: bool) -> str:
+    lines = []
+    ordered = sorted((run for run in runs if run.nodes in (0, nodes)), key=lambda run: (run.policy, run.rate))
+    for _, group in groupby(ordered, key=lambda run: run.policy):
+        together = list(group)
+        first = together[0]
+        for name in ("p50", "p90") if medians else ("p90",):
+            points = [(run.offered_per_s, run.ttft_s[name]) for run in together if run.served]
+            lines.append(
+                Series(f"{first.policy} {name}", points, colours[first], colours.dashed(first) or name == "p50")
+            )
+    return line_chart("Times to first token by rate", lines, Axis("requests/s offered"), SECONDS)
+
+
+def load(run: RunResult) -> str:
+    """Requests in flight over time: at the busiest engine, on average, and at the idlest."""
+    moments = [(moment[0], moment[1:]) for moment in run.load_over_time]
+    lines = [
+        Series("busiest engine", [(at, max(loads)) for at, loads in moments], 1),
+        Series("mean", [(at, sum(loads) / len(loads)) for at, loads in moments], 0),
+        Series("idlest engine", [(at, min(loads)) for at, loads in moments], 2),
+    ]
+    return line_chart(f"Load under {run.policy}", lines, Axis("seconds"), Axis("requests in flight"))
+
+
+def most_different(runs: Sequence[RunResult]) -> list[RunResult]:
+    """The most and the least even ones, in their own order."""
+    ranked = sorted((run for run in runs if run.load_over_time), key=lambda run: run.load_cv)
+    kept = ranked if len(ranked) <= LOADS_MAX else [*ranked[: LOADS_MAX // 2], *ranked[-LOADS_MAX // 2 :]]
+    return [run for run in runs if any(run is each for each in kept)]
+
+
+LOADS = '<p class="key"><i class="c1"></i>busiest engine <i class="c0"></i>mean <i class="c2"></i>idlest engine</p>'
+"""What the colours of `load` mean."""
+
+
+def figure(name: str, chart: str) -> str:
+    return f"<figure><figcaption>{escape(name)}</figcaption>{chart}</figure>"
+
+
+def legend(runs: Sequence[RunResult], colours: Colours) -> str:
+    items = "".join(f'<li><i class="c{colours[run] % COLOURS}"></i>{escape(run.policy)}</li>' for run in runs)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def reasons(runs: Sequence[RunResult]) -> str:
+    """Why requests went where they went."""
+    rows = "".join(f"<tr><td>{escape(run.policy)}</td><td>{escape(named(run.reasons))}</td></tr>" for run in runs)
+    return f"<details><summary>Reasons of the decisions</summary><table><tbody>{rows}</tbody></table></details>"
+
+
+HOW_TO_READ = (
+    "<p><b>TTFT</b> is the time from the arrival of a request to its first token, queue included; <b>end-to-end</b> to "
+    "its last one. p90: nine of ten requests took no longer. <b>Hits</b> are the modelled engines' own count of prompt "
+    "tokens they did not compute, as a share of all; <b>predicted</b> is what the router believed. <b>Rate</b> divides "
+    "the gaps between arrivals: at 2 the traffic comes twice as fast as in the trace; <b>requests/s</b> are those that "
+    "were finished. <b>Nodes</b> are routers that share what they learn. <b>Busiest / mean</b> compares the engine "
+    "with the most requests to the average. <b>Lost</b> is the difference to the "
+    "engine whose first token would have come soonest, asked at that moment and with the queues as they were. Oracles "
+    "see into the engines: no router can; they are bounds for one request at a time, not the best that could be "
+    "planned. The engines are a model: compare policies by it, not machines.</p>"
+)
+
+STYLE = (
+    ":root{color-scheme:light dark;--text:#1c2430;--soft:#5b6676;--grid:#d9dee6;--back:#fff;--card:#f6f8fa}"
+    "@media(prefers-color-scheme:dark){:root{--text:#e6eaf0;--soft:#9aa5b4;--grid:#333c48;--back:#12161c;--card:#1a2029}}"
+    "body{margin:0;background:var(--back);color:var(--text);font:15px/1.5 system-ui,sans-serif}"
+    "main{max-width:1180px;margin:auto;padding:16px}h1{font-size:22px}h2{font-size:18px;margin-top:32px;overflow-wrap:anywhere}"
+    ".wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    "td,th{padding:3px 7px;text-align:right;white-space:nowrap;border-bottom:1px solid var(--grid)}"
+    "td:first-child,th:first-child{text-align:left}th{color:var(--soft);font-weight:500}tr.best td{font-weight:700}"
+    "tr.oracle td{color:var(--soft);font-style:italic}details td{white-space:normal;text-align:left}"
+    ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(400px,1fr));gap:16px;margin:20px 0}"
+    "figure{margin:0;background:var(--card);border-radius:8px;padding:10px}"
+    "figcaption{font-weight:600;padding:2px 6px 6px}svg{width:100%;height:auto;display:block}"
+    ".grid{stroke:var(--grid);stroke-width:1}.label{fill:var(--soft);font-size:13px}"
+    ".line{fill:none;stroke:currentColor;stroke-width:2}.dash{stroke-dasharray:5 4}.dot,.bar{fill:currentColor}"
+    ".faint{opacity:.45}.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;padding:0}"
+    ".key{margin:0 6px;font-size:13px;color:var(--soft)}"
+    ".legend i,.key i{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px}"
+    ".legend i,.key i{background:currentColor}"
+    ".small{color:var(--soft);font-size:12px}"
+    ".c0{color:#2f6fde}.c1{color:#d9622b}.c2{color:#2a9d63}.c3{color:#b03a8c}.c4{color:#8a6d1d}.c5{color:#1d9aa8}"
+    ".c6{color:#7a55d6}.c7{color:#cf3b4d}.c8{color:#6b7a8f}.c9{color:#4d8b1f}.c10{color:#d6a11c}.c11{color:#9c6b4a}"
+    ".c12{color:#e07aa8}.c13{color:#5aa9e6}"
+)

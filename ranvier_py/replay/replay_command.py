@@ -1,0 +1,211 @@
+"""`ranvier replay`: read the traces, do the runs, show a table, write the files.
+
+The table goes to stdout and nothing else does; progress goes to stderr, as a bar where that is a terminal and as a line
+for each run that ended elsewhere. With `--out` the same results are left as `results.json` and `report.html`.
+This is the one file of the replay, beside the loaders of traces, that touches files and reads a clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TextIO
+
+import orjson
+
+from ranvier_py import __version__
+from ranvier_py.replay.html_report import page
+from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute_all, make_ready, plain
+from ranvier_py.replay.replay_request import SPAN_S_MAX, Asked, AskedError, asked
+from ranvier_py.replay.result_table import table
+from ranvier_py.replay.results import ReplayResults
+from ranvier_py.replay.sweep import curve_json, curves
+from ranvier_py.replay.trace import TraceError
+from ranvier_py.replay.traces.open_trace import open_trace
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
+EXIT_INTERRUPTED = 130  # as shells have it: nothing was written, so it must not pass for done
+RESULTS, PAGE = "results.json", "report.html"
+
+BAR_CELLS = 30
+DRAW_EVERY_S = 0.1
+
+
+def replay(given: argparse.Namespace) -> int:
+    """The command, its flags parsed. Returns the exit code."""
+    try:
+        wanted = asked(given, cores())
+        make_places(wanted)
+        ready = told_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
+        done = run(ready, wanted)
+        results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
+        is_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if is_terminal else None
+        try:
+            write(results, done, wanted)  # first: whoever reads the table may go away
+        finally:
+            print(table(results, bold=is_terminal, width=width), flush=True)  # at least that, on a full disk
+    except BrokenPipeError:  # `ranvier replay … | head`; the command line knows what to do
+        raise
+    except KeyboardInterrupt:
+        print("ranvier: interrupted, nothing was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except (AskedError, TraceError) as error:
+        print(f"ranvier: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (RunFailed, OSError) as error:
+        print(f"ranvier: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_places(wanted: Asked) -> None:
+    """Before any work: whoever waited for an hour of runs shall not hear then that there is no place for them."""
+    if wanted.out is not None and wanted.out.exists() and not wanted.out.is_dir():
+        raise AskedError(f"--out: {wanted.out} is a file, expected a directory")
+    files = [wanted.out / RESULTS, wanted.out / PAGE] if wanted.out else []
+    files += [wanted.per_request] if wanted.per_request else []
+    for file in files:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.is_dir():
+                raise AskedError(f"{file}: is a directory, expected a file")
+            if not is_special(file):
+                with NamedTemporaryFile(dir=file.parent, prefix=".ranvier-"):  # taken away at once
+                    pass
+        except OSError as error:
+            raise AskedError(f"{file}: {error.strerror or error}") from error
+
+
+def read_trace(path: Path, wanted: Asked) -> Ready:
+    try:
+        trace = open_trace(path, wanted.options)
+    except OSError as error:
+        raise AskedError(f"{path}: {error.strerror or error}") from error
+    if not trace.requests:
+        raise AskedError(f"{path}: there is no request in it")
+    ready = make_ready(trace)
+    wanted.plans(ready.summary.block_tokens)  # what is wrong with them is said before the next file is read
+    span_s = ready.summary.span_s / min(wanted.rates)
+    if span_s > SPAN_S_MAX:
+        raise AskedError(
+            f"{path}: the requests come within {span_s:.2g} s, expected up to {SPAN_S_MAX:g}: "
+            "are the time stamps of one clock and unit, and is the speed right?"
+        )
+    return ready
+
+
+def told_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
+    """Traces of one name by their paths: everything that is told of a run names its trace."""
+    names = Counter(each.summary.name for each in ready)
+    wanted = [
+        each.summary.name if names[each.summary.name] == 1 else str(path)
+        for each, path in zip(ready, paths, strict=True)
+    ]
+    return [each._replace(summary=replace(each.summary, name=name)) for each, name in zip(ready, wanted, strict=True)]
+
+
+def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:
+    """All runs of all traces, in the order of the table."""
+    tasks = [Task(each, plan) for each in ready for plan in wanted.plans(each.summary.block_tokens)]
+    requests = sum(len(task.ready.items) for task in tasks)
+    progress = Progress(sys.stderr, requests, len(tasks))
+    gc.collect()
+    gc.freeze()  # the traces stay: no collection, here or in a forked process, shall walk through them
+    try:
+        return execute_all(tasks, wanted.jobs, time.perf_counter, progress.show)
+    finally:
+        gc.unfreeze()
+        progress.end()
+
+
+def settings(wanted: Asked) -> dict[str, object]:
+    """What was asked for, as JSON has it."""
+    return {
+        "version": __version__,
+        "policies": list(wanted.policies),
+        "nodes": list(wanted.nodes),
+        "rates": list(wanted.rates),
+        **plain(wanted.plan),
+    }
+
+
+def write(results: ReplayResults, done: Sequence[Done], wanted: Asked) -> None:
+    """The files that were asked for, each whole or not at all."""
+    if wanted.per_request is not None:
+        replace_file(wanted.per_request, b"".join(each.lines for each in done))
+    if wanted.out is None:
+        return
+    found = {**results.to_json(), "curves": [curve_json(curve) for curve in curves(results.runs)]}
+    replace_file(wanted.out / RESULTS, orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    replace_file(wanted.out / PAGE, page(results).encode())
+    print(f"wrote {wanted.out / RESULTS} and {PAGE}", file=sys.stderr)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """The old file stays until the new one is whole. A device or a pipe is written to as it is. Raises OSError."""
+    if is_special(path):
+        path.write_bytes(data)
+        return
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def is_special(path: Path) -> bool:
+    """Whether it is neither a file nor a place for one, as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+class Progress:
+    """How far it is, for a person or for a log. `show` may be called often."""
+
+    def __init__(self, stream: TextIO, requests: int, runs: int) -> None:
+        self._stream = stream
+        self._bar = stream.isatty()
+        self._requests = requests
+        self._runs = runs
+        self._ended = 0
+        self._began_at = time.perf_counter()
+        self._drawn_at = 0.0
+
+    def show(self, requests: int, ended: int) -> None:
+        now = time.perf_counter()
+        if self._bar and now - self._drawn_at >= DRAW_EVERY_S:
+            self._drawn_at = now
+            self._stream.write(f"\r{self._line(requests, ended, now)}\x1b[K")
+            self._stream.flush()
+        elif not self._bar and ended > self._ended:
+            self._stream.write(f"{self._line(requests, ended, now)}\n")
+            self._stream.flush()
+        self._ended = ended
+
+    def end(self) -> None:
+        if self._bar:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _line(self, requests: int, ended: int, now: float) -> str:
+        share = requests / max(1, self._requests)
+        took_s = max(now - self._began_at, 1e-9)
+        left = f", {took_s * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+        bar = f"{'#' * int(share * BAR_CELLS):.<{BAR_CELLS}} " if self._bar else ""
+        return f"{bar}{share:4.0%}  {ended} of {self._runs} runs, {requests / took_s:,.0f} requests/s{left}"

@@ -1,0 +1,248 @@
+"""What a command line of `ranvier replay` asks for, read and checked before any work is done.
+
+Sizes are written as people write them: 200k, 1M, 1_000_000. Lists are separated by commas. Everything that is wrong
+raises AskedError with one line that names the flag, what was given and what was expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.presets import preset
+from ranvier_py.replay.knowledge import KNOWLEDGE, KnowledgeName
+from ranvier_py.replay.oracle_placer import ORACLES
+from ranvier_py.replay.replay_run import Plan, Restart
+from ranvier_py.replay.sweep import rates_of
+from ranvier_py.replay.traces.trace_options import Format, TraceOptions
+
+EVERYDAY = ("ttft", "affinity", "least_loaded", "round_robin", "oracle_greedy", "oracle_ttft")
+"""What is replayed when nobody names a policy: ours, what most people have, and the bounds."""
+
+ENGINES_MAX = 4096  # as many as a node's registry takes
+NODES_MAX = 64
+SPEED_MAX = 10_000.0
+JOBS_MAX = 1024
+REQUESTS_MAX = 1 << 32
+SPAN_S_MAX = 1e9
+"""Thirty years from the first request to the last: stamps of two clocks, or of another unit, are further apart."""
+
+SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKMG]?)")
+UNITS = (("", 1), ("k", 1_000), ("K", 1_000), ("M", 1_000_000), ("G", 1_000_000_000))
+
+Value = TypeVar("Value")
+
+
+class AskedError(Exception):
+    """A command line that makes no sense, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A command line, understood. `plan` is what all runs have in common."""
+
+    traces: tuple[Path, ...]
+    options: TraceOptions
+    plan: Plan
+    policies: tuple[str, ...]
+    nodes: tuple[int, ...]
+    rates: tuple[float, ...]
+    jobs: int
+    out: Path | None
+    per_request: Path | None
+
+    def plans(self, block_tokens: int) -> list[Plan]:
+        """The runs of one trace. An oracle is asked once, whatever the number of nodes. Raises AskedError."""
+        if min(limits.cache_tokens for limits in self.plan.engines) < block_tokens:
+            raise AskedError(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
+        engines = tuple(replace(limits, block_size=block_tokens) for limits in self.plan.engines)
+        routed = [policy for policy in self.policies if policy not in ORACLES]
+        oracles = [policy for policy in self.policies if policy in ORACLES]
+        return [
+            replace(self.plan, policy=policy, nodes=nodes, engines=engines, speed=rate)
+            for rate in self.rates
+            for policy, nodes in [
+                *((policy, nodes) for nodes in self.nodes for policy in routed),
+                *((policy, 0) for policy in oracles),
+            ]
+        ]
+
+
+def asked(given: argparse.Namespace, cores: int) -> Asked:
+    """Raises AskedError. `cores`: how many runs go at a time when nobody says."""
+    if given.sweep is not None and given.speed != "1":
+        raise AskedError("--sweep: names its speeds itself, so --speed has no place beside it")
+    if given.arrivals_replace and given.arrivals is None:
+        raise AskedError("--arrivals-replace: needs the file of --arrivals")
+    engines = engines_of(given)
+    plan = Plan(
+        policy="",
+        nodes=0,
+        engines=engines,
+        seed=read("--seed", given.seed, whole(0, REQUESTS_MAX)),
+        options=policy_options(given.policy_option),
+        gossip_delay_s=None
+        if given.gossip_delay is None
+        else read("--gossip-delay", given.gossip_delay, positive(3600)),
+        restarts=tuple(restart_of(text, len(engines)) for text in given.restart),
+        regret=not given.no_regret,
+        per_request=given.per_request is not None,
+        knowledge=knowledge_of(given.knowledge),
+    )
+    return Asked(
+        traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),
+        options=trace_options(given),
+        plan=plan,
+        policies=policies_of(given.policy),
+        nodes=several("--nodes", given.nodes, whole(1, NODES_MAX)),
+        rates=sweep_of(given.sweep)
+        if given.sweep is not None
+        else (read("--speed", given.speed, positive(SPEED_MAX)),),
+        jobs=cores if given.jobs is None else read("--jobs", given.jobs, whole(1, JOBS_MAX)),
+        out=given.out,
+        per_request=given.per_request,
+    )
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def policies_of(text: str | None) -> tuple[str, ...]:
+    known = (*POLICIES, *ORACLES)
+    if text is None:
+        return EVERYDAY
+    if text == "all":
+        return known
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise AskedError(f"--policy: there is no {name!r}, there are {', '.join(known)} and all")
+    return names
+
+
+def knowledge_of(text: str) -> KnowledgeName:
+    for name in KNOWLEDGE:
+        if name == text:
+            return name
+    raise AskedError(f"--knowledge: expected {', '.join(KNOWLEDGE)}, not {text!r}")
+
+
+def policy_options(given: Sequence[str]) -> PlacementOptions:
+    try:
+        return PlacementOptions.parse(given)
+    except ConfigError as error:
+        raise AskedError(f"--policy-option: {'; '.join(error.problems)}") from error
+
+
+def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
+    count = read("--engines", given.engines, whole(1, ENGINES_MAX))
+    try:
+        kinds = [preset(name.strip()) for name in given.preset.split(",")]
+    except ValueError as error:
+        raise AskedError(f"--preset: {error}") from error
+    if given.cache_tokens is not None:
+        cache_tokens = read("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
+        kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # the trace has its own
+    return tuple(kinds[index % len(kinds)] for index in range(count))
+
+
+def restart_of(text: str, engines: int) -> Restart:
+    engine, _, at = text.partition("@")
+    if not at:
+        raise AskedError(f"--restart: expected ENGINE@SECONDS, not {text!r}")
+    return Restart(read("--restart", at, positive(1e9)), read("--restart", engine, whole(0, engines - 1)))
+
+
+def sweep_of(text: str) -> tuple[float, ...]:
+    try:
+        rates = rates_of(text)
+    except ValueError as error:
+        raise AskedError(f"--sweep: {error}") from error
+    if rates[-1] > SPEED_MAX:
+        raise AskedError(f"--sweep: expected rates up to {SPEED_MAX:g}, not {rates[-1]:g}")
+    return rates
+
+
+def trace_options(given: argparse.Namespace) -> TraceOptions:
+    seed = read("--seed", given.seed, whole(0, REQUESTS_MAX))
+    options = TraceOptions(seed=seed, arrivals_replace=given.arrivals_replace, chat_template=given.chat_template)
+    if given.format is not None:
+        formats = [name for name in get_args(Format) if name]
+        if given.format not in formats:
+            raise AskedError(f"--format: there is no {given.format!r}, there are {', '.join(formats)}")
+        options = replace(options, format=given.format)
+    if given.limit is not None:
+        options = replace(options, limit=read("--limit", given.limit, whole(1, REQUESTS_MAX)))
+    if given.block_tokens is not None:
+        tokens = read("--block-tokens", given.block_tokens, whole(1, 1_000_000))
+        options = replace(options, block_tokens=tokens, engine_block_tokens=tokens)
+    if given.tokenizer is not None:
+        options = replace(options, tokenizer=given.tokenizer)
+    if given.arrivals is not None:
+        options = replace(options, arrivals=existing("--arrivals", given.arrivals))
+    return options
+
+
+def existing(flag: str, path: Path) -> Path:
+    if not path.is_file():
+        other = " (it is no regular file, which is read twice)" if path.exists() else ""
+        raise AskedError(f"{flag}: there is no file {path}{other}")
+    return path
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def read(flag: str, text: str, reader: Callable[[str], Value]) -> Value:
+    """One value. `reader` raises ValueError saying what it expected."""
+    try:
+        return reader(text.strip())
+    except ValueError as error:
+        raise AskedError(f"{flag}: expected {error}, not {text!r}") from error
+
+
+def several(flag: str, text: str, reader: Callable[[str], Value]) -> tuple[Value, ...]:
+    """Values between commas, each once, in the order given."""
+    return tuple(dict.fromkeys(read(flag, part, reader) for part in text.split(",")))
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """A whole number, perhaps with a unit: 200k, 1M."""
+
+    def reader(text: str) -> int:
+        value = size_of(text)
+        if value is None or not least <= value <= most:
+            raise ValueError(f"a whole number from {least} to {most} (200k and 1M are numbers)")
+        return value
+
+    return reader
+
+
+def positive(most: float) -> Callable[[str], float]:
+    def reader(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not isfinite(value) or not 0.0 < value <= most:
+            raise ValueError(f"a number above 0, up to {most:g}")
+        return value
+
+    return reader
+
+
+def size_of(text: str) -> int | None:
+    """200k is 200,000; None for what is no size, or no whole one."""
+    found = SIZE.fullmatch(text)
+    if found is None:
+        return None
+    value = float(found[1].replace("_", "")) * dict(UNITS)[found[2]]
+    return int(value) if value == int(value) else None

@@ -1,0 +1,214 @@
+"""The table that a replay prints: one row for each policy, number of nodes and rate, and below it what came out.
+
+In each column the best figure of those that compete is bold where there is a terminal: the runs of one trace, at one
+rate, on as many nodes. Oracles know what no router can know: they are shown and compete with nobody. On a narrow
+terminal columns are left out rather than rows folded; the files of `--out` have everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from textwrap import fill
+from typing import NamedTuple
+
+from ranvier_py.replay.figures import counted, length
+from ranvier_py.replay.findings import findings
+from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
+
+WHY = {
+    "queue_full": "by a full queue (queue_full)",
+    "prompt_too_long": "because prompt and answer are longer than an engine's cache (prompt_too_long)",
+    "engine_restarted": "by a restart (engine_restarted)",
+    "no_engine": "for want of an engine (no_engine)",
+}
+"""In words what `RunResult.failures` names."""
+
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+ORACLE_NODES = "-"
+"""In the column of nodes where no router took part."""
+
+
+NO_FIGURE = "-"
+"""Where no request was served."""
+
+
+WIDTH = 120
+"""Of the words below the table where no terminal says how wide it is."""
+
+
+class Column(NamedTuple):
+    """`figure` is what competes; `best` picks the winner of several, None where nothing is better than another.
+
+    A `measured` column says nothing of a run that served nobody. On a narrow terminal the columns with the lowest
+    `worth` go first; those of None stay. `meaning` stands below the table.
+    """
+
+    title: str
+    text: Callable[[RunResult], str]
+    figure: Callable[[RunResult], float] = lambda _: 0.0
+    best: Callable[[Sequence[float]], float] | None = None
+    measured: bool = True
+    worth: int | None = None
+    meaning: str = ""
+
+
+COLUMNS = (
+    Column("policy", lambda run: run.policy, measured=False),
+    Column("nodes", lambda run: str(run.nodes or ORACLE_NODES), measured=False, worth=7),
+    Column(
+        "rate",
+        lambda run: f"{run.rate:g}",
+        measured=False,
+        worth=8,
+        meaning="at 2 requests come twice as fast as in the trace",
+    ),
+    Column("requests/s", lambda run: f"{run.requests_per_s:.2f}", worth=4, meaning="finished"),
+    Column(
+        "hits",
+        lambda run: f"{run.hit_rate:.1%}",
+        lambda run: run.hit_rate,
+        max,
+        meaning="prompt tokens that engines had in the cache",
+    ),
+    Column("predicted", lambda run: f"{run.predicted_hit_rate:.1%}", worth=3, meaning="those that the router expected"),
+    Column(
+        "TTFT p50",
+        lambda run: length(run.ttft_s["p50"]),
+        lambda run: run.ttft_s["p50"],
+        min,
+        meaning="time to the first token, queue included",
+    ),
+    Column("p90", lambda run: length(run.ttft_s["p90"]), lambda run: run.ttft_s["p90"], min),
+    Column("p99", lambda run: length(run.ttft_s["p99"]), lambda run: run.ttft_s["p99"], min, worth=6),
+    Column(
+        "end p50",
+        lambda run: length(run.e2e_s["p50"]),
+        lambda run: run.e2e_s["p50"],
+        min,
+        worth=2,
+        meaning="time to the last token",
+    ),
+    Column(
+        "max/mean",
+        lambda run: f"{run.max_over_mean:.2f}",
+        lambda run: run.max_over_mean,
+        min,
+        worth=5,
+        meaning="requests of the busiest engine, against the average",
+    ),
+    Column(
+        "lost/request",
+        lambda run: length(run.regret_s["mean"]) if run.regret_s else "",
+        lambda run: run.regret_s.get("mean", 0.0),
+        min,
+        worth=9,
+        meaning="first token later than from the best engine at that moment",
+    ),
+    Column("failed", lambda run: str(run.failed), lambda run: run.failed, min, measured=False),
+    Column("wall", lambda run: f"{run.wall_s:.1f} s", measured=False, worth=1, meaning="what the run took here"),
+)
+
+
+def table(results: ReplayResults, *, bold: bool, width: int | None = None) -> str:
+    """All runs, those of one trace together under what was replayed, then what came out. `width` in characters."""
+    parts = []
+    shown: Sequence[Column] = COLUMNS
+    for trace in results.traces:
+        runs = [run for run in results.runs if run.trace == trace.name]
+        shown = fitting(runs, width)
+        head = wrapped(headline(trace, runs), width)
+        said = [wrapped(f"- {each}", width or WIDTH) for each in findings(runs)]
+        failed = [wrapped(each, width) for each in failures(runs)]
+        parts.append("\n".join([head, *lines(runs, shown, bold=bold), *failed, "", *said]))
+    return "\n\n".join([*parts, wrapped(legend(shown), width or WIDTH, indent="")])
+
+
+def wrapped(text: str, width: int | None, indent: str = "  ") -> str:
+    return text if width is None else fill(text, max(width, 20), subsequent_indent=indent, break_on_hyphens=False)
+
+
+def legend(shown: Sequence[Column]) -> str:
+    meant = [f"{column.title}: {column.meaning}" for column in shown if column.meaning]
+    gone = [column.title for column in COLUMNS if column not in shown]
+    narrow = f". Left out, for want of width: {', '.join(gone)}" if gone else ""
+    return f"{'; '.join(meant)}{narrow}."
+
+
+def fitting(runs: Sequence[RunResult], width: int | None) -> list[Column]:
+    """The columns, less those worth least until a row fits. What is the same in all rows goes before all others."""
+
+    def worth(column: Column) -> tuple[bool, int]:
+        same = column.title in ("nodes", "rate") and len({column.text(run) for run in runs}) < 2
+        return not same, column.worth or 0
+
+    kept = list(COLUMNS)
+    while width is not None and len(spaced(["0" * each for each in widths_of(runs, kept)])) > width:
+        spare = [column for column in kept if column.worth is not None]
+        if not spare:
+            break
+        kept.remove(min(spare, key=worth))
+    return kept
+
+
+def headline(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
+    engines = f", {counted(runs[0].engines, 'engine')}" if runs else ""
+    clock = "" if trace.timed else " (the times are ours)"
+    prompts = f"{trace.prompt_tokens:,} prompt tokens"
+    return f"{trace.name}: {counted(trace.requests, 'request')} in {length(trace.span_s)}{clock}, {prompts}{engines}"
+
+
+def failures(runs: Sequence[RunResult]) -> list[str]:
+    """Why requests failed, added up over all runs: nobody guesses it from their number."""
+    total: Counter[str] = Counter()
+    for run in runs:
+        total.update(run.failures)
+    told = ", ".join(f"{count:,} {WHY.get(reason, reason)}" for reason, count in sorted(total.items()))
+    return [f"failed, in all runs: {told}"] if told else []
+
+
+def lines(runs: Sequence[RunResult], shown: Sequence[Column], *, bold: bool) -> list[str]:
+    """Titles and rows, in columns of equal width; names to the left, figures to the right."""
+    widths = widths_of(runs, shown)
+    found = [spaced([column.title for column in shown], widths)]
+    for run in runs:
+        marked = [bold and is_best(column, run, runs) for column in shown]
+        found.append(spaced(cells_of(run, shown), widths, marked))
+    return found
+
+
+def cells_of(run: RunResult, shown: Sequence[Column]) -> list[str]:
+    return [column.text(run) if has_figure(column, run) else NO_FIGURE for column in shown]
+
+
+def widths_of(runs: Sequence[RunResult], shown: Sequence[Column]) -> list[int]:
+    rows = [cells_of(run, shown) for run in runs]
+    return [max(map(len, cells)) for cells in zip([column.title for column in shown], *rows, strict=True)]
+
+
+def spaced(cells: Sequence[str], widths: Sequence[int] | None = None, marked: Sequence[bool] | None = None) -> str:
+    widths = widths or [len(cell) for cell in cells]
+    padded = [
+        cell.ljust(width) if index == 0 else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    if marked is not None:
+        padded = [f"{BOLD}{cell}{PLAIN}" if mark else cell for cell, mark in zip(padded, marked, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def has_figure(column: Column, run: RunResult) -> bool:
+    return run.served > 0 or not column.measured
+
+
+def is_best(column: Column, run: RunResult, runs: Sequence[RunResult]) -> bool:
+    """Whether no competitor has a better figure; where all are equal nobody is best."""
+    if column.best is None or run.is_oracle or not has_figure(column, run):
+        return False
+    figures = [
+        column.figure(other)
+        for other in runs
+        if not other.is_oracle and (other.nodes, other.rate) == (run.nodes, run.rate) and has_figure(column, other)
+    ]
+    return min(figures) < max(figures) and column.figure(run) == column.best(figures)

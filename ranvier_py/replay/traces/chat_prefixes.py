@@ -1,0 +1,179 @@
+"""Chats -> tokens, blocks and stops, each message read once.
+
+What is known of the start of a chat is a Prefix: the blocks that an engine holds of it, the stops that a node knows,
+and the few tokens after the last whole block, from which the next message goes on. Where the tokenizer cuts cleanly
+(`ChatTokenizer.incremental`) a dialogue is tokenized once for all its turns, and a logged request only from where an
+earlier one stopped; elsewhere each request is tokenized in full.
+
+An engine sees one thing more than a node: the words that ask for an answer («assistant:»). They depend on the last
+message's role at most in the templates we know, and are rendered once for each.
+Bound: PREFIXES_MAX prefixes are remembered; the one used longest ago is dropped (`dropped` counts) and costs time only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.boundaries import Chat, Message, TokenIds, TokenizedChat
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, TokenState, canonical_message
+from ranvier_py.io.tokenizer import ChatTokenizer
+from ranvier_py.replay.trace import Depth
+from ranvier_py.replay.traces.trace_chains import KEY, continued, joined, stops_of
+
+PREFIXES_MAX = 4096  # of a few kilobytes each
+NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
+
+
+class Prefix(NamedTuple):
+    """The start of a chat up to a message end. `own` are the tokens since the message end before it."""
+
+    state: TokenState
+    stops: tuple[Depth, ...] = ()
+    ends: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    own: TokenIds = NO_TOKENS
+
+
+class Served(NamedTuple):
+    """One request of a chat, as TraceRequest wants it. `answer_tokens` is 0 where the answer is not known."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    stops: tuple[Depth, ...]
+    ends: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+class Talk:
+    """A chat that requests are cut from: its messages and the fingerprint of each start."""
+
+    __slots__ = ("chat", "names", "salt", "start")
+
+    def __init__(self, chat: Chat, salt: bytes, start: Prefix, names: list[Fingerprint]) -> None:
+        self.chat = chat
+        self.salt = salt  # of the first block: models share no blocks
+        self.start = start
+        self.names = names  # of the first n messages
+
+
+class Prefixes:
+    """Tokenizes the chats of one trace. Every method may raise TemplateRefused."""
+
+    def __init__(self, tokenizer: ChatTokenizer, block_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._size = block_tokens
+        self._hasher = TokenHasher(KEY, block_tokens)
+        self._texts = TextHasher(KEY)
+        self._known: OrderedDict[Fingerprint, Prefix] = OrderedDict()
+        self._cues: dict[tuple[str, bool], TokenIds | None] = {}
+        self._bare = len(tokenizer.tokenize_text(""))
+        self._line_end = self._plain("\n").tolist()
+        self.dropped = 0
+
+    def talk(self, model: str, chat: Chat) -> Talk:
+        """A chat to cut requests from. All its messages are tokenized at once, where that is exact."""
+        namespace = self._texts.namespace({"model": model, "tools": chat.tools, "tokenizer": self._tokenizer.identity})
+        names = [namespace]
+        for message in chat.messages:
+            names.append(self._texts.extend(names[-1], canonical_message(message)))
+        talk = Talk(chat, model.encode(), Prefix(self._hasher.start(namespace)), names)
+        if self._tokenizer.incremental:
+            self._prefix(talk, len(chat.messages))
+        return talk
+
+    def served(self, talk: Talk, turn: int) -> Served:
+        """The request whose prompt are the first `turn` messages; the one after them, if there is one, answers it."""
+        prompt = self._prefix(talk, turn)
+        cue = self._cue(talk, turn)
+        if cue is None:  # the prompt as sent does not begin like a history: nothing to build on
+            ids = self._plain(self._tokenizer.render(part(talk.chat, turn), generation=True))
+            above, cue, prompt_tokens = talk.start, ids, len(ids)
+        else:
+            above, prompt_tokens = prompt, prompt.state.tokens + len(cue)
+        stops, ends, said = prompt.stops, prompt.ends, NO_TOKENS
+        if turn < len(talk.chat.messages):
+            history = self._prefix(talk, turn + 1)
+            said = self._said(talk.chat.messages[turn], prompt, history, cue)
+            if history.stops[: len(stops)] == stops:
+                stops, ends = history.stops, history.ends
+        blocks = continued(above.blocks, joined(above.state.rest, np.concatenate((cue, said))), self._size, talk.salt)
+        total = prompt_tokens + len(said)
+        last = next((index for index in range(len(stops), 0, -1) if stops[index - 1].tokens <= total), 0)
+        return Served(prompt_tokens, len(said), stops[:last], tuple(end for end in ends if end < last), blocks)
+
+    def _prefix(self, talk: Talk, count: int) -> Prefix:
+        """What is known of the first `count` messages."""
+        known = next((at for at in range(count, 0, -1) if talk.names[at] in self._known), 0)
+        base = talk.start
+        if known:
+            base = self._known[talk.names[known]]
+            self._known.move_to_end(talk.names[known])
+            if known == count:
+                return base
+        chat = part(talk.chat, count)
+        tokenized = None
+        if known:
+            tokenized = self._tokenizer.tokenize_tail(chat.messages[known:], lambda: chat, known)
+        if tokenized is None:
+            known, base = 0, talk.start
+            tokenized = self._tokenizer.tokenize(chat)
+        return self._extended(talk, base, known, tokenized)
+
+    def _extended(self, talk: Talk, base: Prefix, known: int, tokenized: TokenizedChat) -> Prefix:
+        """The prefix at the end of `tokenized`, which follows `base`; those on the way are remembered."""
+        clean = [(known + index + 1, end) for index, end in enumerate(tokenized.ends) if end >= 0]
+        segments = self._hasher.extend(base.state, tokenized.ids, [end for _, end in clean])
+        keeps = self._tokenizer.incremental and tokenized.how == "rendered"
+        prefix, start = base, 0
+        for (count, end), segment in zip(clean, segments, strict=True):
+            own = tokenized.ids[start:end]
+            stops, ends = stops_of([segment], prefix.stops, prefix.ends)
+            blocks = continued(prefix.blocks, joined(prefix.state.rest, own), self._size, talk.salt)
+            prefix, start = Prefix(segment.state, stops, ends, blocks, own), end
+            if keeps:
+                self._remember(talk.names[count], prefix)
+        return prefix
+
+    def _remember(self, name: Fingerprint, prefix: Prefix) -> None:
+        self._known[name] = prefix
+        self._known.move_to_end(name)
+        if len(self._known) > PREFIXES_MAX:
+            self._known.popitem(last=False)
+            self.dropped += 1
+
+    def _cue(self, talk: Talk, turn: int) -> TokenIds | None:
+        """What the template puts behind the messages to ask for an answer; None where it changes them for that."""
+        place = (str(talk.chat.messages[turn - 1].get("role")), bool(talk.chat.tools))
+        if place not in self._cues or not self._tokenizer.incremental:
+            chat = part(talk.chat, turn)
+            history = self._tokenizer.render(chat, generation=False).removesuffix(self._tokenizer.profile.trailer)
+            sent = self._tokenizer.render(chat, generation=True)
+            self._cues[place] = self._plain(sent[len(history) :]) if sent.startswith(history) else None
+        return self._cues[place]
+
+    def _said(self, answer: Message, prompt: Prefix, history: Prefix, cue: TokenIds) -> TokenIds:
+        """The tokens that the engine generated: those of the history where it continues the prompt as sent."""
+        piece = history.own
+        follows = history.state.tokens - len(piece) == prompt.state.tokens
+        if follows and len(piece) > len(cue) and np.array_equal(piece[: len(cue)], cue):
+            said = piece[len(cue) :]
+            size = len(self._line_end)
+            if len(said) > size and said[-size:].tolist() == self._line_end:  # put there by the template
+                return said[:-size]
+            return said
+        content = answer.get("content") or orjson.dumps(answer.get("tool_calls") or ".").decode()
+        return self._plain(content if isinstance(content, str) else orjson.dumps(content).decode())
+
+    def _plain(self, text: str) -> TokenIds:
+        """Tokens of a text without those that begin every plain prompt."""
+        return self._tokenizer.tokenize_text(text)[self._bare :]
+
+
+def part(chat: Chat, count: int) -> Chat:
+    """The first `count` messages."""
+    return chat if count == len(chat.messages) else Chat(chat.messages[:count], chat.tools, chat.template)

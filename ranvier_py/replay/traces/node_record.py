@@ -1,0 +1,107 @@
+"""One's own traffic: what `ranvier serve --record FILE` wrote (core/routing/request_record.py has the format).
+
+Stops are those that the node knew, under its own secret. Between two of them (256 tokens apart at most, after the first
+few) nobody knows where two prompts part: a block is named after the next deeper stop, so prompts share the blocks up to
+the last stop they have in common, and a hit may be too short by less than that. Beyond the deepest stop the blocks are
+the request's own.
+
+Rules: a flight that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
+another line. Files of one node, or of several with one secret, may be put one after the other, in any order; each
+begins with its header, whose clock sets its times. A prompt of unknown length is taken for four bytes a token. A last
+line without its end is left out: the node was writing it when the file was copied, or was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, Record, read_header, read_record
+from ranvier_py.replay.trace import Depth, Trace, TraceError, TraceRequest
+from ranvier_py.replay.traces.lines import Line, json_line, name_of, raw_lines
+from ranvier_py.replay.traces.trace_chains import linked, own_names
+from ranvier_py.replay.traces.trace_options import TraceOptions
+
+BYTES_PER_TOKEN = 4  # of English and code in JSON
+TOKENS_MAX = 1 << 22  # of one prompt or answer: blocks are named one by one
+
+
+class Served(NamedTuple):
+    """A record that counts, and when it came: seconds since 1970."""
+
+    at: float
+    record: Record
+
+
+def load(path: Path, options: TraceOptions) -> Trace:
+    """The requests of a file, in order of time. Raises TraceError."""
+    header: Header | None = None
+    served: list[Served] = []
+    for line in finished_lines(path):
+        try:
+            if MARK in line.fields:
+                header = agreed(header, read_header(line.fields), line)
+                continue
+            if header is None:
+                raise line.wrong("a record", f"the header before it, an object with {MARK}")
+            record = read_record(line.fields)
+        except BadRecord as error:
+            raise TraceError(f"{line.file}:{line.number}: {error}") from error
+        if any(tokens % header.block_tokens for tokens, _ in record.stops):
+            raise line.wrong("a stop inside a block", f"multiples of {header.block_tokens} tokens, as the header says")
+        if record.served:
+            served.append(Served(header.started + record.at, record))
+    if header is None or not served:
+        raise TraceError(f"{path}: found no request that was served, expected at least one")
+    served.sort(key=lambda one: one.at)
+    first = served[0].at
+    size = header.block_tokens
+    requests = [
+        request_of(number, one.at - first, one.record, size, options)
+        for number, one in enumerate(served[: options.limit or None])
+    ]
+    return Trace(name_of(path), requests, size, timed=True)
+
+
+def finished_lines(path: Path) -> Iterator[Line]:
+    """The objects of a recording. Raises TraceError."""
+    for number, data in raw_lines(path):
+        try:
+            line = json_line(path, number, data)
+        except TraceError:
+            if data.endswith(b"\n"):
+                raise
+            return
+        yield line
+
+
+def agreed(before: Header | None, header: Header, line: Line) -> Header:
+    """The header of the lines to come. Raises TraceError where it can't share fingerprints with the one before."""
+    if before is not None and (before.scheme, before.block_tokens) != (header.scheme, header.block_tokens):
+        raise line.wrong("a recording under another secret or tokenizer", "the same as before: fingerprints differ")
+    return header
+
+
+def request_of(number: int, at: float, record: Record, size: int, options: TraceOptions) -> TraceRequest:
+    prompt_tokens = min(max(1, record.prompt_tokens or record.request_bytes // BYTES_PER_TOKEN), TOKENS_MAX)
+    answer_tokens = min(record.answer_tokens or options.answer_tokens, TOKENS_MAX)
+    total = prompt_tokens + answer_tokens
+    stops = [Depth(tokens, Fingerprint(name)) for tokens, name in record.stops if tokens <= total]
+    names: list[int] = []
+    for stop in stops:
+        while len(names) < stop.tokens // size:
+            names.append(linked(stop.fingerprint, len(names)))
+    names += own_names(number, total // size - len(names))
+    return TraceRequest(
+        at=at,
+        session="",
+        model=record.model,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        stops=stops,
+        ends=[end for end in record.ends if end < len(stops)],
+        blocks=tuple(names),
+        block_tokens=size,
+    )

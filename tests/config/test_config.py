@@ -1,0 +1,459 @@
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.config.config_loader import flag_of, load, variable_of
+from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.config.config_reference import reference, toml_value, unit_of
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip.endpoints import GossipPlaces
+from ranvier_py.core.routing.placement.policies import make_policy
+
+SECRET = "s3cret-value-of-a-test"
+KEY = b"thirty-two bytes of a random key"
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("RANVIER_"):
+            monkeypatch.delenv(name)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "ranvier.toml"
+    file.write_text(text)
+    return file
+
+
+def problems(flags: dict[str, Any] | None = None, file: Path | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, file)
+    return caught.value.problems
+
+
+# --- where values come from -----------------------------------------------------------------------------------------
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, 'policy = "random"\nload_factor = 3.0\nload_floor = 7\n')
+    monkeypatch.setenv("RANVIER_POLICY", "round_robin")
+    monkeypatch.setenv("RANVIER_LOAD_FACTOR", "4")
+    config, origins = load({"policy": "least_loaded"}, file)
+    assert (config.policy, config.load_factor, config.load_floor) == ("least_loaded", 4.0, 7)
+    assert origins == {"policy": "--policy", "load_factor": "RANVIER_LOAD_FACTOR", "load_floor": str(file)}
+    assert config.block_size_tokens == 16
+
+
+def test_every_key_can_be_set_in_all_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = Config().masked()
+    for name, value in defaults.items():
+        if value is None or isinstance(value, list):
+            continue
+        spelled = str(value).lower() if isinstance(value, bool) else str(value)
+        assert load({name: spelled})[0].masked() == defaults
+        assert load(None, written(tmp_path, f"{name} = {toml_value(value)}"))[0].masked() == defaults
+        with monkeypatch.context() as patch:
+            patch.setenv(variable_of(name), spelled)
+            config, origins = load()
+            assert config.masked() == defaults
+            assert origins == {name: variable_of(name)}
+
+
+def test_backends_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [("http://a:1", 1.0, "a:1"), ("http://b:1", 2.5, "big")]
+    flags = {"backend": ["http://a:1/", "http://b:1,weight=2.5,name=big"]}
+    table = 'backend = ["http://a:1", {url = "http://b:1", weight = 2.5, name = "big"}]'
+    assert seen(load(flags)[0]) == expected
+    assert seen(load(None, written(tmp_path, table))[0]) == expected
+    monkeypatch.setenv("RANVIER_BACKEND", "  http://a:1 http://b:1,name=big,weight=2.5\n")
+    assert seen(load()[0]) == expected
+
+
+def seen(config: Config) -> list[tuple[str, float, str]]:
+    return [(spec.url, spec.weight, spec.label) for spec in config.backend]
+
+
+def test_statuses_may_be_separated_by_commas_or_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_RETRY_STATUSES", "429, 503 504")
+    assert load()[0].retry_statuses == [429, 503, 504]
+    assert load({"retry_statuses": ["500,502", "503"]})[0].retry_statuses == [500, 502, 503]
+
+
+def test_a_variable_names_the_file_unless_a_flag_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_CONFIG", str(written(tmp_path, "workers = 3")))
+    assert load()[0].workers == 3
+    other = tmp_path / "other.toml"
+    other.write_text("workers = 4")
+    assert load(None, other)[0].workers == 4
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_WORKERS", "")
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", "")
+    config, origins = load()
+    assert (config.workers, config.control_key, origins) == (1, None, {})
+
+
+# --- all problems at once -------------------------------------------------------------------------------------------
+
+
+def test_all_problems_are_told_at_once_each_with_its_key_and_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, 'route_capacity = "many"\nload_facto = 2.0\n')
+    monkeypatch.setenv("RANVIER_WORKERS", "0")
+    monkeypatch.setenv("RANVIER_LISTN", "0.0.0.0:80")
+    found = problems({"backend": ["http://a", "ftp://b"], "control": "0.0.0.0:1", "worker_retries_max": "9"}, file)
+    assert found == [
+        "RANVIER_LISTN: no such key; did you mean RANVIER_LISTEN? (from the environment)",
+        "workers: must be greater than or equal to 1 (from RANVIER_WORKERS)",
+        "backend[1].url: must be a URL like http://10.0.0.1:8000, without path, query or credentials (from --backend)",
+        f"route_capacity: must be a valid integer, unable to parse string as an integer (from {file})",
+        f"load_facto: no such key; did you mean load_factor? (from {file})",
+        "control: 0.0.0.0 is reachable from elsewhere: set control_key or control_key_file (from --control)",
+        "worker_retries_max: is above total_retries_max (from --worker-retries-max)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"listen": "8080"}, "listen: must be HOST:PORT, like 127.0.0.1:8080 or [::1]:8080 (from --listen)"),
+        ({"listen": "a:99999"}, "listen: the port must be 0 to 65535 (from --listen)"),
+        ({"listen": "::1:80"}, "listen: must be HOST:PORT"),
+        ({"policy": "best"}, "policy: must be one of affinity,"),
+        ({"load_factor": "nan"}, "load_factor: must be a finite number"),
+        ({"stall_timeout_s": "-1"}, "stall_timeout_s: must be greater than 0"),
+        ({"retry_statuses": ["200"]}, "retry_statuses[0]: must be greater than or equal to 400"),
+        ({"backend": ["http://a,weight"]}, "backend[0]: must be URL or URL,weight=2,name=a"),
+        ({"backend": ["http://a,wieght=2"]}, "backend[0].wieght: no such key; did you mean weight?"),
+        ({"backend": ["http://a,weight=0"]}, "backend[0].weight: must be greater than 0"),
+        (
+            {"backend": ["http://a", "http://A/"]},
+            "backend[1]: http://a:80 has the URL of an earlier backend (from --backend)",
+        ),
+        ({"backend": ["http://a,name=x", "http://b,name=x"]}, "backend[1]: x has the name of an earlier backend"),
+        ({"tls_key_file": "k.pem"}, "tls_certificate_file: set tls_certificate_file and tls_key_file together"),
+        ({"workers": "2", "listen": "127.0.0.1:0"}, "listen: several workers can't share port 0 (from --listen)"),
+        ({"workers": "2", "control": "127.0.0.1:65535"}, "control: the last worker's control port is above 65535"),
+        ({"body_bytes_max": "2000000000"}, "in_flight_bytes_max: is below body_bytes_max"),
+        ({"listen": "127.0.0.1:5", "control": "127.0.0.1:5"}, "control: listen and control are the same address"),
+    ],
+)
+def test_what_can_not_work_is_refused_with_the_reason(flags: dict[str, Any], problem: str) -> None:
+    (found,) = problems(flags)
+    assert found.startswith(problem)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_one_problem_among_the_others(tmp_path: Path) -> None:
+    missing, found = problems({"workers": "0"}, tmp_path / "none.toml")
+    assert missing == f"{tmp_path / 'none.toml'}: can't be read: No such file or directory"
+    assert found.startswith("workers: ")
+    assert "not TOML" in problems({}, written(tmp_path, "listen ="))[0]
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "not TOML" in problems({}, tmp_path / "bytes.toml")[0]
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Service named «ranvier» puts these into each pod of its namespace, our own included."""
+    for name, value in {
+        "RANVIER_SERVICE_HOST": "10.0.0.1",
+        "RANVIER_SERVICE_PORT": "8080",
+        "RANVIER_SERVICE_PORT_HTTP": "8080",
+        "RANVIER_PORT": "tcp://10.0.0.1:8080",
+        "RANVIER_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "RANVIER_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "RANVIER_CONTROL_SERVICE_HOST": "10.0.0.2",
+        "RANVIER_CONTROL_PORT": "tcp://10.0.0.2:9180",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert load()[1] == {}
+    monkeypatch.setenv("RANVIER_PORT", "8080")
+    assert problems()[0].startswith("RANVIER_PORT: no such key")
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_comes_from_its_file_and_is_never_shown(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    config, _ = load({f"{name}_file": str(path)})
+    assert getattr(config, name).get_secret_value() == SECRET
+    assert config.secret_values() == [SECRET]
+    assert config.masked()[name] == "***"
+    for text in (repr(config), str(config), str(config.masked()), config.model_dump_json(), f"{config!r:s}"):
+        assert SECRET not in text
+
+
+def test_no_problem_shows_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n{SECRET}\n")
+    file = written(tmp_path, f'control_key = ["{SECRET}"]\ncluster_secret = 5\n')
+    monkeypatch.setenv("RANVIER_CLUSTER_SECRET", SECRET[:8])
+    flags = {"backend_api_key_file": str(path), "backend": [f"http://user:{SECRET}@a", f"{SECRET}://b"]}
+    found = problems(flags, file)
+    assert len(found) == 5
+    assert not any(SECRET in line or SECRET[:8] in line.replace(str(path), "") for line in found)
+
+
+def test_a_secret_and_its_file_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", SECRET)
+    assert problems({"control_key_file": str(path)}) == [
+        "control_key_file: control_key is set as well; set one of them (from --control-key-file)"
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"a\0b", b"\xff\xfe\xfd", b"x" * 5000])
+def test_a_secret_file_holds_one_line_of_text(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    (found,) = problems({"control_key_file": str(path)})
+    assert found.startswith(f"control_key_file: {path} ")
+
+
+def test_problems_are_told_in_words_of_an_operator(tmp_path: Path) -> None:
+    file = written(tmp_path, 'tokenizer = ""\nrecord_file = 3\nworkers = 1.5\nlisten = 8080\nbackend = 3\n')
+    told = problems({}, file)
+    assert len(told) == 5
+    assert not any(word in line for line in told for word in ("Input", "String", "class", "pathlib"))
+
+
+def test_a_secret_of_a_variable_or_the_file_is_one_line_of_text_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that was filled from a file ends with its line end, which no header could carry."""
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", f" {SECRET}\n")
+    assert load()[0].secret_values() == [SECRET]
+    monkeypatch.setenv("RANVIER_CONTROL_KEY", f"{SECRET}\n{SECRET}")
+    assert problems({}) == ["control_key: must be one line of text (from RANVIER_CONTROL_KEY)"]
+    monkeypatch.delenv("RANVIER_CONTROL_KEY")
+    assert problems({}, written(tmp_path, 'backend_api_key = "a\\u0000b"')) == [
+        f"backend_api_key: must be one line of text (from {tmp_path / 'ranvier.toml'})"
+    ]
+
+
+def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(SECRET)
+    for control in ("0.0.0.0:9180", "[::]:9180", "10.0.0.1:9180", "example.org:9180"):
+        assert "reachable from elsewhere" in problems({"control": control})[0]
+        assert load({"control": control, "control_key_file": str(path)})[0].control == control
+    for control in ("127.0.0.1:9180", "[::1]:9180", "localhost:9180", "127.0.0.2:0"):
+        assert load({"control": control})[0].control == control
+
+
+# --- the reference --------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_has_every_key_with_its_help_and_loads_to_the_defaults(tmp_path: Path) -> None:
+    text = reference()
+    assert list(tomllib.loads(text)) == list(Config.model_fields)
+    config, origins = load(None, written(tmp_path, text))
+    assert config == Config()
+    assert set(origins) == set(Config.model_fields)
+    for info in Config.model_fields.values():
+        assert info.description
+        assert info.description.split()[0] in text
+
+
+def test_every_key_that_is_a_time_or_a_size_carries_its_unit() -> None:
+    """A number without a unit is a guess."""
+    assert unit_of("stall_timeout_s") == "seconds"
+    assert unit_of("body_bytes_max") == "bytes"
+    assert unit_of("block_size_tokens") == "tokens"
+    assert unit_of("gossip_bytes_per_s_max") == "bytes per second"
+    for name in Config.model_fields:
+        if any(word in name for word in ("timeout", "interval", "deadline", "ttl", "size", "bytes")):
+            assert unit_of(name), name
+
+
+def test_every_policy_of_the_configuration_can_be_made() -> None:
+    for name in get_args(Config.model_fields["policy"].annotation):
+        assert make_policy(name).name == name
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc"))))
+def test_texts_survive_toml(text: str) -> None:
+    assert tomllib.loads(f"key = {toml_value(text)}") == {"key": text}
+
+
+# --- small things ---------------------------------------------------------------------------------------------------
+
+
+def test_each_worker_has_its_own_control_port() -> None:
+    config = Config(control="[::1]:9180", workers=3)
+    assert [config.for_worker(index, KEY).control for index in range(3)] == ["[::1]:9180", "[::1]:9181", "[::1]:9182"]
+    assert Config(control="127.0.0.1:0").for_worker(2, KEY).control == "127.0.0.1:0"
+
+
+# --- the cluster ----------------------------------------------------------------------------------------------------
+
+
+def test_workers_alone_are_peers_with_a_key_that_nothing_shows() -> None:
+    workers = [Config(workers=3).for_worker(index, KEY) for index in range(3)]
+    assert [worker.worker_key for worker in workers] == [KEY] * 3
+    assert [worker.gossip for worker in workers] == ["127.0.0.1:7946", "127.0.0.1:7947", "127.0.0.1:7948"]
+    assert workers[1].join == ["127.0.0.1:7946", "127.0.0.1:7948"]
+    assert workers[1].gossip_places == GossipPlaces(
+        ("127.0.0.1", 7947), ("127.0.0.1", 7947), (("127.0.0.1", 7946), ("127.0.0.1", 7948))
+    )
+    for text in (repr(workers[0]), str(workers[0].masked()), workers[0].model_dump_json()):
+        assert repr(KEY)[2:-1] not in text
+        assert KEY.hex() not in text
+
+
+def test_workers_of_a_cluster_use_its_key_and_have_names_and_files_of_their_own(tmp_path: Path) -> None:
+    flags = {
+        "workers": "2",
+        "gossip": "[::]",
+        "advertise": "10.0.0.1",
+        "join": ["router.example,10.0.0.2:9"],
+        "cluster_key_file": str(tmp_path / "key"),
+        "node_name": "a",
+        "gossip_state_file": str(tmp_path / "state"),
+    }
+    worker = load(flags)[0].for_worker(1, KEY)
+    assert worker.worker_key is None
+    assert (worker.gossip, worker.advertise, worker.node_name) == ("[::]:7947", "10.0.0.1:7947", "a-1")
+    assert worker.join == ["router.example:7946", "10.0.0.2:9", "[::1]:7946"]
+    assert worker.gossip_state_file == tmp_path / "state.1"
+
+
+def test_the_peers_of_a_worker_can_be_switched_off() -> None:
+    worker = Config(workers=2, gossip="off").for_worker(1, KEY)
+    assert (worker.gossip_places, worker.worker_key, worker.join) == (None, None, [])
+
+
+def test_peers_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_INSECURE_GOSSIP", "true")
+    expected = ["a", "b:1", "::1"]
+    assert load({"join": ["a", "b:1,::1"]})[0].join == expected
+    assert load(None, written(tmp_path, 'join = ["a", "b:1", "::1"]'))[0].join == expected
+    monkeypatch.setenv("RANVIER_JOIN", " a, b:1\n::1")
+    assert load()[0].join == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"join": ["a"]}, "join: peers need a cluster_key_file"),
+        ({"join": ["a:b"]}, "join[0]: must be HOST:PORT"),
+        ({"gossip": "10.0.0.1:70000"}, "gossip: the port must be 0 to 65535 (from --gossip)"),
+        ({"gossip": "off", "insecure_gossip": True, "join": ["a"]}, "join: without gossip this has no effect"),
+        ({"advertise": "router.example"}, "advertise: must be an IP address, with or without a port"),
+        ({"insecure_gossip": True, "advertise": "0.0.0.0"}, "advertise: 0.0.0.0 is no address that a peer could"),
+        ({"workers": "3", "gossip": "127.0.0.1:8079"}, "gossip: takes a port of listen (from --gossip)"),
+        ({"node_name": "two words"}, "node_name: "),
+        ({"cluster_name": ""}, "cluster_name: "),
+        ({"gossip_profile": "moon"}, "gossip_profile: must be 'lan' or 'wan'"),
+        ({"gossip_bytes_per_s_max": "10"}, "gossip_bytes_per_s_max: must be greater than or equal to 4096"),
+    ],
+)
+def test_a_cluster_that_can_not_work_is_refused(flags: dict[str, Any], problem: str) -> None:
+    (found,) = problems(flags)
+    assert found.startswith(problem)
+
+
+def test_the_admin_key_of_gossip_is_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANVIER_GOSSIP_ADMIN_KEY", "short")
+    assert problems() == ["gossip_admin_key: must be at least 16 bytes long (from RANVIER_GOSSIP_ADMIN_KEY)"]
+
+
+def test_the_configuration_can_not_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().workers = 2
+
+
+def test_names_of_flags_and_variables_follow_from_the_key() -> None:
+    assert flag_of("probe_interval_s") == "--probe-interval-s"
+    assert variable_of("probe_interval_s") == "RANVIER_PROBE_INTERVAL_S"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" http://Host:8000/ ", "http://host:8000"),
+        ("http://host", "http://host:80"),
+        ("https://[::1]", "https://[::1]:443"),
+    ],
+)
+def test_a_backend_url_has_one_spelling(text: str, expected: str) -> None:
+    assert load({"backend": [text]})[0].backend[0].url == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "http://",
+        "ftp://a",
+        "http://u@a",
+        "http://a/v1",
+        "http://a?b",
+        "http://a#b",
+        "http://a:0",
+        "http://a:x",
+    ],
+)
+def test_what_is_no_backend_url_is_refused(text: str) -> None:
+    assert problems({"backend": [text]}) == [
+        "backend[0].url: must be a URL like http://10.0.0.1:8000, without path, query or credentials (from --backend)"
+    ]
+
+
+def test_a_backend_says_where_its_kv_events_are(tmp_path: Path) -> None:
+    flag = "http://a:1,kv_events=tcp://*:5557,kv_replay=tcp://10.0.0.1:5558,kv_ranks=2"
+    table = 'backend = [{url = "http://a:1", kv_events = "off"}, "http://b:1"]'
+    told = load({"backend": [flag]})[0].backend[0]
+    assert (told.kv_events, told.kv_replay, told.kv_ranks) == ("tcp://*:5557", "tcp://10.0.0.1:5558", 2)
+    off, asked = load(None, written(tmp_path, table))[0].backend
+    assert (off.kv_events, asked.kv_events) == ("off", "")
+    assert "kv_events" in off.model_dump()
+    assert "kv_events" not in asked.model_dump(), "shown where it is set"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("kv_events=http://a:1", "backend[0].kv_events: must be tcp://HOST:PORT"),
+        ("kv_events=tcp://eth0;a:1", "backend[0].kv_events: must be tcp://HOST:PORT"),
+        ("kv_events=tcp://a:1,kv_replay=off", "backend[0].kv_replay: must be tcp://HOST:PORT"),
+        ("kv_replay=tcp://a:1", "backend[0]: kv_replay and kv_ranks need kv_events"),
+        ("kv_events=off,kv_ranks=2", "backend[0]: kv_replay and kv_ranks need kv_events"),
+        ("kv_events=tcp://a:1,kv_ranks=65", "backend[0].kv_ranks: must be less than or equal to 64"),
+    ],
+)
+def test_where_kv_events_can_not_be_is_refused(options: str, problem: str) -> None:
+    found = problems({"backend": [f"http://a:1,{options}"]})
+    assert len(found) == 1
+    assert found[0].startswith(problem)
+
+
+def test_policies_and_their_options_are_checked_by_name() -> None:
+    config, _ = load({"policy": "cache_aware", "policy_option": ["cache_threshold=0.5"], "shadow": "ttft,chwbl"})
+    assert (config.policy, config.shadow) == ("cache_aware", ["ttft", "chwbl"])
+    with pytest.raises(ConfigError) as caught:
+        load({"policy": "best", "policy_option": ["cache_threshold"], "shadow": ["ttft", "worse"]})
+    problems = "\n".join(caught.value.problems)
+    assert "policy: must be one of affinity, ttft, " in problems
+    assert "policy_option: expected NAME=VALUE, not 'cache_threshold'" in problems
+    assert "shadow[1]: must be one of " in problems
+    with pytest.raises(ConfigError, match="cache_treshold: no policy has this option"):
+        load({"policy_option": ["cache_treshold=0.5"]})
+
+
+def test_the_options_of_every_policy_stand_in_the_reference() -> None:
+    assert "chwbl: virtual_nodes=150" in reference()

@@ -1,0 +1,220 @@
+"""PU4, PU6, PU12 from the router's side: the routes over HTTP, who may use them, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from ranvier_py.control.control_port import ControlSettings, serve
+from ranvier_py.control.exposition import render
+from ranvier_py.core.engine_cache.sources.push_credentials import credential, worker_of
+from ranvier_py.core.routing.request_record import scheme_mark
+from tests.control.test_control_port import FakePort, error_of
+from tests.node.test_purdue_reports import KEY, World, key
+
+CONTROL_KEY = "the-key-of-the-control-port"
+OK = {"status": "ok", "resync": False, "want": None}
+MARK = scheme_mark("t", KEY)
+
+
+class Served:
+    def __init__(self, world: World, url: str) -> None:
+        self.world = world
+        self.url = url
+
+    def client(self, bearer: str = "") -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=10.0, trust_env=False)
+
+    async def post(self, path: str, body: Any, bearer: str = "") -> httpx.Response:
+        async with self.client(bearer) as client:
+            content = {"content": body} if isinstance(body, bytes) else {"json": body}
+            return await client.post(path, **content)
+
+
+async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
+    """A control port, on any free port or at this one, in front of a node's core."""
+    world, shutdown = World(), trio.Event()
+
+    async def run(task_status: trio.TaskStatus[str]) -> None:
+        settings = ControlSettings(port=at, **options)
+        internal = world.pushing
+        await serve(FakePort(), settings, render, internal=internal, shutdown=shutdown, task_status=task_status)
+
+    return Served(world, await nursery.start(run))
+
+
+@pytest.fixture
+async def served(nursery: trio.Nursery) -> AsyncIterator[Served]:
+    yield await start(nursery)
+    nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def locked(nursery: trio.Nursery) -> AsyncIterator[Served]:
+    yield await start(nursery, key=CONTROL_KEY)
+    nursery.cancel_scope.cancel()
+
+
+def hexed(*numbers: int) -> list[str]:
+    return [f"{key(number):064x}" for number in numbers]
+
+
+async def test_pu4_an_eviction_report_as_the_report_has_it_is_a_200_and_counts(served: Served) -> None:
+    await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hexed(1, 2)})
+    answer = await served.post("/internal/eviction", {"worker_id": "w0", "evicted_hashes": hexed(1)})
+    assert (answer.status_code, answer.json()) == (200, OK)
+    assert len(served.world.pushing.map) == 1
+
+
+async def test_pu6_a_snapshot_as_the_report_has_it_is_a_200_and_replaces_what_was_known(served: Served) -> None:
+    for hashes in (hexed(1, 2), hexed(2, 3)):
+        answer = await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hashes})
+        assert (answer.status_code, answer.json()) == (200, OK)
+    assert sorted(served.world.pushing.map.forward()) == sorted((key(2), key(3)))
+    workers = (await served.client().get("/internal/workers", params={"hash": hexed(3)[0]})).json()["workers"]
+    assert [(each["backend"], each["hashes"], each["holds"]) for each in workers] == [("w0", 2, True)]
+
+
+async def test_px8_a_large_snapshot_is_taken_in_a_little_at_a_time_while_the_node_goes_on(served: Served) -> None:
+    hashes = [f"{number:064x}" for number in range(1, 40_001)]
+    sizes: dict[int, None] = {}
+
+    async def look() -> None:
+        while True:
+            sizes[len(served.world.pushing.map)] = None
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        answer = await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hashes})
+        nursery.cancel_scope.cancel()
+    assert answer.json() == OK
+    assert len(served.world.pushing.map) == 40_000
+    steps = sorted(sizes)
+    assert max(later - earlier for earlier, later in pairwise(steps)) < 1000, "others have their turn every 3 ms"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/internal/eviction", b"{", 400, "not JSON"),
+        ("/internal/eviction", [], 400, "must be a JSON object"),
+        ("/internal/eviction", {"evicted_hashes": []}, 400, "worker_id"),
+        ("/internal/eviction", {"worker_id": "w0"}, 400, "evicted_hashes is missing"),
+        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": "ab"}, 400, "must be a list"),
+        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": ["ab"]}, 400, "64 hexadecimal digits"),
+        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": [5]}, 400, "64 hexadecimal digits"),
+        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": ["g" * 64]}, 400, "64 hexadecimal digits"),
+        ("/internal/eviction", {"worker_id": "stranger", "evicted_hashes": []}, 404, "no backend"),
+        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": [], "seq": 3}, 400, "needs an incarnation"),
+        (
+            "/internal/eviction",
+            {"worker_id": "w0", "evicted_hashes": [], "incarnation": "i", "seq": -1},
+            400,
+            "seq must be",
+        ),
+        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": [], "hash_scheme": "vllm"}, 422, "hash_scheme"),
+        (
+            "/internal/eviction",
+            {"worker_id": "w0", "evicted_hashes": [], "hash_scheme": "fingerprint:1234"},
+            422,
+            "hash_scheme",
+        ),
+        (
+            "/internal/eviction",
+            {"worker_id": "w0", "evicted_hashes": [1 << 64], "hash_scheme": f"fingerprint:{MARK}"},
+            400,
+            "64 bits",
+        ),
+        ("/internal/sync", {"worker_id": "w0"}, 400, "exactly one of"),
+        ("/internal/sync", {"worker_id": "w0", "active_hashes": [], "digest": "0" * 16}, 400, "exactly one of"),
+        ("/internal/sync", {"worker_id": "w0", "count": 1, "digest": "0" * 16}, 400, "needs an incarnation"),
+        (
+            "/internal/sync",
+            {"worker_id": "w0", "incarnation": "i", "seq": 1, "count": 1, "digest": "xyz"},
+            400,
+            "16 hexadecimal",
+        ),
+        ("/internal/sync", {"worker_id": "w0", "incarnation": "i", "seq": 1, "sums": "AAAA"}, 400, "1024 numbers"),
+        (
+            "/internal/sync",
+            {"worker_id": "w0", "incarnation": "i", "seq": 1, "buckets": {"9999": []}},
+            400,
+            "0 to 1023",
+        ),
+        ("/internal/sync", {"worker_id": "w0", "active_hashes": [["0" * 64, -4]]}, 400, "tokens"),
+        ("/internal/sync", {"worker_id": "w0", "active_hashes": [["0" * 64, 16, 9]]}, 400, "tier"),
+    ],
+)
+async def test_px2_what_makes_no_sense_is_refused_with_words_and_changes_nothing(
+    served: Served, path: str, body: Any, status: int, words: str
+) -> None:
+    await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hexed(1)})
+    found, _, message = error_of(await served.post(path, body))
+    assert found == status
+    assert words in message
+    assert len(served.world.pushing.map) == 1
+
+
+async def test_pu12_without_a_key_nobody_may_report_where_there_is_one(locked: Served) -> None:
+    body = {"worker_id": "w0", "active_hashes": hexed(1)}
+    assert (await locked.post("/internal/sync", body)).status_code == 401
+    assert (await locked.post("/internal/sync", body, "wrong")).status_code == 401
+    assert (await locked.post("/internal/sync", body, CONTROL_KEY)).status_code == 200
+
+
+async def test_pu12_a_workers_credential_speaks_for_that_worker_and_opens_nothing_else(locked: Served) -> None:
+    own = credential(CONTROL_KEY, "w0")
+    assert (await locked.post("/internal/sync", {"worker_id": "w0", "active_hashes": hexed(1)}, own)).status_code == 200
+    erasing = await locked.post("/internal/sync", {"worker_id": "w1", "active_hashes": []}, own)
+    assert error_of(erasing)[0] == 403
+    async with locked.client(own) as client:
+        for path in ("/admin/backends", "/metrics", "/admin/routes"):
+            assert (await client.get(path)).status_code == 401
+        assert (await client.delete("/admin/backends", params={"url": "w1"})).status_code == 401
+
+
+def test_pu12_a_credential_is_made_of_the_control_key_and_the_name() -> None:
+    assert worker_of(credential(CONTROL_KEY, "http://10.0.0.1:8000"), CONTROL_KEY) == "http://10.0.0.1:8000"
+    assert worker_of(credential("another key", "w0"), CONTROL_KEY) is None
+    name = credential(CONTROL_KEY, "w0").partition(".")[0]
+    for forged in ("", ".", name, f"{name}.", f"{name}.00", "\x00.x", "ä.b", "w" * 5000):
+        assert worker_of(forged, CONTROL_KEY) is None
+
+
+async def test_the_key_of_fingerprints_is_told_to_who_shows_a_key_and_only_here(locked: Served, served: Served) -> None:
+    async with locked.client(credential(CONTROL_KEY, "w0")) as client:
+        told = (await client.get("/internal/scheme")).json()
+    assert bytes.fromhex(told["key"]) == KEY
+    assert scheme_mark(told["identity"], KEY) == told["mark"] == MARK
+    assert told["hash_schemes"] == ["prefix_hash", f"fingerprint:{MARK}"]
+    assert (told["block_tokens"], told["prefix_tokens"]) == (16, 64)
+    async with served.client() as client:
+        told = (await client.get("/internal/scheme")).json()
+    assert told["key"] is None
+    assert "no key" in told["withheld"]
+
+
+async def test_the_key_of_fingerprints_does_not_travel_where_somebody_may_listen(nursery: trio.Nursery) -> None:
+    from ranvier_py.control.control_port import make_app  # noqa: PLC0415
+
+    app = make_app(FakePort(), ControlSettings(key=CONTROL_KEY), render, World().pushing)
+    client = app.test_client()
+    headers = {"authorization": f"Bearer {CONTROL_KEY}"}
+    for address, scheme, told in (
+        ("10.1.2.3", "http", False),
+        ("10.1.2.3", "https", True),
+        ("127.0.0.1", "http", True),
+    ):
+        answer = await client.get(
+            "/internal/scheme", headers=headers, scheme=scheme, scope_base={"client": (address, 4711)}
+        )
+        body = await answer.get_json()
+        assert (body["key"] is not None) is told, address
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,148 @@
+"""Counts that only we asked for leave no trace in a stream, however it is cut."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.usage_removal import HELD_BYTES_MAX, UsageRemover
+from ranvier_py.core.errors import UpstreamGarbled
+from ranvier_py.proxy.response_reader import chunk_parser
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(fields: dict[str, object], end: bytes = b"\n\n") -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + end
+
+
+def delta(text: str, **more: object) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": text}}], **more})
+
+
+COUNTS = event({"choices": [], "usage": USAGE})
+SAID = delta('says "prompt_tokens": 3 and "usage":{} in "choices":[]', usage=None)
+EVENTS = [delta("a"), delta("b" * 300), SAID, b": ping\n\n", b'data: not json "prompt_tokens"\n\n', DONE]
+
+
+def chunked(parts: list[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    bounds = sorted({0, len(data), *(place % len(data) for place in places)})
+    return [data[low:high] for low, high in pairwise(bounds)]
+
+
+def through(pieces: list[bytes], framing: str) -> tuple[list[bytes], UsageRemover]:
+    """What leaves for each piece, as an exchange would feed them."""
+    parser = chunk_parser() if framing == "chunked" else None
+    remover = UsageRemover(framing, parser)
+    out = []
+    for number, piece in enumerate(pieces):
+        if parser is not None:
+            assert parser.feed(piece) == len(piece)
+        out.append(remover.feed(piece, parser.done if parser is not None else number == len(pieces) - 1))
+    return out, remover
+
+
+def payload_of(data: bytes) -> bytes:
+    reader = ChunkedReader(keep=True)
+    assert reader.feed(data) == len(data)
+    assert reader.done
+    return b"".join(reader.payload or ())
+
+
+streams = st.tuples(
+    st.lists(st.sampled_from(EVENTS), max_size=6),
+    st.lists(st.sampled_from([delta("z"), DONE]), max_size=2),
+    st.lists(st.integers(0, 5000), max_size=12),
+    st.lists(st.integers(0, 5000), max_size=12),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams)
+@example(([delta("a")], [DONE], [], []))
+def test_chunks_and_reads_may_cut_it_anywhere(
+    stream: tuple[list[bytes], list[bytes], list[int], list[int]],
+) -> None:
+    before, after, chunk_cuts, reads = stream
+    wire = chunked(cut(b"".join([*before, COUNTS, *after]), chunk_cuts))
+    out, remover = through(cut(wire, reads), "chunked")
+    assert payload_of(b"".join(out)) == b"".join([*before, *after])
+    assert remover.removed == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams)
+def test_a_body_without_chunks_is_cut_anywhere_too(
+    stream: tuple[list[bytes], list[bytes], list[int], list[int]],
+) -> None:
+    before, after, _, reads = stream
+    out, _ = through(cut(b"".join([*before, COUNTS, *after]), reads), "close")
+    assert b"".join(out) == b"".join([*before, *after])
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams)
+def test_what_nobody_asked_for_twice_passes_byte_by_byte_in_its_own_order(
+    stream: tuple[list[bytes], list[bytes], list[int], list[int]],
+) -> None:
+    before, after, chunk_cuts, reads = stream
+    wire = chunked(cut(b"".join([b":\n\n", *before, *after]), chunk_cuts))
+    out, remover = through(cut(wire, reads), "chunked")
+    assert payload_of(b"".join(out)) == b"".join([b":\n\n", *before, *after])
+    assert remover.removed == 0
+
+
+def test_pieces_of_whole_events_leave_in_their_own_chunks_at_once() -> None:
+    """Else every token would be copied."""
+    pieces = [chunked([delta(str(n))])[:-5] for n in range(3)]
+    out, _ = through([*pieces, chunked([COUNTS, DONE])], "chunked")
+    assert all(before is after for before, after in zip(pieces, out, strict=False))
+    assert out[3] == chunked([DONE])
+
+
+def test_a_stream_with_a_length_keeps_it() -> None:
+    whole = delta("a") + COUNTS + DONE
+    out, _ = through([whole[:50], whole[50:]], "length")
+    assert len(b"".join(out)) == len(whole)
+    assert b"prompt_tokens" not in b"".join(out)
+    assert b"".join(out).startswith(delta("a") + b":  ")
+
+
+def test_lines_may_end_as_the_standard_of_event_streams_allows() -> None:
+    carried = [delta("a").replace(b"\n", b"\r\n"), COUNTS.replace(b"\n", b"\r\n"), DONE.replace(b"\n", b"\r\n")]
+    out, _ = through([b"".join(carried)], "close")
+    assert b"".join(out) == carried[0] + carried[2]
+
+
+def test_counts_that_come_with_output_were_not_our_question() -> None:
+    """An engine told to count for everybody would lose its last event otherwise."""
+    wire = [chunked([delta("a", usage=USAGE)])[:-5], chunked([COUNTS, DONE])]
+    out, remover = through(wire, "chunked")
+    assert b"".join(out) == b"".join(wire)
+    assert remover.told
+
+
+def test_an_endless_event_is_not_held() -> None:
+    piece = b"data: " + b"x" * HELD_BYTES_MAX + b'"prompt_tokens"'
+    remover = UsageRemover("close", None)
+    out = remover.feed(piece, complete=False)
+    assert out == piece
+    assert remover.feed(b"y\n", complete=False) == b"y"
+    assert remover.feed(b"\n" + COUNTS + DONE, complete=True) == b"\n\n" + DONE
+
+
+def test_chunks_that_can_not_be_followed_end_the_stream() -> None:
+    class Never:
+        inside = True
+        chunks = 0
+
+    with pytest.raises(UpstreamGarbled):
+        UsageRemover("chunked", Never()).feed(b"z" * 5000, complete=False)

@@ -1,0 +1,180 @@
+"""After any history, and a whole sweep at EXACT, the table says of an engine what it holds: no more, no less."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.engine_cache.engine_caches import GRACE_S, EngineTruth, Source
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.residency_values import Changes
+from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, Tier
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompts.fingerprint import is_anchor
+from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from tests.core.engine_cache.model import SIZE, Model, fingerprint, hasher, namespace_of
+
+ENGINE, OTHER = BackendId(0), BackendId(1)
+STREAM = Source(ENGINE, "zmq/0")
+WAYS = [[0] * 20, [0, 0, 0, 1] * 5, [0] * 9 + [1] * 11, [1, 0] * 3]
+"""Prompts, each number a block of 16 equal tokens; some share their beginnings."""
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["store", "store", "offload", "remove", "remove", "learn", "learn", "restart", "settle", "sweep"]
+        ),
+        st.integers(0, 3),
+        st.integers(1, 20),
+        st.integers(0, 5),
+    ),
+    max_size=40,
+)
+
+
+def tokens(way: list[int]) -> list[int]:
+    return [bit for bit in way for _ in range(SIZE)]
+
+
+class World:
+    """An engine, its residency, and the table that hears of it."""
+
+    def __init__(self, width: int, capacity: int) -> None:
+        self.now = 10.0
+        self.width = width  # blocks of ours in one of the engine's
+        self.epochs = [0, 0]
+        self.routes = RouteTable(capacity=capacity, ttl_s=1e6)
+        self.routes.collect_news()
+        self.truth = EngineTruth(self.routes, lambda backend: self.epochs[backend], restarted=self.restarted)
+        self.model, self.residency = Model(), Residency(hasher(), namespace_of)
+        self.truth.open(STREAM, self.residency, self.now)
+        self.truth.levelled(STREAM, Level.EXACT, "", self.now)
+
+    def restarted(self, backend: BackendId, _why: str, _now: float) -> int:
+        self.epochs[backend] += 1
+        return self.epochs[backend]
+
+    def do(self, what: str, way: list[int], depth: int, number: int) -> None:
+        self.now += 1.0
+        way = way[:depth]
+        if what in ("store", "offload"):
+            self.store(way, "CPU" if what == "offload" else None)
+        elif what == "remove":
+            self.remove(way)
+        elif what == "learn":
+            backend, trust = (ENGINE, OTHER)[number % 2], (Trust.LOCAL, Trust.REMOTE)[number // 2 % 2]
+            self.routes.learn(self.stops(way, number), backend, self.epochs[backend], trust, self.now)
+        elif what == "restart":
+            self.model.copies.clear()
+            self.residency.clear()
+        elif what == "settle":
+            self.settle(1 + 10 * number)
+        else:
+            self.truth.sweep(self.now, 3 * number)
+
+    def keys(self, way: list[int]) -> list[int]:
+        return [int("1" + "".join(map(str, way[: end + self.width])), 2) for end in self.starts(way)]
+
+    def starts(self, way: list[int]) -> range:
+        return range(0, len(way) - self.width + 1, self.width)
+
+    def store(self, way: list[int], medium: str | None) -> None:
+        """What is not there of it."""
+        keys = self.keys(way)
+        tier = Tier.CPU if medium else Tier.GPU
+        first = next((place for place, key in enumerate(keys) if not self.model.copies.get((key, tier))), len(keys))
+        new = keys[first:]
+        if not new:
+            return
+        data = array("I", tokens(way[first * self.width : len(keys) * self.width])).tobytes()
+        event = BlocksStored(
+            hashes=tuple(new),
+            parent=keys[first - 1] if first else None,
+            token_bytes=data,
+            block_tokens=SIZE * self.width,
+            medium=medium,
+        )
+        self.model.apply(event)
+        self.residency.apply(event)
+
+    def remove(self, way: list[int]) -> None:
+        for key in self.keys(way)[-1:]:
+            for tier in (Tier.GPU, Tier.CPU):
+                if self.model.copies.get((key, tier)):
+                    event = BlocksRemoved(hashes=(key,), medium="CPU" if tier is Tier.CPU else None)
+                    self.model.apply(event)
+                    self.residency.apply(event)
+
+    def stops(self, way: list[int], number: int) -> list[Stop]:
+        """A chat whose messages end at every so many blocks, tokenized; deepest first."""
+        step = 3 + number
+        found: list[Stop] = []
+        for depth in range(len(way), 0, -1):
+            name = fingerprint(tokens(way[:depth]))
+            if depth % step == 0 or depth == len(way):
+                found.append((depth * SIZE, name, name ^ step))
+            elif is_anchor(depth):
+                found.append((depth * SIZE, name, 0))
+        return found
+
+    def settle(self, steps: int = 100) -> Changes:
+        changes = self.residency.settle(steps)
+        self.truth.changed(STREAM, changes, self.now)
+        return changes
+
+    def said(self) -> dict[int, tuple[bool, int]]:
+        """Live claims of the engine at rows with tokens: CONFIRMED or not, and whether below the GPU."""
+        rows, _, claims, _ = self.routes.parts()
+        found = {}
+        for row in range(1, rows.top):
+            if rows.parent[row] < 0 or not rows.token[row]:
+                continue
+            claim = claims.get(row, ENGINE)
+            if claim is not None and claim.epoch == self.epochs[ENGINE]:
+                below = int(bool(claims.lowered.get(row, {}).get(ENGINE)))
+                found[rows.token[row]] = (claim.trust == Trust.CONFIRMED, below)
+        return found
+
+    def heal(self) -> None:
+        """Everything is heard, the grace is over, and the sweeps came round."""
+        while not self.settle().complete:
+            pass
+        self.now += GRACE_S + 2.0
+        for _ in range(2):
+            self.truth.sweep(self.now, 10_000)
+            self.routes.sweep(self.now, self.epochs, 10_000)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from([1, 2]), actions)
+def test_after_a_whole_sweep_the_table_says_what_the_engine_holds(
+    width: int, todo: list[tuple[str, int, int, int]]
+) -> None:
+    world = World(width, 10_000)
+    for what, way, depth, number in todo:
+        world.do(what, WAYS[way], depth, number)
+    world.heal()
+    held = world.model.tiers()
+    depths = {fingerprint(tokens(way[:depth])): depth for way in WAYS for depth in range(1, len(way) + 1)}
+    rows = {name for name in depths if world.routes.stop_of(name) is not None}
+    wanted = {name for name in held if name in rows or is_anchor(depths[name])}
+    assert world.said() == {name: (True, int(held[name] is not Tier.GPU)) for name in wanted}
+    assert world.truth.tier(ENGINE, Fingerprint(12345)) is Tier.ABSENT
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions)
+def test_in_a_table_that_evicts_nothing_is_said_that_is_not_held(todo: list[tuple[str, int, int, int]]) -> None:
+    world = World(1, 12)
+    for what, way, depth, number in todo:
+        world.do(what, WAYS[way], depth, number)
+        rows, _, claims, _ = world.routes.parts()
+        assert all(rows.parent[row] >= 0 for row in claims.lowered), "a tier of a row that is gone"
+    world.heal()
+    held = world.model.tiers()
+    assert all(world.said()[name] == (True, int(held.get(Fingerprint(name)) is not Tier.GPU)) for name in world.said())
+    assert world.said().keys() <= held.keys()

@@ -1,0 +1,249 @@
+"""A gap machine on a lossy stream of an engine that restarts, with replay that loses and reorders, and stale peers."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.engine_cache.gap_values import (
+    Apply,
+    AskPeer,
+    AskReplay,
+    Effect,
+    GapSettings,
+    Install,
+    Level,
+    Reset,
+)
+from ranvier_py.core.engine_cache.gaps import GapMachine
+
+HELD_MAX = 25
+
+
+class World:
+    """One engine, the way from it, and who listens. `applied` is what the listener believes the engine to have said."""
+
+    def __init__(self, seed: int, loss: float, buffer: int, replay: bool, peers: bool) -> None:
+        self.rng = random.Random(seed)
+        self.loss = loss
+        self.machine = GapMachine(GapSettings(replay=replay, peers=peers, held_messages_max=HELD_MAX))
+        self.now = 0.0
+        self.run = 0
+        self.history: list[bytes] = []
+        self.old_history: list[bytes] = []
+        self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
+        self.on_the_way: deque[tuple[int, int, bytes | None]] = deque()  # answers: ask, number, payload or the end
+        self.replay: AskReplay | None = None
+        self.peer: AskPeer | None = None
+        self.copy: list[bytes] = []
+        self.applied: list[bytes] = []
+        self.levels: dict[Level, int] = {}
+
+    def hear(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Apply):
+                self.applied.append(effect.payload)
+            elif isinstance(effect, Reset):
+                self.applied = []
+            elif isinstance(effect, AskReplay):
+                self.replay = effect
+                self.on_the_way.clear()
+            elif isinstance(effect, AskPeer):
+                self.peer = effect
+            elif isinstance(effect, Install):
+                self.applied = list(self.copy)
+        self.check()
+
+    def check(self) -> None:
+        """Whoever says EXACT has what the engine said since it started, without a hole."""
+        machine = self.machine
+        self.levels[machine.level] = self.levels.get(machine.level, 0) + 1
+        assert len(machine._held) <= HELD_MAX
+        assert len(machine._kept) <= HELD_MAX + 1
+        assert machine._held_bytes == sum(map(len, machine._held.values()))
+        if machine.level is Level.EXACT:
+            assert self.applied == self.history[: len(self.applied)]
+            assert machine.next_seq == len(self.applied)
+
+    def publish(self) -> None:
+        seq = len(self.history)
+        payload = b"%d/%d" % (self.run, seq)
+        self.history.append(payload)
+        self.buffer.append((seq, payload))
+        if self.rng.random() < self.loss:
+            return
+        self.hear(self.machine.live(seq, payload, self.now))
+        if self.rng.random() < self.loss:
+            self.hear(self.machine.live(seq, payload, self.now))
+
+    def restart(self) -> None:
+        self.run += 1
+        self.old_history, self.history = self.history, []
+        self.buffer.clear()
+        self.on_the_way.clear()
+        self.replay = None
+        self.hear(self.machine.disconnected(self.now))
+        for _ in range(self.rng.randrange(8)):  # said before we are back
+            self.history.append(b"%d/%d" % (self.run, len(self.history)))
+            self.buffer.append((len(self.history) - 1, self.history[-1]))
+        if self.rng.random() < 0.7:
+            self.hear(self.machine.connected(self.now))
+
+    def serve(self) -> None:
+        """The engine takes the question; its answers are on the way."""
+        if self.replay is None:
+            return
+        ask, first = self.replay
+        self.replay = None
+        answers = [(ask, seq, payload) for seq, payload in self.buffer if seq >= first]
+        kept = [answer for answer in answers if self.rng.random() >= self.loss]
+        kept += [answer for answer in kept if self.rng.random() < self.loss]
+        if self.loss:
+            for place in range(len(kept) - 1):
+                if self.rng.random() < 0.3:
+                    kept[place], kept[place + 1] = kept[place + 1], kept[place]
+        self.on_the_way.extend(kept)
+        # An empty answer is the end of an empty history: it is never made by loss alone.
+        if (not answers or kept) and self.rng.random() >= self.loss:
+            self.on_the_way.append((ask, 0, None))
+
+    def answer(self, count: int) -> None:
+        for _ in range(min(count, len(self.on_the_way))):
+            if not self.on_the_way:
+                return  # a new question was asked meanwhile
+            ask, seq, payload = self.on_the_way.popleft()
+            if payload is None:
+                self.hear(self.machine.replay_ended(ask, self.now))
+            else:
+                self.hear(self.machine.replayed(ask, seq, payload, self.now))
+
+    def offer(self, *, honest: bool) -> None:
+        if self.peer is None:
+            return
+        ask, self.peer = self.peer.ask, None
+        source = self.history if honest or self.rng.random() < 0.6 else self.old_history
+        if not source:
+            self.hear(self.machine.copy_failed(ask, self.now))
+            return
+        last = len(source) - 1 if honest else self.rng.randrange(len(source))
+        self.copy = source[: last + 1]
+        self.hear(self.machine.copy_offered(ask, last, xxhash.xxh3_64_intdigest(source[last]), self.now))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.hear(self.machine.tick(self.now))
+
+    def step(self) -> None:
+        action = self.rng.random()
+        if action < 0.6:
+            self.publish()
+        elif action < 0.7:
+            self.serve()
+        elif action < 0.85:
+            self.answer(self.rng.randrange(6))
+        elif action < 0.9:
+            self.offer(honest=False)
+        elif action < 0.97:
+            self.tick(self.rng.random() * 6)
+        elif action < 0.98:
+            self.restart()
+        elif action < 0.99:
+            self.hear(self.machine.contradicted(self.now))
+        else:
+            self.hear(self.machine.disconnected(self.now))
+
+    def calm(self) -> None:
+        """From now on nothing is lost."""
+        self.loss = 0.0
+        for _ in range(40):
+            self.publish()
+            self.serve()
+            self.answer(1000)
+            self.offer(honest=True)
+            self.publish()
+            self.tick(31.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.2, 0.5]), st.sampled_from([3, 15, 1000]), st.booleans())
+def test_exact_means_exact_and_comes_back_when_the_net_is_calm(
+    seed: int, loss: float, buffer: int, peers: bool
+) -> None:
+    """A hole that nobody noticed would be believed for hours."""
+    world = World(seed, loss, buffer, True, peers)
+    for _ in range(150):
+        world.step()
+    world.calm()
+    if peers:
+        assert world.machine.level is Level.EXACT
+        assert world.applied == world.history
+    else:
+        assert world.machine.level in (Level.EXACT, Level.DEGRADED)
+        assert world.applied[-1] == world.history[-1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.05, 0.2]))
+def test_without_replay_a_peers_copy_brings_it_back(seed: int, loss: float) -> None:
+    world = World(seed, loss, 1000, False, True)
+    for _ in range(150):
+        world.step()
+    world.calm()
+    assert (world.machine.level, world.applied) == (Level.EXACT, world.history)
+
+
+def test_all_levels_are_met() -> None:
+    """Else the tests above would show nothing."""
+    met: dict[Level, int] = {}
+    for seed in range(20):
+        world = World(seed, 0.2, 15, True, True)
+        for _ in range(150):
+            world.step()
+        met |= world.levels
+    assert met.keys() == {*Level}
+
+
+calls = st.one_of(
+    st.tuples(st.just("live"), st.integers(0, 8) | st.integers(0, 2**64 - 1), st.sampled_from([b"a", b"b"])),
+    st.tuples(st.just("replayed"), st.integers(0, 8), st.sampled_from([b"a", b"b"])),
+    st.tuples(st.sampled_from(["replay_ended", "replay_failed", "copy_failed", "tick", "connected", "disconnected"])),
+    st.tuples(st.sampled_from(["cleared", "unreadable", "copy_offered"]), st.integers(0, 8)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(calls, max_size=60))
+def test_any_order_of_calls_keeps_the_bounds_and_never_raises(todo: list[tuple[object, ...]]) -> None:
+    """What an engine numbers as it likes, and sockets that report as they like."""
+    machine = GapMachine(GapSettings(held_messages_max=5, held_bytes_max=6))
+    digest, now = xxhash.xxh3_64_intdigest(b"a"), 0.0
+    for name, *arguments in todo:
+        now += 1.0
+        if name == "live":
+            effects = machine.live(*arguments, now)  # type: ignore[arg-type]
+        elif name == "replayed":
+            effects = machine.replayed(machine._asks, *arguments, now)  # type: ignore[arg-type]
+        elif name == "copy_offered":
+            effects = machine.copy_offered(machine._asks, arguments[0], digest, now)  # type: ignore[arg-type]
+        elif name == "cleared":
+            effects = machine.cleared(arguments[0])  # type: ignore[arg-type]
+        elif name == "unreadable":
+            effects = machine.unreadable(arguments[0], now)  # type: ignore[arg-type]
+        elif name in ("tick", "connected", "disconnected"):
+            effects = getattr(machine, str(name))(now)
+        else:
+            effects = getattr(machine, str(name))(machine._asks, now)
+        applied = [effect.seq for effect in effects if isinstance(effect, Apply)]
+        since = [place for place, effect in enumerate(effects) if isinstance(effect, Reset | Install)]
+        assert since or applied == sorted(applied)
+        assert len(machine._held) <= 5
+        assert len(machine._kept) <= 6
+        wake = machine.wake_at()
+        if wake is not None and wake <= now:
+            machine.tick(now)
+            after = machine.wake_at()
+            assert after is None or after > now, "it would be woken for ever"

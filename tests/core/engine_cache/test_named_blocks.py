@@ -1,0 +1,104 @@
+"""Stores and removals of blocks that have our names, against a walk over all of them."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
+from ranvier_py.core.engine_cache.sources.event_values import Tier
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import Holder
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+
+BLOCK = 16
+WAYS = ((1, 2, 3, 4, 5), (1, 2, 13, 14), (21, 22, 23))
+"""Prompts by the names of their blocks; two share a beginning."""
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "store", "remove", "clear", "look"]),
+        st.sampled_from(WAYS),
+        st.integers(0, 4),
+        st.integers(1, 5),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps)
+def test_what_is_told_sums_up_to_what_a_walk_finds(todo: list[tuple[str, tuple[int, ...], int, int]]) -> None:
+    blocks = NamedBlocks(BLOCK)
+    copies: dict[int, int] = {}
+    heard: dict[int, int] = {}
+
+    def look() -> None:
+        changes = blocks.changes()
+        if changes.cleared:
+            heard.clear()
+        for change in changes.changes:
+            assert (change.fingerprint in heard) is (change.tier is Tier.ABSENT)
+            if change.tier is Tier.ABSENT:
+                del heard[change.fingerprint]
+            else:
+                heard[change.fingerprint] = change.tokens
+
+    for what, way, start, count in todo:
+        if what == "store" and (start == 0 or all(copies.get(name) for name in way[:start])):
+            blocks.stored(way[start : start + count], way[start - 1] if 0 < start <= len(way) else 0)
+            for name in way[start : start + count]:
+                copies[name] = copies.get(name, 0) + 1
+        elif what == "remove":
+            name = way[min(start, len(way) - 1)]
+            blocks.removed(name)
+            copies[name] = max(0, copies.get(name, 0) - 1)
+        elif what == "clear":
+            blocks.cleared()
+            copies.clear()
+        else:
+            look()
+    look()
+    wanted = {
+        name: BLOCK * (depth + 1)
+        for way in WAYS
+        for depth, name in enumerate(way)
+        if all(copies.get(each) for each in way[: depth + 1])
+    }
+    assert heard == wanted
+    assert all(blocks.tier(name) is (Tier.GPU if name in wanted else Tier.ABSENT) for way in WAYS for name in way)
+    for left in [name for name in copies for _ in range(copies[name])]:
+        blocks.removed(left)
+    assert not blocks._blocks, "what nobody holds is forgotten"
+
+
+def test_a_block_that_went_and_came_back_between_two_looks_is_no_news() -> None:
+    blocks = NamedBlocks(BLOCK)
+    blocks.stored((1, 2))
+    assert len(blocks.changes().changes) == 2
+    blocks.removed(2)
+    blocks.stored((2,), 1)
+    assert not blocks.changes().changes
+
+
+def test_a_modelled_engine_is_known_exactly_by_the_table() -> None:
+    routes, engine = RouteTable(capacity=100), BackendId(0)
+    truth, source, blocks = EngineTruth(routes, lambda _: 1), Source(engine, "replay"), NamedBlocks(BLOCK)
+    truth.open(source, blocks, 0.0)
+    truth.levelled(source, Level.EXACT, "it is a model", 0.0)
+    blocks.stored((1, 2, 3, 4, 5))
+    truth.changed(source, blocks.changes(), 1.0)
+    stops = [(80, 5, 0), (64, 4, 0), (32, 2, 0), (16, 1, 0)]
+    assert routes.match(stops, [1], 2.0) == [Holder(engine, 64, Trust.CONFIRMED)]
+    routes.learn(stops, engine, 1, Trust.LOCAL, 2.0)
+    blocks.removed(4)
+    truth.changed(source, blocks.changes(), 3.0)
+    assert routes.match(stops, [1], 3.0) == [Holder(engine, 32, Trust.CONFIRMED)]
+
+
+def test_what_continues_an_unknown_block_is_left_out() -> None:
+    blocks = NamedBlocks(BLOCK)
+    blocks.stored((8, 9), 7)
+    assert not blocks.changes().changes

@@ -1,0 +1,313 @@
+"""A router's own error, flight by flight, through a real Router."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from ranvier_py.core.answers.answer_stream import Answer
+from ranvier_py.core.engine_cache.calibration.biases import Bias
+from ranvier_py.core.engine_cache.calibration.calibration import FLIGHTS_MAX, SAMPLES_PER_S_MAX, Calibration
+from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChange, CalibrationView, Told
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHasher, TokenState
+from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.router import Flight, Router
+from ranvier_py.core.routing.speculation import Speculation
+
+KEY = b"k" * 32
+BLOCK = 16
+A = BackendId(0)
+
+
+class World:
+    """One router before one engine, whose answers a test makes up. Prompts are named by their blocks."""
+
+    def __init__(self, **given: object) -> None:
+        hasher = TokenHasher(KEY, BLOCK)
+        reader = PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="x", bytes_per_token=4.0, digest_seed=0)
+        registry = Registry(BackendLimits())
+        registry.add("http://a:1")
+        self.router = Router(
+            reader=reader,
+            hasher=hasher,
+            routes=RouteTable(),
+            speculation=Speculation(),
+            registry=registry,
+            policy=make_policy("affinity", PlacementOptions()),
+            rng=Random(1),
+            texts_match=False,
+        )
+        self.calibration = Calibration(self.router.routes, **given)  # type: ignore[arg-type]
+        self.router.observers += (self.calibration,)
+        self.root = Boundary(None, Fingerprint(0), 0)
+        self.kept: dict[int, int] = {}  # what `press` has the engine keep
+        self.rng = Random(1)
+        self.now = 100.0
+
+    def prompt(self, names: Sequence[int], extra: int = 5) -> Prompt:
+        end = Boundary(self.root, Fingerprint(names[-1]), len(names) * BLOCK)
+        stops = [(BLOCK * (at + 1), Fingerprint(name)) for at, name in enumerate(names)]
+        length = len(names) * BLOCK + extra
+        end.tokenized(Segment(stops[:-1], stops[-1], TokenState(length, 0, ())))
+        return Prompt("chat", "", True, end, self.root, (), b"")
+
+    def depart(self, names: Sequence[int], now: float) -> Flight:
+        prompt = self.prompt(names)
+        found = self.router.find(prompt, now)
+        return self.router.depart(prompt, self.router.place(prompt, found), now, found=found)
+
+    def answer(self, flight: Flight, cached: int | None, now: float, *, prompt_tokens: int | None = None) -> None:
+        router, end = self.router, flight.prompt.end
+        router.first_token(flight, now)
+        counted = prompt_tokens if prompt_tokens is not None else end.length
+        router.answered(flight, end, Answer(None, "", counted, cached, 8), now)
+        router.land(flight, Outcome.SUCCESS, now)
+
+    def served(self, names: Sequence[int], cached: int | None, now: float) -> Flight:
+        flight = self.depart(names, now)
+        self.answer(flight, cached, now + 0.1)
+        return flight
+
+    @property
+    def view(self) -> CalibrationView:
+        return self.calibration.views(1e6)[0]
+
+    def depth(self, names: Sequence[int], now: float) -> int:
+        found = self.router.find(self.prompt(names), now, touch=False)
+        return found.holders[0].tokens if found.holders else 0
+
+
+def test_precision_is_of_the_predicted_and_recall_of_the_cached_tokens() -> None:
+    world = World()
+    world.served([1, 2, 3, 4], 0, 10.0)
+    world.served([1, 2, 3, 4], 64, 11.0)
+    world.served([1, 2, 3, 4], 32, 12.0)
+    world.served([9, 8], 32, 13.0)  # another client's prompt was there
+    view = world.view
+    assert (view.predicted_tokens, view.cached_tokens, view.right_tokens) == (128, 128, 96)
+    assert (view.precision, view.recall) == (0.75, 0.75)
+    assert view.error.count == view.answers == 4
+
+
+def test_the_block_of_the_last_token_is_no_error() -> None:
+    """It is always computed again: of 64 tokens asked again, 48 can be found."""
+    world = World()
+    for now in (10.0, 11.0):
+        flight = world.depart([1, 2, 3, 4], now)
+        world.answer(flight, 48 if now > 10 else 0, now + 0.1, prompt_tokens=64)
+    assert world.view.precision == 1.0
+
+
+def test_a_larger_block_of_the_engine_is_no_error_once_it_is_told() -> None:
+    world = World()
+    world.calibration.told(A, "http://a:1", 1, Told(None, 32))
+    world.served([1, 2, 3], 0, 10.0)
+    world.served([1, 2, 3], 32, 11.0)
+    assert world.view.precision == 1.0
+    assert world.view.block_tokens == 32
+
+
+def test_a_prefix_that_answered_cold_is_withdrawn_and_no_other() -> None:
+    world = World()
+    for names, cached in (([1, 2, 3, 4], 0), ([1, 2, 5, 6], 32), ([7, 8], 0)):
+        world.served(names, cached, 10.0)
+    world.served([1, 2, 3, 4], 16, 20.0)
+    assert world.depth([1, 2, 5, 6], 21.0) == 32
+    assert world.depth([1, 2, 3, 4], 21.0) == 64
+    assert world.depth([7, 8], 21.0) == 32
+    assert world.view.refuted == 1
+
+
+def test_a_backend_whose_events_tell_is_measured_and_not_corrected() -> None:
+    said: list[BackendId] = []
+    world = World(estimated=lambda _: False, contradicted=said.append)
+    for names, cached in (([1, 2, 3, 4], 0), ([1, 2, 5, 6], 32)):
+        world.served(names, cached, 10.0)
+    world.served([1, 2, 3, 4], 0, 20.0)
+    assert world.depth([1, 2, 5, 6], 21.0) == 64
+    assert world.view.precision == 32 / 96
+    assert said == [A]
+
+
+def test_a_prompt_with_media_that_answered_cold_is_withdrawn_though_events_tell_of_others() -> None:
+    said: list[BackendId] = []
+    world = World(estimated=lambda _: False, contradicted=said.append)
+    picture = [1, 2, MEDIA_MARK | 3 << 40, MEDIA_MARK | 4 << 40]
+    for names, cached in ((picture, 0), ([1, 2, 5, 6], 32)):
+        world.served(names, cached, 10.0)
+    world.served(picture, 32, 20.0)
+    world.router.routes.sweep(21.0, [1])
+    assert world.depth([1, 2, 5, 6], 21.0) == 64
+    assert world.depth(picture, 21.0) == 64, "computed anew just now"
+    assert world.view.refuted == 1
+    assert said == []
+
+
+def test_events_that_are_another_engines_are_named_and_those_of_its_own_are_not() -> None:
+    """A wrong endpoint in a configuration looks like any other: EXACT, and nothing missed."""
+    told: list[BiasChange] = []
+    world = World(estimated=lambda _: False)
+    for number in range(60):
+        world.served([100 * number + block + 1 for block in range(10)], 0, 10.0 + number)
+        world.served([100 * number + block + 1 for block in range(10)], 160 if number % 10 else 0, 10.5 + number)
+        told += world.calibration.tick(world.now)
+    assert told == []
+    for number in range(60, 200):
+        world.served([100 * number + block + 1 for block in range(10)], 96, 100.0 + number)
+        told += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in told] == [(Bias.EVENTS, True)]
+    assert "another engine's" in told[0].detail
+    for number in range(280):
+        world.served([100 * (60 + number % 140) + block + 1 for block in range(10)], 160, 400.0 + number)
+        told += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in told[1:]] == [(Bias.EVENTS, False)]
+
+
+def press(world: World, capacity: int, answers: int) -> float:
+    """Chats of 640 tokens come back after a while to an engine that keeps `capacity` tokens, LRU. Returns the time."""
+    rng, kept = world.rng, world.kept
+    for _ in range(answers):
+        number = rng.randrange(60)
+        names = [number * 1000 + block + 1 for block in range(40)]
+        cached = kept.pop(number, 0)
+        world.served(names, cached, world.now)
+        kept[number] = 640
+        while sum(kept.values()) > capacity:
+            del kept[next(iter(kept))]
+        world.now += 2.0
+        world.calibration.tick(world.now)
+    return world.now
+
+
+def test_old_prefixes_of_a_small_cache_fade_and_young_ones_stay() -> None:
+    world = World()
+    now = press(world, 10_000, 400)
+    view = world.view
+    assert view.capacity_learned_tokens is not None
+    assert 6_000 < view.capacity_learned_tokens < 14_000
+    assert view.biases == (Bias.SMALL_CACHE,)
+    assert view.lifetime_s is not None
+    world.served([10**6, 10**6 + 1, 10**6 + 2], 0, now)
+    assert world.depth([10**6, 10**6 + 1, 10**6 + 2], now + 1) == 48
+    before = world.view.predicted_tokens, world.view.right_tokens
+    press(world, 10_000, 200)
+    predicted, right = (
+        after - old for after, old in zip((world.view.predicted_tokens, world.view.right_tokens), before, strict=True)
+    )
+    assert right / predicted > 0.9
+
+
+def test_what_a_running_request_holds_does_not_fade() -> None:
+    """Its engine can't push it out, however much passes by; the next turn belongs there."""
+    world = World()
+    now = press(world, 10_000, 200)
+    names = [10**6 + block for block in range(10)]
+    flight = world.depart(names, now)
+    world.router.first_token(flight, now + 0.1)
+    world.now += 1.0
+    now = press(world, 10_000, 60)
+    assert world.depth(names, now) == 160
+    world.answer(flight, 0, now)
+    now = press(world, 10_000, 60)
+    assert world.depth(names, now) == 0
+
+
+def test_what_peers_send_pushes_out_too() -> None:
+    world = World()
+    now = press(world, 10_000, 200)
+    names = [10**6 + block for block in range(10)]
+    world.served(names, 0, now)
+    for number in range(60):
+        stops = [(16 * (block + 1), 10**7 + 100 * number + block, 0) for block in range(40)]
+        world.router.routes.learn(stops[::-1], A, 1, Trust.REMOTE, now + 1 + number)
+    world.calibration.tick(now + 62)
+    assert world.depth(names, now + 62) == 0
+    assert world.depth([10**7 + 100 * 59 + block for block in range(40)], now + 62) == 640
+
+
+def test_what_engines_tell_of_their_capacity_limits_what_is_believed_at_once() -> None:
+    world = World()
+    world.calibration.told(A, "http://a:1", 1, Told(2000, 16))
+    for number in range(8):
+        world.served([number * 100 + block + 1 for block in range(40)], 0, 10.0 + 2 * number)
+    world.calibration.tick(world.now)
+    assert world.depth([block + 1 for block in range(40)], 30.0) == 0
+    assert world.depth([700 + block + 1 for block in range(40)], 30.0) == 640
+
+
+def test_a_bias_is_told_once_when_it_appears_and_once_when_it_goes() -> None:
+    world = World()
+    changes = []
+    for number in range(40):
+        world.served([number + 1, number + 100], None, 10.0 + number)
+        changes += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in changes] == [(Bias.NO_COUNTS, True)]
+    for number in range(200):
+        world.served([number + 1000, number + 3000], 0, 60.0 + number)
+        changes += world.calibration.tick(world.now)
+    assert [(change.bias, change.appeared) for change in changes[1:]] == [(Bias.NO_COUNTS, False)]
+
+
+def test_an_engine_that_told_once_means_nothing_by_silence() -> None:
+    """vLLM leaves cached tokens out where there are none."""
+    world = World()
+    world.served([1, 2], 0, 10.0)
+    world.served([3, 4], None, 11.0)
+    assert world.view.answers == 2
+    assert world.view.answers_silent == 0
+
+
+def test_another_template_is_named_by_the_engines_own_count() -> None:
+    world, rng = World(), Random(1)
+    for number in range(60):
+        flight = world.depart([number + 1, number + 100], 10.0 + number)
+        world.answer(flight, 0, 10.5 + number, prompt_tokens=32 + rng.choice((3, 50, 9, 14, 33, -7)))
+    [change] = world.calibration.tick(world.now)
+    assert change.bias is Bias.TEMPLATE
+
+
+def test_a_restart_forgets_what_was_there_and_not_how_large_it_is() -> None:
+    world = World()
+    now = press(world, 10_000, 300)
+    learned = world.view.capacity_learned_tokens
+    world.router.registry.restart(world.router.registry[A], "test", now)
+    world.served([1, 2, 3], 0, now + 1)
+    world.calibration.tick(world.now)
+    assert world.view.capacity_learned_tokens == pytest.approx(learned, rel=0.3)
+    assert world.depth([1, 2, 3], now + 2) == 48
+
+
+def test_flights_without_an_answer_leave_nothing_behind() -> None:
+    world = World()
+    for second in range(2 * FLIGHTS_MAX // SAMPLES_PER_S_MAX):
+        for number in range(SAMPLES_PER_S_MAX + 5):
+            flight = world.depart([number + 1, number + 100], float(second))
+            world.router.land(flight, Outcome.BROKEN if number % 2 else Outcome.SUCCESS, float(second))
+    counts = world.calibration.counts
+    assert counts.sampled == 2 * FLIGHTS_MAX
+    assert counts.skipped == 5 * 2 * FLIGHTS_MAX // SAMPLES_PER_S_MAX
+    assert len(world.calibration._samples) <= FLIGHTS_MAX
+
+
+def test_a_sample_is_not_taken_for_that_of_another_flight() -> None:
+    """Python gives an address again as soon as it is free."""
+    world = World()
+    world.served([1, 2, 3, 4], 0, 10.0)
+    flight = world.depart([1, 2, 3, 4], 11.0)
+    flight.departed_at += 1.0
+    outcomes = world.calibration._ledgers[A].estimate.outcomes
+    world.answer(flight, 64, 13.0)
+    assert world.calibration._ledgers[A].estimate.outcomes == outcomes
+
+
+def test_a_removed_backend_is_forgotten() -> None:
+    world = World()
+    press(world, 5_000, 100)
+    world.calibration.forget(A)
+    assert world.calibration.views(1.0) == []
+    assert world.depth([1, 2], 1e3) == 32

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ranvier_py.core.engine_cache.prefixes import Change
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.residency_values import Scope
+from ranvier_py.core.engine_cache.sources.event_values import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    EngineHash,
+    Tier,
+)
+from ranvier_py.core.ids import Fingerprint
+from tests.core.engine_cache.model import PLAIN, SIZE, Listener, fingerprint, hasher, namespace_of
+
+TEXT = list(range(100, 100 + 2048))
+
+
+def residency(**bounds: Any) -> Residency:
+    return Residency(hasher(), namespace_of, **bounds)
+
+
+def stored(hashes: Sequence[EngineHash], tokens: Sequence[int], width: int = 16, **fields: Any) -> BlocksStored:
+    return BlocksStored(hashes=tuple(hashes), token_bytes=array("I", tokens).tobytes(), block_tokens=width, **fields)
+
+
+def removed(*hashes: EngineHash, **fields: Any) -> BlocksRemoved:
+    return BlocksRemoved(hashes=hashes, **fields)
+
+
+def depths(held: Residency, tokens: Sequence[int] = TEXT, scope: Scope = PLAIN) -> list[int]:
+    """Depths at which a prefix of `tokens` is held in the GPU."""
+    held.settle()
+    ends = range(SIZE, len(tokens) + 1, SIZE)
+    return [end for end in ends if held.tier(fingerprint(list(tokens[:end]), scope)) is Tier.GPU]
+
+
+def test_stored_blocks_are_found_under_the_fingerprints_of_prompts() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(stored([b"3"], TEXT[32:48], parent=2))
+    first, second, third = (fingerprint(TEXT[:end]) for end in (16, 32, 48))
+    assert held.settle().changes == (
+        Change(first, 16, Tier.GPU, Fingerprint(0)),
+        Change(second, 32, Tier.GPU, first),
+        Change(third, 48, Tier.GPU, second),
+    )
+    assert held.settle().changes == ()
+    assert held.view().block_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("width", "blocks", "expected"),
+    [
+        (1, 40, [16, 32]),
+        (16, 3, [16, 32, 48]),
+        (24, 3, [16, 32, 48, 64]),
+        (32, 2, [16, 32, 48, 64]),
+        (17, 1, [16]),
+        (15, 1, []),
+        (15, 3, [16, 32]),
+        (512, 2, list(range(16, 1025, 16))),
+    ],
+)
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_any_size_of_an_engines_blocks_is_mapped_to_whole_blocks_of_ours(
+    width: int, blocks: int, expected: list[int], one_by_one: bool
+) -> None:
+    held = residency()
+    if one_by_one:
+        for number in range(blocks):
+            own = TEXT[number * width : (number + 1) * width]
+            held.apply(stored([number + 1], own, width, parent=number or None))
+    else:
+        held.apply(stored(range(1, blocks + 1), TEXT[: width * blocks], width))
+    assert depths(held) == expected
+    held.apply(removed(blocks))
+    assert depths(held) == [depth for depth in expected if depth <= width * (blocks - 1)]
+    for number in range(blocks - 1, 0, -1):
+        held.apply(removed(number))
+    assert (depths(held), held.view().blocks, held.view().entries) == ([], 0, 0)
+
+
+def test_a_prefix_that_two_blocks_share_is_held_until_both_are_gone() -> None:
+    """Blocks of 32 tokens that part after 16 have one prefix of ours in common."""
+    held, other = residency(), [*TEXT[:16], *range(16)]
+    held.apply(stored([1], TEXT[:32], 32))
+    held.apply(stored([2], other, 32))
+    held.apply(removed(1))
+    assert (depths(held), depths(held, other)) == ([16], [16, 32])
+    held.apply(removed(2))
+    assert depths(held, other) == []
+
+
+def test_a_block_stored_twice_is_gone_when_it_was_removed_twice() -> None:
+    held = residency()
+    held.apply(stored([1], TEXT[:16]))
+    held.apply(stored([1], TEXT[:16]))
+    held.apply(removed(1))
+    assert depths(held) == [16]
+    held.apply(removed(1))
+    assert depths(held) == []
+    held.apply(removed(1))
+    assert held.counts.removed_unknown == 1
+
+
+def test_without_its_beginning_a_prefix_is_not_held_until_that_is_back() -> None:
+    """An engine that lacks a block can't use those behind it."""
+    held = residency()
+    held.apply(stored([1, 2, 3], TEXT[:48]))
+    held.apply(removed(2))
+    assert depths(held) == [16]
+    held.apply(stored([2], TEXT[16:32], parent=1))
+    assert depths(held) == [16, 32, 48]
+
+
+def test_what_comes_and_goes_between_two_looks_is_no_change() -> None:
+    held = residency()
+    held.apply(stored([1], TEXT[:16]))
+    held.apply(removed(1))
+    assert held.settle().changes == ()
+
+
+def test_blocks_wait_for_their_parent() -> None:
+    """A node that joins late hears of the ends of prompts before their beginnings."""
+    held = residency()
+    held.apply(stored([4], TEXT[48:64], parent=3))
+    held.apply(stored([3], TEXT[32:48], parent=2))
+    held.apply(stored([5], TEXT[64:80], parent=4))
+    held.apply(stored([99], range(16), parent=3))
+    assert (depths(held), held.view().parked) == ([], 5)
+    held.apply(stored([1, 2], TEXT[:32]))
+    assert depths(held) == [16, 32, 48, 64, 80]
+    assert depths(held, [*TEXT[:48], *range(16)]) == [16, 32, 48, 64]
+    assert (held.view().parked, held.counts.resolved_late) == (0, 4)
+
+
+def test_parked_blocks_have_a_bound_and_the_oldest_go_first() -> None:
+    held = residency(parked_max=30)
+    for number in range(0, 100, 2):
+        held.apply(stored([b"%d" % number], TEXT[:16], parent=b"%d" % (number + 1)))
+        assert held.view().entries <= 30
+    assert held.counts.dropped == 2 * 40
+    assert (b"98" in held.copies(Tier.GPU), b"0" in held.copies(Tier.GPU)) == (True, False)
+    for number in range(0, 100, 2):
+        held.apply(removed(b"%d" % number))
+    assert (held.view().entries, held.view().parked) == (0, 0)
+
+
+def test_with_a_parked_block_goes_all_that_continues_it() -> None:
+    """What stayed would wait for a parent that is another one when it comes."""
+    held = residency(parked_max=7)
+    held.apply(stored([2], TEXT[16:32], parent=1))
+    held.apply(stored([8], TEXT[16:32], parent=7))
+    held.apply(stored([3], range(16), parent=1))
+    assert (held.counts.dropped, held.view().parked) == (3, 2)
+    held.apply(stored([1, 3], [*TEXT[:16], *range(16)]))
+    assert depths(held, [*TEXT[:16], *range(16)]) == [16, 32]
+    assert held.counts.contradicted == 0
+
+
+def test_new_blocks_are_refused_where_there_is_no_room() -> None:
+    held = residency(entries_max=20)
+    held.apply(stored(range(1, 65), TEXT[:1024]))
+    assert held.view().entries <= 20
+    assert depths(held) == list(range(16, 161, 16))
+    assert held.counts.refused >= 54
+    held.apply(removed(*range(1, 65)))
+    held.settle()
+    assert held.view().entries == 0
+
+
+def test_tiers_are_kept_apart_and_a_prefix_is_as_far_as_its_farthest_block() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(BlocksStored(hashes=(1, 2), medium="CPU"))
+    held.apply(removed(1))
+    held.settle()
+    ends = [fingerprint(TEXT[:16]), fingerprint(TEXT[:32])]
+    assert [held.tier(end) for end in ends] == [Tier.CPU, Tier.CPU]
+    held.apply(removed(1, 2, medium="CPU"))
+    held.apply(BlocksStored(hashes=(1,), medium="DISK"))
+    assert held.settle().changes == (
+        Change(ends[0], 16, Tier.DISK, Fingerprint(0)),
+        Change(ends[1], 32, Tier.DISK, ends[0]),
+    )
+    assert (held.copies(Tier.GPU), held.copies(Tier.DISK)) == ({2: 1}, {1: 1})
+
+
+def test_moving_to_another_tier_is_one_change() -> None:
+    held = residency()
+    held.apply(stored([1], TEXT[:16]))
+    held.settle()
+    held.apply(BlocksStored(hashes=(1,), medium="CPU"))
+    held.apply(removed(1))
+    assert held.settle().changes == (Change(fingerprint(TEXT[:16]), 16, Tier.CPU, Fingerprint(0)),)
+
+
+def test_a_name_without_tokens_is_told_later() -> None:
+    held = residency()
+    held.apply(BlocksStored(hashes=(1, 2), medium="CPU"))
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(removed(1, 2))
+    held.settle()
+    assert held.tier(fingerprint(TEXT[:32])) is Tier.CPU
+
+
+def test_a_cleared_cache_holds_nothing_and_starts_anew() -> None:
+    held = residency()
+    held.apply(stored([1], TEXT[:16]))
+    held.settle()
+    held.apply(stored([2], TEXT[16:32], parent=1))
+    held.apply(CacheCleared())
+    held.apply(stored([2], TEXT[:16]))
+    changes = held.settle()
+    assert changes.cleared
+    assert changes.changes == (Change(fingerprint(TEXT[:16]), 16, Tier.GPU, Fingerprint(0)),)
+    assert depths(held) == [16]
+    assert not held.settle().cleared
+
+
+def test_adapters_and_salts_share_no_prefix() -> None:
+    held = residency()
+    salted = {"extra_keys": (("pepper",), ())}
+    held.apply(stored([1, 2], TEXT[:32], **salted))
+    held.apply(stored([3], TEXT[:16], lora_name="french", lora_id=1, extra_keys=(("french",),)))
+    held.apply(stored([4], TEXT[:16], lora_name="french", lora_id=1, extra_keys=(("french", "pepper"),)))
+    held.apply(stored([5], TEXT[:16], salt="pepper", lora_id=7))
+    assert depths(held) == []
+    assert depths(held, scope=Scope(None, None, "pepper")) == [16, 32]
+    assert depths(held, scope=Scope("french", 1, None)) == [16]
+    assert depths(held, scope=Scope("french", 1, "pepper")) == [16]
+    assert depths(held, scope=Scope(None, 7, "pepper")) == [16]
+    held.apply(stored([6], TEXT[32:48], parent=2))
+    assert depths(held, scope=Scope(None, None, "pepper")) == [16, 32, 48]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extra_keys": ((), (("image", 3),), ())},
+        {"extra_keys": ((), ("bare",), ())},
+        {"extra_keys": ((), (b"embeddings",), ())},
+    ],
+)
+def test_blocks_with_media_and_those_behind_them_have_no_fingerprint(fields: dict[str, Any]) -> None:
+    """The tokens of an image are placeholders: two images would pass for one."""
+    held = residency()
+    held.apply(stored([4], TEXT[48:64], parent=3))
+    held.apply(stored([1, 2, 3], TEXT[:48], **fields))
+    held.apply(stored([5], TEXT[64:80], parent=4))
+    assert depths(held) == [16]
+    assert (held.counts.opaque, held.view().parked) == (4, 0)
+    held.apply(removed(5, 4, 3, 2, 1))
+    held.settle()
+    assert held.view().entries == 0
+
+
+@pytest.mark.parametrize(
+    "fields", [{"media": True}, {"lora_name": "foreign"}, {"extra_keys": ((("image", 1), "salt"),)}]
+)
+def test_a_prompt_that_cannot_be_one_of_ours_has_no_fingerprint(fields: dict[str, Any]) -> None:
+    held = residency()
+    held.apply(stored([1], TEXT[:16], **fields))
+    assert (held.settle().changes, held.copies(Tier.GPU)) == ((), {1: 1})
+
+
+def test_the_first_dense_group_counts_and_no_other() -> None:
+    held = residency()
+    held.apply(stored([1], TEXT[:16], kind="mamba", group=0))
+    held.apply(stored([1], TEXT[:16], kind="full_attention", group=1))
+    held.apply(stored([1], TEXT[:16], kind="full_attention", group=2))
+    held.apply(removed(1, group=0))
+    held.apply(removed(1, group=2))
+    assert depths(held) == [16]
+    held.apply(removed(1, group=1))
+    assert (depths(held), held.counts.other_groups) == ([], 4)
+
+
+def test_tokens_that_do_not_fit_their_blocks_are_not_trusted() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:48]))
+    held.apply(stored([3], TEXT[:16], 0))
+    assert (depths(held), held.counts.mismatched, held.copies(Tier.GPU)) == ([], 2, {1: 1, 2: 1, 3: 1})
+
+
+def test_a_ring_of_parents_is_no_prefix_and_harms_nobody() -> None:
+    held = residency(parked_max=6)
+    held.apply(stored([1], TEXT[:16], parent=2))
+    held.apply(stored([2], TEXT[:16], parent=1))
+    held.apply(stored([3], TEXT[:16], parent=3))
+    held.apply(stored([1, 2, 3, 1], TEXT[:64]))
+    held.apply(removed(1, 2, 3))
+    held.apply(stored([4, 5, 6, 7, 8], TEXT[:80], parent=77))
+    held.apply(stored([9], TEXT[:16]))
+    assert depths(held) == [16]
+    assert held.view().entries <= 8
+
+
+def test_a_block_told_under_another_parent_stays_where_it_was() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(stored([7, 2, 8], [*range(16), *TEXT[16:48]], parent=66))
+    assert (depths(held), held.counts.contradicted) == ([16, 32, 48], 1)
+
+
+def test_settling_may_be_cut_into_steps() -> None:
+    """A batch that removes the first block of everything must not hold up the requests."""
+    held = residency()
+    listener = Listener(held)
+    held.apply(stored(range(1, 101), TEXT[:1600]))
+    assert not listener.hear(steps_max=10).complete
+    assert len(listener.tiers) == 10
+    held.apply(removed(1))
+    listener.hear_all(steps_max=7)
+    assert (listener.tiers, held.view().unsettled) == ({}, 0)
+
+
+def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
+    held = residency()
+    for number in range(5000):
+        held.apply(stored([number], TEXT[:16], salt=str(number)))
+    assert held.counts.stems_refused == 5000 - 4096
+    held.apply(removed(*range(5000)))
+    held.settle()
+    held.apply(stored([1], TEXT[:16], salt="new"))
+    assert depths(held, TEXT[:16], Scope(None, None, "new")) == [16]
+
+
+def test_blocks_that_a_request_reused_are_told_again_and_are_no_new_copies() -> None:
+    """vLLM's kv_cache_report_mode=full: their removal is told once, and what was counted twice would stay for ever."""
+    held = residency(tells_again=True)
+    held.apply(stored([1, 2, 3], TEXT[:48]))
+    for _ in range(3):
+        held.apply(stored([1, 2], TEXT[:32]))
+        held.apply(stored([1], TEXT[:16]))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
+    assert held.counts.told_again == 9
+    held.apply(removed(3, 2, 1))
+    assert depths(held) == []
+    assert held.view().blocks == 0
+
+
+def test_a_report_brings_back_what_was_missed() -> None:
+    held = residency(tells_again=True)
+    held.apply(stored([1], TEXT[:16]))
+    held.apply(stored([1, 2, 3], TEXT[:48]))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
+    assert depths(held) == [16, 32, 48]
+
+
+def test_a_mark_says_what_is_reused_wherever_it_begins() -> None:
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(stored([2], TEXT[16:32], parent=1, reused=True))
+    held.apply(stored([1], TEXT[:16], reused=True))
+    assert held.copies(Tier.GPU) == {1: 1, 2: 1}
+    held.apply(stored([5], TEXT[32:48], parent=2, reused=True))
+    assert held.copies(Tier.GPU)[5] == 1
+
+
+def test_what_an_engine_computes_twice_is_two_copies() -> None:
+    """The end of a prompt whose beginning was there, and the only block of a prompt of one: both are computed anew."""
+    held = residency(tells_again=True)
+    held.apply(stored([1, 2], TEXT[:32]))
+    held.apply(stored([2], TEXT[16:32], parent=1))
+    held.apply(stored([1], TEXT[:16]))
+    assert held.copies(Tier.GPU) == {1: 2, 2: 2}
+    held.apply(stored([1, 2], TEXT[:32], medium="CPU"))
+    assert held.copies(Tier.CPU) == {1: 1, 2: 1}

@@ -1,0 +1,70 @@
+"""Whom the planes above membership deal with in a large cluster, and that what they say still reaches everybody."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from cluster.scenario import Cluster, Scenario
+from cluster.sim_mind import Minds, RealMind
+from cluster.sim_run import Run
+from ranvier_py.core.gossip.backend_state.facts import Verdict
+from ranvier_py.core.gossip.membership.live_members import GUESTS_MAX
+from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
+
+NODES = 80
+BACKEND = 12345
+
+
+@cache
+def minds() -> list[RealMind]:
+    """Of a cluster beyond a mesh, some seconds after one node saw a backend restart."""
+    assert NODES > MESH_MEMBERS_MAX
+    run = Run(Scenario("company", "80 nodes", 14.0, cluster=Cluster(nodes=NODES, engines=2, spread_s=0.5)), 1, Minds())
+
+    def restart(mind: RealMind, now: float) -> None:
+        mind.node.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
+        mind.node.facts.restarted(BACKEND, 900.0)
+
+    run.world.heap.at(6.0, lambda: run.world.hosts[7].run(restart))  # type: ignore[arg-type]  # a Mind is a RealMind
+    assert run.result().violation is None
+    found = [host.mind for host in run.world.hosts]
+    return [mind for mind in found if isinstance(mind, RealMind)]
+
+
+def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
+    """Facts go to neighbours, and on from there."""
+    assert [mind.node.facts.boot(BACKEND) for mind in minds()] == [2] * NODES
+
+
+def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
+    """A mesh would have greeted all in the first second."""
+    count = 0
+    for mind in minds():
+        circle = mind.gossip.members.circle
+        met = {member.session for member in circle.acquainted()}
+        assert not circle.is_mesh
+        assert met >= set(circle.near())
+        count += len(met)
+    assert count < NODES * (NODES - 1)
+
+
+def test_lessons_are_told_on_however_few_the_neighbours_are() -> None:
+    """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
+    for mind in minds():
+        assert mind.gossip.routes._post.relays
+        assert len(mind.gossip.routes._post.listeners) == 3
+
+
+def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
+    for mind in minds():
+        near = mind.gossip.members.circle.near()
+        shared = mind.gossip._company._sharing
+        assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
+        assert set(shared) >= set(near)
+
+
+def test_who_deals_with_us_is_heard_though_we_would_not_have_chosen_it() -> None:
+    """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
+    guests = [set(mind.gossip._company._sharing) - set(mind.gossip.members.circle.near()) for mind in minds()]
+    assert any(guests)
+    assert [mind.gossip.routes.statistics().strangers for mind in minds()] == [0] * NODES

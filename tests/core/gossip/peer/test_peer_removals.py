@@ -1,0 +1,186 @@
+"""What an engine said, among nodes: what it dropped goes everywhere, what it holds is told once."""
+
+from __future__ import annotations
+
+from ranvier_py.core.gossip.peer.route_sync import CONFIRMED_HOLD_S
+from ranvier_py.core.gossip.replication.removals import Removal, encode_removal
+from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.update_log import ENTRY_BYTES
+from ranvier_py.core.routing.route_table import Trust
+from tests.core.gossip.peer.test_peer_routes import CHAT, ENGINE, NEXT_TURN, OTHER, Node
+
+
+def three() -> tuple[Node, Node, Node]:
+    """The reader of the engine's stream, who served the chat, somebody else. All know the chat."""
+    reader, server, other = Node(1, ENGINE), Node(2, ENGINE), Node(3, OTHER, ENGINE)
+    for one in (reader, server, other):
+        for two in (reader, server, other):
+            if one is not two:
+                one.meet(two)
+    server.serve(CHAT)
+    tell_all(server, (reader, other), 10.0)
+    return reader, server, other
+
+
+def tell_all(node: Node, others: tuple[Node, ...], now: float) -> int:
+    """Bytes told."""
+    told = list(node.routes.lessons(now))
+    for lesson, at in told:
+        for other in others:
+            other.routes.hear(lesson, now - at, now)
+    return sum(len(lesson) + ENTRY_BYTES for lesson, _ in told)
+
+
+def confirm(node: Node, stops: list[tuple[int, int, int]], now: float) -> None:
+    engine = node.engine()
+    node.table.learn(stops, engine.id, engine.epoch, Trust.CONFIRMED, now)
+
+
+def test_what_an_engine_dropped_is_withdrawn_everywhere_whoever_served_it() -> None:
+    reader, server, other = three()
+    reader.table.retract(102, reader.engine().id, 20.0)
+    tell_all(reader, (server, other), 20.0)
+    for node in (reader, server, other):
+        assert [(url, tokens) for url, tokens, _ in node.holders(CHAT, 20.0)] == [(ENGINE, 16)]
+    assert server.routes.removals.counters.withdrawn == 1
+    assert list(server.routes.lessons(30.0)) == [], "who follows does not tell"
+
+
+def test_what_was_served_after_the_removal_stays() -> None:
+    """The turn was under way when the engine dropped its blocks: it holds them again now."""
+    reader, server, _ = three()
+    reader.table.retract(101, reader.engine().id, 20.0)
+    lessons = list(reader.routes.lessons(20.0))
+    server.serve(CHAT, 25.0)
+    for lesson, at in lessons:
+        server.routes.hear(lesson, 26.0 - at, 26.0)
+    assert server.holders(CHAT, 26.0) == [(ENGINE, 64, Trust.LOCAL)]
+    assert server.routes.removals.counters.younger == len(CHAT)
+
+
+def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
+    """It came when the row above it was unknown: what is withdrawn above does not reach it."""
+    reader, _, other = three()
+    engine = other.engine()
+    other.table.withdraw(101, engine.id)
+    other.table.learn([(64, 104, 204)], engine.id, engine.epoch, Trust.REMOTE, 12.0)
+    reader.table.retract(101, reader.engine().id, 20.0)
+    tell_all(reader, (other,), 20.0)
+    assert other.holders(CHAT, 20.0) == []
+
+
+def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
+    reader, _, other = three()
+    reader.table.retract(101, reader.engine().id, 20.0)
+    lessons = list(reader.routes.lessons(20.0))
+    other.hear(reader, 21.0, boot=2)
+    other.serve(CHAT, 21.0)
+    for lesson, at in lessons:
+        other.routes.hear(lesson, 30.0 - at, 30.0)
+    assert other.holders(CHAT, 30.0) == [(ENGINE, 64, Trust.LOCAL)]
+    assert other.routes.removals.counters.void == 1
+
+
+def test_what_a_gone_process_dropped_is_not_told() -> None:
+    reader, _, _ = three()
+    reader.table.retract(101, reader.engine().id, 20.0)
+    reader.registry.restart(reader.engine(), "test", 20.0)
+    reader.backends.look(20.0)
+    assert list(reader.routes.lessons(20.0)) == []
+    assert reader.routes.removals.counters.outdated == len(CHAT)
+
+
+def test_what_came_and_went_between_two_looks_is_told_as_gone_only() -> None:
+    reader, server, other = three()
+    confirm(reader, [(128, 900, 0), (64, 104, 0)], 20.0)
+    reader.table.retract(900, reader.engine().id, 20.5)
+    tell_all(reader, (server, other), 20.0 + 2 * CONFIRMED_HOLD_S)
+    assert [tokens for _, tokens, _ in other.holders([(128, 900, 0), *CHAT], 25.0)] == [64]
+    assert reader.routes.counters.stops_gone == 1
+
+
+def test_what_went_and_came_again_is_told_as_there() -> None:
+    reader, server, other = three()
+    reader.table.retract(104, reader.engine().id, 20.0)
+    confirm(reader, [(64, 104, 0), (32, 102, 0)], 22.0)
+    tell_all(reader, (server, other), 22.0)
+    tell_all(reader, (server, other), 22.0 + CONFIRMED_HOLD_S)
+    assert [tokens for _, tokens, _ in other.holders(CHAT, 24.0)] == [64]
+
+
+def test_what_an_engine_says_of_a_prompt_that_a_peer_tells_is_not_told_twice() -> None:
+    reader, server, other = three()
+    confirm(reader, [(128, 108, 0), (96, 106, 0), (64, 104, 0)], 20.0)  # its events are faster than the lesson
+    assert tell_all(reader, (server, other), 20.1) == 0
+    server.serve(NEXT_TURN, 20.1)
+    tell_all(server, (reader, other), 20.2)
+    tell_all(reader, (server, other), 20.0 + CONFIRMED_HOLD_S)
+    assert reader.routes.counters.stops_spared == 1
+    assert [tokens for _, tokens, _ in other.holders([(128, 108, 0), *NEXT_TURN], 22.0)] == [128]
+    assert other.table.stop_of(108) == (128, 108, 0)
+
+
+def test_what_the_reader_knows_of_texts_it_tells_with_what_the_engine_said() -> None:
+    """The chat went to another engine; a node that has dropped its row meanwhile would know it by its tokens only."""
+    reader, server, other = three()
+    other.table.withdraw(101, other.engine().id)
+    assert other.table.stop_of(104) is None
+    reader.table.retract(104, reader.engine().id, 20.0)
+    list(reader.routes.lessons(20.0))
+    confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0)
+    tell_all(reader, (server, other), 22.0)
+    assert reader.table.stop_of(102) == (32, 102, 202)
+    confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0 + reader.table.ttl_s / 2)
+    tell_all(reader, (server, other), 23.0 + reader.table.ttl_s / 2)
+    assert other.table.stop_of(102) == (32, 102, 202)
+
+
+def test_a_text_that_no_peer_told_is_told_though_its_tokens_were() -> None:
+    """The reader of the stream was faster than the node that served: it knows tokens only."""
+    reader, server, other = three()
+    confirm(reader, [(96, 106, 0), (64, 104, 0)], 20.0)
+    confirm(server, [(512, 999, 0)], 20.0)  # something of its own waits, so it remembers what it hears
+    list(server.routes.lessons(20.0))
+    tell_all(reader, (server, other), 21.0)
+    server.serve(NEXT_TURN, 20.05)
+    for at in (20.1, 21.2, 23.5):
+        tell_all(server, (reader, other), at)
+    assert [tokens for _, tokens, _ in other.holders([(96, 0, 206)], 24.0)] == [96]
+
+
+def test_what_only_the_engine_knows_is_told_within_a_moment() -> None:
+    """Requests that reached it past us."""
+    reader, server, other = three()
+    confirm(reader, [(32, 502, 0), (16, 501, 0)], 20.0)
+    assert tell_all(reader, (server, other), 20.0 + CONFIRMED_HOLD_S) > 0
+    assert other.holders([(32, 502, 0)], 21.0) == [(ENGINE, 32, Trust.REMOTE)]
+
+
+def test_bytes_that_are_no_removal_are_counted() -> None:
+    node = Node(1, ENGINE)
+    good = encode_removal(Removal(node.key(), 1, (1, 2)))
+    node.routes.hear(good[:-3], 0.0, 10.0)
+    node.routes.hear(encode_removal(Removal(77, 1, (1, 2))), 0.0, 10.0)
+    assert (node.routes.removals.counters.bad, node.routes.removals.counters.void) == (1, 1)
+
+
+def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
+    """The budget: a busy engine stores and drops 5,000 blocks a second."""
+    reader, server, other = three()
+    blocks = 512
+    engine = reader.engine()
+    anchors = [depth for depth in range(1, blocks + 1) if depth in (1, 2, 4, 8) or depth % 16 == 0]
+    prompts = 20  # the table has room for them
+    for prompt in range(prompts):
+        stops = [(16 * depth, 1000 + 10_000 * prompt + depth, 0) for depth in reversed(anchors)]
+        confirm(reader, stops, 20.0)
+    stored = tell_all(reader, (server, other), 30.0)
+    assert stored / (prompts * blocks) < 1.0
+    gone = [1000 + 10_000 * prompt + depth for prompt in range(prompts) for depth in reversed(anchors)]
+    for fingerprint in gone:  # the last blocks first, as engines do
+        reader.table.retract(fingerprint, engine.id, 40.0)
+    lessons = list(reader.routes.lessons(40.0))
+    dropped = sum(len(lesson) + ENTRY_BYTES for lesson, _ in lessons)
+    assert 8.0 <= dropped / len(gone) < 8.2
+    assert dropped / (prompts * blocks) < 0.7
+    assert max(len(lesson) for lesson, _ in lessons) <= LESSON_BYTES_MAX

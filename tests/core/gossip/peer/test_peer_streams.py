@@ -1,0 +1,187 @@
+"""One node's part in reading the streams: the peers' words in, begin and end out, ids and keys between."""
+
+from __future__ import annotations
+
+from random import Random
+
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.peer_access import CopyCame, Sharing, Unshared
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.snapshot import original_of
+from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
+from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
+from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
+from ranvier_py.core.gossip.readers.ownership import Standing
+from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.wire.codec import decode, encode
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backends import BackendLimits, Registry
+from tests.core.engine_cache.model import hasher
+from tests.core.engine_cache.test_residency import TEXT, residency, stored
+
+ENGINES = [f"http://127.0.0.1:900{number}" for number in range(6)]
+KEY = b"a cluster secret"
+
+
+class Node:
+    """Numbers its engines in an order of its own."""
+
+    def __init__(self, session: int) -> None:
+        self.peer = Peer(session, ("127.0.0.1", 7000 + session))
+        self.outbox: list[Letter] = []
+        rng = Random(session)
+        self.registry = Registry(BackendLimits())
+        facts = BackendFacts(session, FactSettings(), self.outbox, rng, 0.0)
+        self.backends = SharedBackends(self.registry, facts, KEY)
+        for url in Random(session).sample(ENGINES, len(ENGINES)):
+            self.registry.add(url)
+        self.backends.look(0.0)
+        self.gossip = StreamGossip(session, hasher(), self.outbox, rng, 0.0)
+        self.streams = SharedStreams(self.gossip, self.backends, session, 0.0)
+        self.known: dict[str, Residency] = {}
+        self.deaf = False
+
+    def id(self, url: str) -> BackendId:
+        backend = self.registry.find(url)
+        assert backend is not None
+        return backend.id
+
+    def look(self, now: float) -> None:
+        """What whoever reads streams does."""
+        self.streams.streams({self.id(url): (0,) for url in ENGINES}, now)
+        for url in ENGINES:
+            if self.deaf and self.streams.owns(self.id(url)):
+                self.streams.unable(self.id(url), True, now)
+            elif self.streams.owns(self.id(url)):
+                self.streams.said(self.id(url), Level.EXACT if url in self.known else Level.DEGRADED, now)
+
+    def reads(self) -> list[str]:
+        return [url for url in ENGINES if self.streams.owns(self.id(url))]
+
+
+class Net:
+    def __init__(self, *sessions: int) -> None:
+        self.now = 0.0
+        self.nodes = {session: Node(session) for session in sessions}
+        self.meet()
+
+    def meet(self) -> None:
+        for node in self.nodes.values():
+            others = [other.peer for other in self.nodes.values() if other is not node]
+            node.gossip.peers(others, others, [peer.session for peer in others])
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.1
+            for node in self.nodes.values():
+                node.look(self.now)
+                node.gossip.tick(self.now)
+                node.streams.follow(self.now, synced=True)
+                letters = list(node.outbox)
+                node.outbox.clear()
+                for letter in letters:
+                    if letter.session in self.nodes:
+                        message = decode(*encode(letter.message))
+                        self.nodes[letter.session].gossip.receive(node.peer, message, self.now)
+
+    def readers(self) -> list[int]:
+        """How many nodes read each engine."""
+        return [sum(url in node.reads() for node in self.nodes.values()) for url in ENGINES]
+
+
+def test_nodes_that_number_engines_differently_agree_on_who_reads_which() -> None:
+    net = Net(1, 2, 3)
+    net.run(10.0)
+    assert net.readers() == [1] * len(ENGINES)
+    assert sum(bool(node.reads()) for node in net.nodes.values()) >= 2
+
+
+def test_how_well_a_stream_is_known_is_known_to_nodes_that_do_not_read_it() -> None:
+    net = Net(1, 2, 3)
+    for node in net.nodes.values():
+        node.known = dict.fromkeys(ENGINES[:3], residency())
+    net.run(10.0)
+    for node in net.nodes.values():
+        levels = [node.streams.level(node.id(url)) for url in ENGINES]
+        assert levels == [Level.EXACT] * 3 + [Level.DEGRADED] * 3
+    shown = net.nodes[1].streams.view()["streams"]
+    assert {tuple(one["readers"].values()) for one in shown.values()} == {("exact",), ("degraded",)}
+
+
+def test_after_a_death_others_read_and_say_so() -> None:
+    net = Net(1, 2, 3)
+    net.run(10.0)
+    dead = next(session for session, node in net.nodes.items() if node.reads())
+    del net.nodes[dead]
+    net.meet()
+    net.run(1.5)
+    assert net.readers() == [1] * len(ENGINES)
+
+
+def test_a_node_that_cannot_read_leaves_it_to_others() -> None:
+    net = Net(1, 2, 3)
+    net.nodes[2].deaf = True
+    net.run(20.0)
+    assert net.nodes[2].reads() == []
+    assert net.readers() == [1] * len(ENGINES)
+
+
+def test_a_copy_goes_from_who_knows_exactly_to_who_asks() -> None:
+    net = Net(1, 2)
+    held = residency()
+    held.apply(stored([1, 2], TEXT[:32]))
+    url = ENGINES[0]
+    for node in net.nodes.values():
+        node.known = {url: held}
+    net.run(10.0)
+    reader = next(node for node in net.nodes.values() if url in node.reads())
+    other = next(node for node in net.nodes.values() if node is not reader)
+    reader.streams.give = lambda backend, rank, _since: (
+        original_of(held, hasher(), 9, 99) if (backend, rank) == (reader.id(url), 0) else None
+    )
+    other.streams.ask(other.id(url), 0, 3, net.now)
+    other.streams.ask(other.id(url), 1, 4, net.now)
+    net.run(1.0)
+    came = {one.rank: one for one in other.streams.copies()}
+    assert came[1] == CopyCame(other.id(url), 1, 4, None)
+    copy = came[0].copy
+    assert copy is not None
+    assert (came[0].backend, copy.seq, copy.digest, len(copy.state.index.blocks)) == (other.id(url), 9, 99, 2)
+
+
+def test_an_engine_that_is_removed_is_read_by_nobody() -> None:
+    net = Net(1, 2)
+    net.run(10.0)
+    for node in net.nodes.values():
+        node.streams.streams({}, net.now)
+        assert node.reads() == []
+        assert node.streams.level(node.id(ENGINES[0])) is None
+    net.nodes[1].streams.ask(net.nodes[1].id(ENGINES[0]), 0, 3, net.now)
+    assert [one.copy for one in net.nodes[1].streams.copies()] == [None]
+
+
+def test_a_node_that_loses_its_place_does_not_say_anything_of_it() -> None:
+    net = Net(1, 2)
+    net.run(10.0)
+    url = next(url for url in ENGINES if url not in net.nodes[1].reads())
+    net.nodes[1].streams.said(net.nodes[1].id(url), Level.EXACT, net.now)
+    assert Standing.EXACT not in net.nodes[1].streams.ownership.mine().values()
+
+
+def test_alone_everything_is_read_here_and_nobody_has_a_copy() -> None:
+    alone: Sharing = Unshared()
+    shared: Sharing = Net(1).nodes[1].streams
+    assert shared is not alone
+    alone.streams({BackendId(3): (0,)}, 0.0)
+    assert alone.owns(BackendId(3))
+    alone.said(BackendId(3), Level.EXACT, 1.0)
+    assert alone.level(BackendId(3)) is Level.EXACT
+    alone.ask(BackendId(3), 0, 7, 1.0)
+    assert alone.copies() == [CopyCame(BackendId(3), 0, 7, None)]
+    assert alone.copies() == []
+    alone.unable(BackendId(3), True, 2.0)
+    assert alone.level(BackendId(3)) is None
+    assert alone.give(BackendId(3), 0, None) is None

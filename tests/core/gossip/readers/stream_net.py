@@ -1,0 +1,81 @@
+"""Nodes that gossip of streams, over a wire that encodes everything and may lose it."""
+
+from __future__ import annotations
+
+from random import Random
+
+from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.snapshot import Original, Place, original_of
+from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
+from ranvier_py.core.gossip.wire.codec import decode, encode
+from tests.core.engine_cache.model import hasher
+
+
+def peer_of(session: int) -> Peer:
+    return Peer(session, ("10.0.0.1", 7000 + session))
+
+
+class StreamNode:
+    def __init__(self, session: int, now: float = 0.0) -> None:
+        self.session = session
+        self.outbox: list[Letter] = []
+        self.gossip = StreamGossip(session, hasher(), self.outbox, Random(session), now)
+        self.held: dict[Subject, tuple[Residency, int, int]] = {}
+        self.gossip.transfers.source = self._original
+
+    def holds(self, subject: Subject, residency: Residency, seq: int = 7, digest: int = 77) -> None:
+        self.held[subject] = (residency, seq, digest)
+
+    def _original(self, subject: Subject, since: Place | None) -> Original | None:
+        found = self.held.get(subject)
+        return original_of(found[0], hasher(), found[1], found[2]) if found is not None else None
+
+
+class StreamNet:
+    """`lose` drops messages: every how-manieth, 0 for none. `wire` has all bytes that travelled."""
+
+    def __init__(self, count: int, *, mesh: bool = True) -> None:
+        self.now = 0.0
+        self.nodes = {session: StreamNode(session) for session in range(1, count + 1)}
+        self.lose = 0
+        self.sent = 0
+        self.wire: list[bytes] = []
+        self.mesh = mesh
+        self.meet()
+
+    def meet(self) -> None:
+        sessions = list(self.nodes)
+        for place, node in enumerate(self.nodes.values()):
+            others = [session for session in sessions if session != node.session]
+            near = others if self.mesh else [sessions[(place + step) % len(sessions)] for step in (1, 2)]
+            node.gossip.peers([peer_of(one) for one in near], [peer_of(one) for one in others], others)
+
+    def die(self, session: int) -> None:
+        del self.nodes[session]
+        for node in self.nodes.values():
+            node.gossip.forget(session)
+        self.meet()
+
+    def run(self, seconds: float, step_s: float = 0.01) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step_s
+            for node in list(self.nodes.values()):
+                if node.gossip.wake_at <= self.now:
+                    node.gossip.tick(self.now)
+            self._carry()
+
+    def _carry(self) -> None:
+        for node in list(self.nodes.values()):
+            letters = list(node.outbox)
+            node.outbox.clear()
+            for _, to, _, message in letters:
+                self.sent += 1
+                kind, body = encode(message)
+                self.wire.append(body)
+                if self.lose and self.sent % self.lose == 0:
+                    continue
+                if to in self.nodes:
+                    self.nodes[to].gossip.receive(peer_of(node.session), decode(kind, body), self.now)

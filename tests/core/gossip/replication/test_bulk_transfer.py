@@ -1,0 +1,352 @@
+"""Whole tables between nodes: joining, what rows may say, and all that can go wrong on the way."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from ranvier_py.core.gossip.replication.pull import ALONE_S, NEW_LESSONS_MAX, PATIENCE_S, PROGRESS_S, RESUMES_MAX
+from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS
+from ranvier_py.core.gossip.replication.snapshot_source import SILENCE_S, TRANSFERS_MAX
+from ranvier_py.core.gossip.replication.table_copy import MARGIN_S
+from ranvier_py.core.gossip.wire.messages import (
+    Busy,
+    Lessons,
+    Message,
+    Reset,
+    Rows,
+    RowsWanted,
+    TotalSum,
+    Vector,
+)
+from ranvier_py.core.routing.route_table.scan import BUCKETS, CHUNK_CLAIMS
+from tests.core.gossip.replication.route_net import Net, claims, key_of, peer_of, sent, turn
+
+
+def filled(count: int, turns: int, seed: int = 1, log_entries_max: int = 10, **settings: float) -> Net:
+    """Nodes of which the first has served turns before, so many that its log no longer has all."""
+    net = Net(0, seed, **settings)
+    rng = Random(seed)
+    net.add(1, log_entries_max=log_entries_max)
+    net.run(ALONE_S + 0.1)
+    assert net.nodes[1].gossip.synced
+    for _ in range(turns):
+        net.learn(1, turn(rng), rng.randrange(4))
+    net.run(0.1)
+    for session in range(2, count + 1):
+        net.add(session, meet=False)
+    net.meet()
+    return net
+
+
+# --- joining ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_gets_the_whole_table_from_one_peer() -> None:
+    net = filled(2, 3000)
+    took_s = net.run_until(lambda: net.nodes[2].gossip.synced)
+    assert took_s < 0.2
+    assert net.equal()
+    assert claims(sent(net, Rows)) == 6000
+    assert net.nodes[2].gossip.statistics().joins == 1
+    net.run(5.0)
+    assert sent(net, Reset) == sent(net, TotalSum) == [], "the numbers came with the rows"
+    assert sent(net, Lessons) == []
+
+
+def test_lessons_go_on_where_the_table_ended() -> None:
+    net = filled(3, 3000, log_entries_max=200)
+    rng = Random(5)
+    for _ in range(100):
+        net.learn(1, turn(rng), 1)
+        net.run(0.003)
+    net.run_until(net.equal, limit_s=3.0)
+    assert all(node.gossip.synced for node in net.nodes.values())
+    assert sent(net, TotalSum) == []
+    assert sum(len(message.entries) for message in sent(net, Lessons) if isinstance(message, Lessons)) <= 250
+
+
+def test_rows_hang_where_they_hung_at_the_donor() -> None:
+    net = filled(1, 0)
+    rng = Random(6)
+    for _ in range(200):
+        net.learn(1, turn(rng, stops=8), 1)
+    net.add(2)
+    net.run(1.0)
+    views = [node.table.subtree(0, limit=10_000) for node in net.nodes.values()]
+    places = [sorted((view.level, view.token_fingerprint, view.parent) for view in each) for each in views]
+    assert places[0] == places[1]
+    assert max(level for level, _, _ in places[1]) == 7
+
+
+def test_a_lone_node_is_ready_after_a_while() -> None:
+    net = Net(1)
+    net.run(ALONE_S - 0.1)
+    assert not net.nodes[1].gossip.synced
+    net.run(0.2)
+    assert net.nodes[1].gossip.synced
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_a_new_cluster_is_ready_at_once(count: int) -> None:
+    """Everybody refuses everybody, and says that it has nothing: there is nothing to wait for."""
+    net = Net(count)
+    net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=0.1)
+
+
+def test_nodes_that_restart_together_find_the_one_that_did_not() -> None:
+    net = filled(6, 3000)
+    assert NEW_LESSONS_MAX > 3000
+    net.run_until(net.equal, limit_s=3.0)
+    full = filled(4, NEW_LESSONS_MAX + 500)
+    full.run_until(lambda: all(node.gossip.synced for node in full.nodes.values()), limit_s=3.0)
+    assert full.equal(), "nobody was ready without the table of the first"
+
+
+def test_a_busy_peer_is_left_for_another() -> None:
+    net = filled(2, 3000)
+    net.run_until(lambda: net.nodes[2].gossip.synced)
+    net.run(1.0)
+    for session in range(3, 9):
+        net.add(session, meet=False)
+    net.meet()
+    net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=3.0)
+    net.run_until(net.equal, limit_s=3.0)
+    assert sent(net, Busy) != []
+    assert len({source for _, source, _, message, _ in net.sent if isinstance(message, Rows)}) > 1
+
+
+def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
+    """T-20-joiners-one-donor (near#2512: five syncing peers stalled the donor)."""
+    net = filled(21, NEW_LESSONS_MAX + 200, mesh_nodes_max=32, bulk_bytes_per_s=600_000)
+    most = 0
+    donor = net.nodes[1].gossip
+    while not all(node.gossip.synced for node in net.nodes.values()):
+        net.run(0.005)
+        most = max(most, donor.statistics().transfers)
+        assert net.now < 1000.0 + PATIENCE_S
+    assert most == TRANSFERS_MAX
+    assert net.equal()
+    given = len({to for _, source, to, message, _ in net.sent if isinstance(message, Rows) and source == 1})
+    assert given < 20, "who has joined helps"
+
+
+def test_a_peer_that_falls_silent_is_left_for_another() -> None:
+    net = filled(2, 3000)
+    net.run_until(net.equal)
+    net.run(1.0)
+    net.sent.clear()
+    silent: list[int] = []
+
+    def drop(source: int, target: int, message: Message) -> bool:
+        """Whoever is asked first says no word."""
+        if isinstance(message, Rows) and not silent:
+            silent.append(source)
+        return isinstance(message, Rows | Busy) and source in silent
+
+    net.link.drop = drop
+    net.add(3)
+    took_s = net.run_until(lambda: net.nodes[3].gossip.synced, limit_s=10.0)
+    assert PROGRESS_S * (RESUMES_MAX + 1) <= took_s <= PROGRESS_S * (RESUMES_MAX + 1) + 1.0
+    asked = [message for message in sent(net, RowsWanted, 3) if isinstance(message, RowsWanted)]
+    assert len({message.request for message in asked}) == 2
+    assert net.equal()
+
+
+def test_a_donor_that_dies_is_left_for_another() -> None:
+    net = filled(2, 3000)
+    net.run_until(net.equal)
+    net.run(1.0)
+    net.add(3)
+    net.run_until(lambda: claims(sent(net, Rows, target=3)) > 0, step_s=0.0005)
+    net.kill(next(source for _, source, to, message, _ in net.sent if isinstance(message, Rows) and to == 3))
+    net.run_until(lambda: net.nodes[3].gossip.synced, limit_s=1.0)
+    net.run_until(net.equal, limit_s=3.0)
+
+
+def test_lost_chunks_are_sent_again_from_where_they_were_lost() -> None:
+    """The cursor: what has arrived is not sent again."""
+    net = filled(2, 6000)
+    lost = {3, 4, 9}
+
+    def drop(source: int, target: int, message: Message) -> bool:
+        if isinstance(message, Rows) and message.chunk in lost:
+            lost.discard(message.chunk)
+            return True
+        return False
+
+    net.link.drop = drop
+    net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=10.0)
+    assert net.equal()
+    chunks = 12_000 / CHUNK_CLAIMS
+    assert chunks < len(sent(net, Rows)) <= chunks + 2 * WINDOW_CHUNKS + 8
+    assert net.nodes[1].gossip.statistics().chunks_resent > 0
+    assert net.nodes[2].gossip.statistics().stray_chunks > 0
+
+
+def test_a_lost_last_chunk_is_sent_again() -> None:
+    net = filled(2, 100)
+    lost: list[int] = []
+
+    def drop(source: int, target: int, message: Message) -> bool:
+        return isinstance(message, Rows) and message.last and not lost and not lost.append(1)  # type: ignore[func-returns-value]
+
+    net.link.drop = drop
+    net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=3.0)
+    assert net.equal()
+
+
+def test_chunks_of_another_attempt_are_not_mixed_in() -> None:
+    """T-snapshot-retry (smg#837): two attempts read the table in two states."""
+    net = filled(2, 3000)
+    newcomer = net.nodes[2].gossip
+    net.run_until(lambda: claims(sent(net, Rows)) > 0, step_s=0.0005)
+    request = next(message.request for message in sent(net, RowsWanted) if isinstance(message, RowsWanted))
+    column = np.array([key_of(9)], "<u8").tobytes()
+    two = b"\0\0"
+    wrong = Rows(0, 0, True, ((key_of(0), 1),), bytes(8), b"\x10\0\0\0", column, bytes(8), two, two)
+    for stray in (
+        wrong._replace(request=request - 1),
+        wrong._replace(request=request, chunk=50),
+        wrong._replace(request=request + 1),
+    ):
+        newcomer.receive(peer_of(1), stray, net.now)
+    newcomer.receive(peer_of(7), wrong._replace(request=request), net.now)
+    assert newcomer.statistics().stray_chunks == 3
+    assert not newcomer.synced
+    net.run_until(lambda: newcomer.synced)
+    newcomer.receive(peer_of(1), wrong._replace(request=request), net.now)
+    assert net.equal()
+
+
+def test_a_sync_survives_loss_doubles_and_disorder() -> None:
+    net = filled(3, 4000, seed=7)
+    net.link.loss, net.link.double, net.link.jitter_s = 0.1, 0.1, 0.005
+    net.run_until(lambda: all(node.gossip.synced for node in net.nodes.values()), limit_s=60.0)
+    net.link.loss = 0.0
+    net.run_until(net.equal, limit_s=10.0)
+
+
+def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
+    net = filled(2, NEW_LESSONS_MAX + 10)
+    net.link.drop = lambda source, target, message: isinstance(message, Rows | RowsWanted)
+    took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * PATIENCE_S, step_s=0.2)
+    assert took_s == pytest.approx(PATIENCE_S, abs=5.0)
+    net.link.drop = lambda source, target, message: False
+    net.run_until(net.equal, limit_s=5.0)
+    assert net.nodes[2].gossip.statistics().repairs == 1, "repair brought what joining did not"
+
+
+def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
+    net = filled(2, 20_000)
+    net.run_until(lambda: len(sent(net, Rows)) > 3, step_s=0.0005)
+    net.link.drop = lambda source, target, message: source == 2
+    net.run(0.5)
+    assert net.nodes[1].gossip.statistics().transfers == 1
+    assert len(sent(net, Rows)) <= 2 * WINDOW_CHUNKS
+    net.run(SILENCE_S)
+    assert net.nodes[1].gossip.statistics().transfers == 0
+    assert net.nodes[1].gossip.statistics().broken_transfers == 1
+
+
+def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
+    """S7, and a donor with two newcomers keeps half of its budget for itself."""
+    net = filled(1, 30_000, bulk_bytes_per_s=400_000)
+    net.run(1.0)
+    net.add(2, meet=False)
+    net.add(3)
+    net.run(4.0)
+    chunks = [(at, to, size) for at, _, to, message, size in net.sent if isinstance(message, Rows)]
+    both = max(min(at for at, to, _ in chunks if to == target) for target in (2, 3)) + 1.0
+    for start, _, _ in chunks[::10]:
+        window = [(to, size) for at, to, size in chunks if start <= at < start + 1.0]
+        assert sum(size for _, size in window) <= 400_000
+        for target in (2, 3) if start >= both else ():
+            assert sum(size for to, size in window if to == target) <= 100_000
+    assert both < chunks[-1][0] - 1.0
+    alone = filled(2, 20_000, bulk_bytes_per_s=400_000)
+    alone.run(1.0)
+    assert sum(size for _, _, _, message, size in alone.sent if isinstance(message, Rows)) > 350_000
+
+
+# --- what rows may say ------------------------------------------------------------------------------------------------
+
+
+def evidence(net: Net, session: int, fingerprint: int) -> float:
+    """When a node believes that its first holder last served this prefix."""
+    rows, _, _, _ = net.nodes[session].table.parts()
+    return rows.evidence[rows.index[fingerprint]]
+
+
+def test_tables_compared_for_ever_make_nothing_younger() -> None:
+    """S5: over slow links, each copy of a copy would otherwise live longer than the last, without end."""
+    net = Net(2, ttl_s=600.0)
+    stops = turn(Random(2))
+    net.run(1.0)
+    learned = net.now
+    net.learn(1, stops, 0)
+    net.run(1.0)
+    net.link.delay_s = 0.7
+    for _ in range(12):
+        for session, other in ((1, 2), (2, 1)):
+            pull = net.nodes[session].gossip._pull
+            pull._ask(peer_of(other), np.array([name >> 52 for name in stops[0][1:]], "<u2").tobytes(), net.now)
+            net.run(4.0)
+            assert pull.repairs > 0
+    for session in (1, 2):
+        for _, token, _ in stops:
+            assert evidence(net, session, token) <= learned
+
+
+def test_rows_about_to_expire_are_not_sent() -> None:
+    net = filled(1, 10, ttl_s=30.0)
+    net.run(30.0 - MARGIN_S + 1.0)
+    net.learn(1, turn(Random(77)), 0)
+    net.add(2)
+    net.run(1.0)
+    assert claims(sent(net, Rows)) == 2
+
+
+def test_rows_of_unknown_backends_are_left_out() -> None:
+    net = filled(1, 100)
+    node = net.add(2, backends=2)
+    net.run(1.0)
+    assert node.gossip.synced
+    holders = {holder.backend for view in node.table.subtree(0, limit=1000) for holder in view.holders}
+    assert len(holders) == 2
+    assert node.memory.unknown_backends > 0
+
+
+def test_rows_of_an_earlier_boot_are_left_out_and_a_later_boot_is_adopted() -> None:
+    """T-epoch-bump (bitcask#82): what a restart voided does not come back with an old table."""
+    net = filled(1, 100)
+    earlier, later = net.add(2, meet=False), net.add(3, meet=False)
+    earlier.memory.names.boots[0] = 2
+    later.memory.names.boots[1] = 0
+    net.meet()
+    net.run(1.0)
+    local = earlier.memory.names.order.index(0)
+    assert all(holder.backend != local for view in earlier.table.subtree(0, limit=1000) for holder in view.holders)
+    assert later.memory.names.boots[1] == 1
+
+
+def test_a_large_table_is_there_within_its_time() -> None:
+    """L7: half a second for 20,000 routes would be a second for 500,000 with the network as it is."""
+    net = filled(2, 10_000)
+    assert net.run_until(lambda: net.nodes[2].gossip.synced, step_s=0.001) < 0.1
+    assert len(net.nodes[2].table) == 20_000
+    assert BUCKETS == 4096
+
+
+def test_vectors_of_a_joining_node_s_donor_count_only_before_the_first_chunk() -> None:
+    """A later one names lessons whose rows may have been behind the reader already."""
+    net = filled(2, 3000)
+    net.link.delay_s = 0.02
+    net.run_until(lambda: claims(sent(net, Rows)) > 0, step_s=0.001)
+    newcomer = net.nodes[2].gossip
+    newcomer.receive(peer_of(1), Vector(((1, 3000), (99, 7)), reply=False), net.now)
+    newcomer.receive(peer_of(1), Vector(((1, 9_000_000),), reply=False), net.now)
+    net.run_until(lambda: newcomer.synced)
+    assert newcomer.vector()[1] == 3000

@@ -1,0 +1,453 @@
+"""One node's route gossip: what it does with each message, and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+import pytest
+
+from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.replication.budget import wire_bytes
+from ranvier_py.core.gossip.replication.pull import ALONE_S
+from ranvier_py.core.gossip.replication.route_gossip import (
+    HEARD_AT_ONCE_MAX,
+    INTAKE_SHARES,
+    ROUTE_MESSAGES,
+    ROWS_AT_ONCE_MAX,
+    RouteGossip,
+)
+from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
+from ranvier_py.core.gossip.replication.route_store import RowsWalk
+from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.update_batches import ROWS_MAX
+from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX
+from ranvier_py.core.gossip.wire.messages import (
+    Busy,
+    Digest,
+    Entry,
+    Lessons,
+    Message,
+    PartSums,
+    Reset,
+    Rows,
+    RowsWanted,
+    Sums,
+    TotalSum,
+    Vector,
+)
+from ranvier_py.core.routing.route_table.scan import SUMS_BYTES
+from tests.core.gossip.replication.test_update_batches import sheaf_of
+
+ME = 1
+B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (2, 3, 4))
+NOW = 1000.0
+
+
+class Walk:
+    def take(self, now: float) -> Rows | None:
+        return Rows(0, 0, True, (), b"", b"", b"", b"", b"", b"")
+
+    def back(self, chunks: int) -> None:
+        return None
+
+
+class Memory:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[bytes, float]] = []
+
+    def hear(self, lesson: bytes, age_s: float, now: float) -> bool:
+        self.heard.append((lesson, age_s))
+        return True
+
+    def sums(self, now: float) -> Iterator[bytes | None]:
+        yield bytes(SUMS_BYTES)
+
+    def rows(self, buckets: bytes) -> RowsWalk:
+        return Walk()
+
+    def merge(self, rows: Rows, since: float, now: float) -> int:
+        return 0
+
+
+class One:
+    """A node that has joined: it was alone for a while."""
+
+    def __init__(self, *peers: Peer, **settings: float) -> None:
+        chosen = RouteGossipSettings(**{"ttl_s": 100.0, **settings})  # type: ignore[arg-type]
+        self.memory = Memory()
+        self.outbox: list[Letter] = []
+        self.gossip = RouteGossip(ME, self.memory, chosen, self.outbox, Random(1), NOW - 2 * ALONE_S)
+        self.gossip.tick(NOW)
+        assert self.gossip.synced
+        self.gossip.peers(peers or (B, C), NOW)
+
+    def said(self, kind: type = object) -> list[tuple[int, Message]]:
+        said = [(letter.session, letter.message) for letter in self.outbox if isinstance(letter.message, kind)]
+        self.outbox.clear()
+        return said
+
+    def lessons(self) -> list[bytes]:
+        return [lesson for lesson, _ in self.memory.heard]
+
+
+def batch(first: int, last: int, origin: int = B.session, age_s: int = 0, held_ms: int = 0) -> Lessons:
+    """Lessons first … last."""
+    entries = tuple(Entry(age_s, b"%d" % number) for number in range(first, last + 1))
+    return Lessons(origin, first - 1, entries, held_ms)
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def test_lessons_that_name_no_origin_are_their_sender_s() -> None:
+    """The session is in every packet already."""
+    one = One()
+    one.gossip.receive(B, Lessons(0, 0, (Entry(1, b"x"),), 0), NOW)
+    assert one.gossip.vector() == {B.session: 1}
+
+
+def test_what_is_learned_goes_to_every_peer_within_a_tick() -> None:
+    one = One(B, C, D)
+    one.gossip.announce(b"x", NOW)
+    one.gossip.announce(b"y", NOW + 0.02)
+    assert one.gossip.wake_at <= NOW + 0.05
+    one.gossip.tick(NOW + 0.05)
+    message = Lessons(0, 0, (Entry(1, b"x"), Entry(1, b"y")), 30)
+    assert one.said(Lessons) == [(peer.session, message) for peer in (C, D, B)]
+    one.gossip.tick(NOW + 0.2)
+    assert one.said(Lessons) == [], "each lesson goes once"
+
+
+def test_letters_go_to_the_peer_s_address_as_bulk() -> None:
+    one = One(B)
+    one.gossip.announce(b"x", NOW)
+    one.gossip.tick(NOW + 0.05)
+    letter = next(letter for letter in one.outbox if isinstance(letter.message, Lessons))
+    assert (letter.to, letter.session, letter.plane) == (B.address, B.session, Plane.BULK)
+
+
+def test_announcing_writes_nothing() -> None:
+    """smg#919: what was serialised for each request took all memory within minutes."""
+    one = One()
+    for _ in range(1000):
+        one.gossip.announce(b"x" * 60, NOW)
+    assert one.outbox == []
+
+
+def test_nothing_is_written_while_there_is_nobody() -> None:
+    one = One()
+    one.gossip.peers((), NOW)
+    one.gossip.announce(b"x", NOW)
+    one.gossip.tick(NOW + 1)
+    assert one.outbox == []
+    one.gossip.peers((B,), NOW + 2)
+    one.gossip.announce(b"y", NOW + 2)
+    one.gossip.tick(NOW + 2.05)
+    assert one.said(Lessons) == [(B.session, Lessons(0, 1, (Entry(1, b"y"),), 50))], "the first one is for repair"
+
+
+@pytest.mark.parametrize("size", [0, LESSON_BYTES_MAX + 1])
+def test_what_no_peer_could_read_is_not_announced(size: int) -> None:
+    """T-poison-item (smg#808): it would be tried again with every tick."""
+    one = One()
+    one.gossip.announce(bytes(size), NOW)
+    one.gossip.announce(bytes(LESSON_BYTES_MAX), NOW)
+    one.gossip.tick(NOW + 0.1)
+    assert [len(m.entries) for _, m in one.said(Lessons) if isinstance(m, Lessons)] == [1, 1]
+    assert one.gossip.statistics().poison == 1
+
+
+def test_a_peer_without_room_is_left_to_repair() -> None:
+    one = One(node_bytes_per_s=10 * MIN_BYTES_PER_S, peer_bytes_per_s=MIN_BYTES_PER_S)
+    for _ in range(700):
+        one.gossip.announce(bytes(100), NOW)
+    one.gossip.tick(NOW + 0.05)
+    said = one.said(Lessons)
+    for peer in (B, C):
+        told = sum(wire_bytes(message) for session, message in said if session == peer.session)
+        assert MIN_BYTES_PER_S - BATCH_BYTES_MAX < told <= MIN_BYTES_PER_S, "no more than the budget of each"
+    assert one.gossip.statistics().lazy_peers == 2
+    one.gossip.announce(b"later", NOW + 2)
+    one.gossip.tick(NOW + 2.05)
+    assert one.said(Lessons) == [], "it would not join"
+    have = max(m.after + len(m.entries) for _, m in said if isinstance(m, Lessons))
+    one.gossip.receive(B, Vector(((ME, have),), reply=False), NOW + 3)
+    assert one.gossip.statistics().lazy_peers == 1
+    one.gossip.announce(b"last", NOW + 3)
+    one.said()
+    one.gossip.tick(NOW + 3.05)
+    assert [session for session, _ in one.said(Lessons)] == [B.session]
+
+
+def test_among_many_nodes_what_is_new_is_told_on_once() -> None:
+    peers = [Peer(session, ("10.0.0.1", 7000)) for session in range(2, 30)]
+    one = One(*peers)
+    one.gossip.receive(peers[0], batch(1, 3, origin=20, held_ms=40), NOW)
+    one.gossip.receive(peers[1], batch(1, 4, origin=20, held_ms=10), NOW + 0.01)
+    one.gossip.tick(NOW + 0.05)
+    told = [(session, m) for session, m in one.said(Lessons) if isinstance(m, Lessons)]
+    assert 2 <= len(told) <= 3
+    assert all((m.origin, m.after, len(m.entries)) == (20, 0, 4) for _, m in told)
+    assert all(session not in (20, peers[0].session) for session, _ in told)
+    assert all(m.held_ms == 50 for _, m in told), "10 ms there, 40 ms here"
+    one.gossip.receive(peers[2], batch(1, 4, origin=20), NOW + 0.06)
+    one.gossip.tick(NOW + 0.2)
+    assert one.said(Lessons) == []
+
+
+def test_among_few_nodes_nothing_is_told_on() -> None:
+    one = One(B, C, D)
+    one.gossip.receive(B, batch(1, 3), NOW)
+    one.gossip.tick(NOW + 0.1)
+    assert one.said(Lessons) == []
+
+
+# --- hearing ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_lesson_is_heard_once_and_in_order() -> None:
+    one = One()
+    for first, last in ((1, 3), (1, 3), (2, 5), (4, 4), (6, 6)):
+        one.gossip.receive(B, batch(first, last), NOW)
+    assert one.lessons() == [b"%d" % number for number in range(1, 7)]
+    statistics = one.gossip.statistics()
+    assert (statistics.heard, statistics.duplicates, statistics.gaps) == (6, 3 + 2 + 1, 0)
+    assert one.gossip.vector() == {B.session: 6}
+
+
+def test_a_batch_that_does_not_join_is_dropped_and_its_sender_is_asked() -> None:
+    """T-partial-delta (chitchat#121): a number beyond a hole would hide the hole for ever."""
+    one = One()
+    one.gossip.receive(B, batch(1, 3), NOW)
+    one.gossip.receive(B, batch(5, 6), NOW)
+    assert one.lessons() == [b"1", b"2", b"3"]
+    assert one.gossip.vector() == {B.session: 3}
+    assert one.gossip.statistics().gaps == 1
+    one.said()
+    one.gossip.tick(NOW + 0.06)
+    assert one.said(Vector) == [(B.session, Vector(((B.session, 3),), reply=False))]
+
+
+def test_what_we_taught_ourselves_is_not_heard_again() -> None:
+    one = One()
+    one.gossip.announce(b"x", NOW)
+    one.gossip.receive(B, batch(1, 9, origin=ME), NOW)
+    assert one.memory.heard == []
+    assert one.gossip.vector() == {ME: 1}
+
+
+def test_expired_lessons_count_but_are_not_heard() -> None:
+    one = One()
+    message = Lessons(B.session, 0, (Entry(3, b"a"), Entry(100, b"b"), Entry(200, b""), Entry(99, b"c")))
+    one.gossip.receive(B, message, NOW)
+    assert one.memory.heard == [(b"a", 3), (b"c", 99)]
+    assert one.gossip.vector() == {B.session: 4}
+    assert one.gossip.statistics().expired == 2
+
+
+def test_a_lesson_too_large_is_marked_as_handled() -> None:
+    """T-poison-item: else it is asked for again with each digest."""
+    one = One()
+    message = Lessons(B.session, 0, (Entry(0, b"a"), Entry(0, bytes(LESSON_BYTES_MAX + 1)), Entry(0, b"b")))
+    one.gossip.receive(B, message, NOW)
+    assert one.lessons() == [b"a", b"b"]
+    assert one.gossip.vector() == {B.session: 3}
+    assert one.gossip.statistics().poison == 1
+    one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW)
+    (supplied,) = one.said(Lessons)
+    assert supplied[1] == Lessons(B.session, 0, (Entry(0, b"a"), Entry(0, b""), Entry(0, b"b")))
+
+
+def test_lessons_of_one_instant_are_all_heard() -> None:
+    """T-tie-break (smg#1592): numbers tell them apart, not times."""
+    one = One()
+    for origin in (B.session, C.session):
+        one.gossip.receive(B, batch(1, 5, origin=origin), NOW)
+    assert len(one.memory.heard) == 10
+
+
+def test_the_order_of_ways_does_not_matter() -> None:
+    """T-relay-order (smg#689): what comes late by another way neither overwrites nor repeats what is known."""
+    direct, relayed = One(), One()
+    direct.gossip.receive(B, batch(1, 2), NOW)
+    direct.gossip.receive(B, batch(3, 4), NOW)
+    direct.gossip.receive(C, batch(1, 2), NOW)
+    relayed.gossip.receive(C, batch(1, 2), NOW)
+    relayed.gossip.receive(C, batch(3, 4), NOW)
+    relayed.gossip.receive(B, batch(1, 4), NOW)
+    assert direct.lessons() == relayed.lessons()
+    assert direct.gossip.vector() == relayed.gossip.vector()
+
+
+def test_one_peer_brings_no_more_than_its_share() -> None:
+    """One faulty node must not fill all tables. The part within its share is heard, and nothing is skipped."""
+    one = One(B, C, D, intake_per_s=300)
+    limit = INTAKE_SHARES * 300 // 3
+    now = NOW
+    for first in range(1, 1001, 100):
+        one.gossip.receive(B, batch(first, first + 99), now)
+    assert one.lessons() == [b"%d" % number for number in range(1, limit + 1)]
+    assert one.gossip.statistics().limited == 100
+    assert one.gossip.statistics().gaps == 5
+    one.gossip.receive(C, batch(1, 50, origin=C.session), now)
+    assert one.gossip.vector()[C.session] == 50, "others are not held up"
+    one.gossip.receive(B, batch(limit + 1, limit + 100), now + 1.1)
+    assert one.gossip.vector()[B.session] == limit + 100
+
+
+def test_a_long_message_is_heard_in_part() -> None:
+    """The loop must not stand still for longer than 2 ms, whatever a peer sends."""
+    one = One()
+    one.gossip.receive(B, batch(1, 4000), NOW)
+    assert len(one.memory.heard) == HEARD_AT_ONCE_MAX
+    assert one.gossip.vector() == {B.session: HEARD_AT_ONCE_MAX}
+
+
+def test_the_rows_of_sheaves_count_as_lessons() -> None:
+    """One of them takes as long as some twenty lessons."""
+    sheaf = sheaf_of(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
+    one = One(B, C, D, intake_per_s=300)
+    assert INTAKE_SHARES * 300 // 3 == 5 * ROWS_MAX + 65
+    one.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 9), NOW)
+    assert len(one.memory.heard) == 5
+    assert one.gossip.vector() == {B.session: 5}
+    assert one.gossip.statistics().limited == 4
+    free = One(B)
+    free.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 100), NOW)
+    assert len(free.memory.heard) == ROWS_AT_ONCE_MAX // ROWS_MAX
+    assert len(sheaf) * len(free.memory.heard) > BATCH_BYTES_MAX, "what a node of ours sends is heard at once"
+
+
+def test_messages_of_strangers_are_counted_and_ignored() -> None:
+    """T-early-data: the session above repeats what came too early; here a stranger's word has no effect."""
+    one = One()
+    messages: list[Message] = [
+        batch(1, 3, origin=D.session),
+        Digest(1, 0),
+        Vector(((9, 9),), True),
+        Reset(9, 9),
+        Sums(bytes(SUMS_BYTES), True, 7),
+        TotalSum(1, b"", True, 7),
+        PartSums(b"", b"", True, 7),
+        RowsWanted(1, 0, b""),
+        Rows(1, 0, True, (), b"", b"", b"", b"", b"", b""),
+        Busy(1),
+    ]
+    assert {type(message) for message in messages} == set(ROUTE_MESSAGES)
+    for message in messages:
+        one.gossip.receive(D, message, NOW)
+    assert (one.said(), one.memory.heard, one.gossip.vector()) == ([], [], {})
+    assert one.gossip.statistics().strangers == len(messages)
+
+
+def test_routes_of_another_schema_are_not_asked_for() -> None:
+    one = One(schema=1)
+    one.gossip.receive(B, Digest(5, 2), NOW)
+    assert one.said() == []
+    assert one.gossip.statistics().foreign == 1
+
+
+# --- lag --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lag_adds_up_over_all_who_held_a_lesson() -> None:
+    """Without a common clock: each sender says how long the newest was held so far, seconds of age tell the others."""
+    one = One()
+    one.gossip.receive(B, batch(1, 3, held_ms=20), NOW)
+    assert one.gossip.lag.count == 3
+    assert one.gossip.lag.sum == pytest.approx(0.06)
+    one.gossip.receive(B, Lessons(B.session, 3, (Entry(9, b"x"), Entry(4, b"y")), 3500), NOW)
+    assert one.gossip.lag.sum == pytest.approx(0.06 + 3.5 + 8.5)
+
+
+def test_half_a_round_trip_belongs_to_the_lag() -> None:
+    memory = Memory()
+    gossip = RouteGossip(
+        ME, memory, RouteGossipSettings(), [], Random(1), NOW, round_trip_s=lambda session: 0.08 * (session == 2)
+    )
+    gossip.peers((B, C), NOW)
+    gossip.receive(B, batch(1, 1, held_ms=10), NOW)
+    gossip.receive(C, batch(1, 1, origin=3, held_ms=10), NOW)
+    assert gossip.lag.sum == pytest.approx(0.05 + 0.01)
+
+
+# --- peers come and go ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_peer_taught_stays_when_it_is_gone() -> None:
+    """Lessons point to backends: a router's death says nothing about them (T-origin-dies-midway)."""
+    one = One()
+    one.gossip.receive(B, batch(1, 3), NOW)
+    one.gossip.forget(B.session, NOW + 1)
+    assert one.gossip.vector() == {B.session: 3}
+    one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW + 2)
+    assert [m.origin for _, m in one.said(Lessons) if isinstance(m, Lessons)] == [B.session]
+
+
+def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
+    """T-1000-restarts-bounded (smg#948): all that is kept for a peer goes with it."""
+    one = One(intake_per_s=100_000)
+    now = NOW
+    for session in range(10, 1010):
+        peer = Peer(session, ("10.0.0.1", 7000))
+        now += 0.5
+        one.gossip.peers((B, peer), now)
+        one.gossip.receive(peer, batch(1, 2, origin=session), now)
+        one.gossip.receive(peer, batch(5, 6, origin=session), now)
+        one.gossip.receive(peer, RowsWanted(1, 0, b""), now)
+        one.gossip.receive(peer, Sums(bytes(SUMS_BYTES), True, 7), now)
+        one.gossip.receive(peer, Reset(session, 50), now)
+        one.gossip.tick(now)
+        one.outbox.clear()
+    gossip = one.gossip
+    gossip.peers((B,), now)
+    parts: list[Mapping[int, object]] = [
+        gossip._intake,
+        gossip._origin_asked_at,
+        gossip._repair._ask_at,
+        gossip._repair._asked_at,
+    ]
+    parts += [gossip._eager.lazy, gossip._donor._transfers, gossip._donor._sums_wanted, gossip._post._windows]
+    assert all(set(part) <= {B.session} for part in parts)
+    for _ in range(3):
+        now += 110
+        gossip.tick(now)
+        gossip.tick(now + 1)
+    assert gossip.vector() == {}
+    assert gossip.statistics().logged == 0
+
+
+def test_a_pushed_range_survives_a_trimmed_log() -> None:
+    one = One(log_entries_max=10)
+    for number in range(30):
+        one.gossip.announce(b"%d" % number, NOW)
+    one.gossip.tick(NOW + 0.1)
+    told = [m for _, m in one.said(Lessons) if isinstance(m, Lessons)]
+    assert {(m.after, len(m.entries)) for m in told} == {(20, 10)}
+
+
+def test_whoever_was_pushed_first_is_not_always_first() -> None:
+    one = One(B, C, D)
+    firsts: list[int] = []
+    for number in range(6):
+        one.gossip.announce(b"x", NOW + number)
+        one.gossip.tick(NOW + number + 0.05)
+        firsts.append(one.said(Lessons)[0][0])
+    assert {firsts.count(peer.session) for peer in (B, C, D)} == {2}
+
+
+def test_waking_is_asked_for_only_when_something_is_due() -> None:
+    """An idle node wakes for digests and to let go of what expired: three times a second.
+
+    And now and then to compare with a peer that never answers.
+    """
+    one = One()
+    wakes, now = 0, NOW
+    while now < NOW + 100:
+        now = max(one.gossip.wake_at, now)
+        one.gossip.tick(now)
+        wakes += 1
+    assert wakes <= 400

@@ -1,0 +1,242 @@
+"""Messages as templates see them, and what the probe finds out. The templates here are plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import pytest
+
+from ranvier_py.core.errors import TemplateRefused
+from ranvier_py.core.prompts.boundaries import Chat
+from ranvier_py.core.prompts.template_probe import TemplateFacts, TemplateProbe
+from ranvier_py.core.prompts.template_source import compared_texts, read_variables
+from ranvier_py.core.prompts.templates import (
+    Render,
+    TemplateProfile,
+    chat_pieces,
+    normalise,
+    piece_of_plain,
+    tail_pieces,
+    thinks,
+    unwrapped,
+)
+
+FACTS = TemplateFacts(clean=("<s>", "</s>"))
+
+
+def chatml(chat: Chat) -> str:
+    """A template with nothing special about it."""
+    return "".join(f"<s>{m['role']}\n{m['content']}{m.get('tool_calls', '')}</s>" for m in chat.messages)
+
+
+def joining_tools(chat: Chat) -> str:
+    """Like Qwen2.5: results of one round share a block, which is closed when no further one follows."""
+    text = ""
+    for at, message in enumerate(chat.messages):
+        role = message["role"]
+        if role != "tool":
+            text += f"<s>{role}\n{message['content']}{message.get('tool_calls', '')}</s>"
+            continue
+        text += "<s>user" if chat.messages[at - 1]["role"] != "tool" else ""
+        text += f"\n[{message['content']}]"
+        last = at + 1 == len(chat.messages) or chat.messages[at + 1]["role"] != "tool"
+        text += "</s>" if last else ""
+    return text
+
+
+def moving_system(chat: Chat) -> str:
+    """Like Mistral's: the system text goes into the last message."""
+    messages = list(chat.messages)
+    system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+    if not messages:
+        raise TemplateRefused("no question")
+    return "".join(f"<s>{system if at == len(messages) - 1 else ''}{m['content']}</s>" for at, m in enumerate(messages))
+
+
+def tools_in_second(chat: Chat) -> str:
+    """Like Llama 3: the first question carries the tools."""
+    first = 1 if chat.messages[0]["role"] == "system" else 0
+    if chat.tools and len(chat.messages) <= first:
+        raise TemplateRefused("no question to put the tools into")
+    return "".join(
+        f"<s>{m['role']}\n{chat.tools if chat.tools and at == first else ''}{str(m['content']).strip()}</s>"
+        for at, m in enumerate(chat.messages)
+    )
+
+
+def unmarked(chat: Chat) -> str:
+    return "".join(f"{m['role']}: {m['content']}\n" for m in chat.messages)
+
+
+def refusing(chat: Chat) -> str:
+    raise TemplateRefused("never")
+
+
+def by_character(texts: Sequence[str]) -> list[list[int]]:
+    return [[ord(letter) for letter in text] for text in texts]
+
+
+def by_position(texts: Sequence[str]) -> list[list[int]]:
+    """A tokenizer that treats the start of a text in a special way, as some SentencePiece models do."""
+    return [[0, *map(ord, text)] for text in texts]
+
+
+def probed(render: Render, **facts: Any) -> TemplateProfile:
+    return TemplateProbe(render, by_character, TemplateFacts(**{"clean": FACTS.clean, **facts})).profile()
+
+
+def says(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def test_a_plain_template_is_incremental() -> None:
+    profile = probed(chatml)
+    assert profile.keeps_turns
+    assert profile.incremental
+    assert profile.windows
+    assert profile.starter == "<s>"
+    assert piece_of_plain(says("user", " a "), profile) == "<s>user\n a </s>"
+
+
+def test_a_template_without_special_tokens_keeps_turns_but_is_not_incremental() -> None:
+    profile = probed(unmarked)
+    assert profile.keeps_turns
+    assert not profile.incremental
+    assert "special token" in profile.reason
+
+
+def test_a_template_that_moves_the_system_text_keeps_no_turns() -> None:
+    profile = probed(moving_system)
+    assert not profile.keeps_turns
+    assert not profile.incremental
+
+
+def test_a_tokenizer_that_tells_the_start_of_a_text_apart_is_not_incremental() -> None:
+    profile = TemplateProbe(chatml, by_position, FACTS).profile()
+    assert not profile.incremental
+    assert "tokenize" in profile.reason
+
+
+def test_a_template_that_refuses_all_is_reported() -> None:
+    assert "never" in probed(refusing).reason
+
+
+def test_messages_that_may_carry_the_tools_are_not_settled() -> None:
+    assert probed(chatml).settled == 1
+    assert probed(tools_in_second).settled == 2
+
+
+def test_stripping_is_learned() -> None:
+    profile = probed(tools_in_second)
+    assert piece_of_plain(says("user", " a\n"), profile) == "<s>user\na</s>"
+
+
+def test_an_argument_that_changes_pieces_is_noticed() -> None:
+    def named(chat: Chat) -> str:
+        return "".join(f"<s>{m['role']}{chat.template.get('who', '')}{m['content']}</s>" for m in chat.messages)
+
+    assert probed(named, variables=("who",)).arguments_matter
+    assert not probed(chatml, variables=("who",)).arguments_matter
+
+
+def test_the_end_of_a_round_of_results_is_the_only_cut_in_it() -> None:
+    profile = probed(joining_tools)
+    turn = [says("user", "q"), says("assistant", "", tool_calls=[CALL]), says("tool", "1"), says("tool", "2")]
+    chat = Chat([normalise(message, parts=False) for message in turn])
+    text, pieces = chat_pieces(chat, profile, joining_tools)
+    assert pieces is not None
+    assert [piece is None for piece in pieces] == [False, False, True, False]
+    assert "".join(filter(None, pieces)) == text
+
+
+def test_a_result_that_reopens_a_closed_round_is_tokenized_in_full() -> None:
+    """The first part was sent closed: it is no prefix of what comes now."""
+    profile = probed(joining_tools)
+    turn = [says("user", "q"), says("assistant", "", tool_calls=[CALL]), says("tool", "1"), says("tool", "2")]
+    assert tail_pieces(turn[3:], lambda: Chat(turn), 3, profile, joining_tools) is None
+    assert tail_pieces(turn[1:], lambda: Chat(turn), 1, profile, joining_tools) is not None
+
+
+def test_a_tail_that_does_not_belong_to_its_chat_is_refused() -> None:
+    profile = probed(chatml)
+    chat = Chat([says("user", "q"), says("assistant", "", tool_calls=[CALL])])
+    assert tail_pieces(chat.messages[1:], lambda: chat, 5, profile, chatml) is None
+
+
+def test_contents_that_a_template_looks_into_are_not_plain() -> None:
+    profile = probed(chatml, quoting=("password",), exact=frozenset(["reset"]))
+    assert piece_of_plain(says("user", "my password"), profile) is None
+    assert piece_of_plain(says("user", "reset"), profile) is None
+    assert piece_of_plain(says("user", "reset it"), profile) is not None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [says("user", None), says("tool", "x"), says("user", ["x"]), says("user", "x", name="n"), {"role": "user"}],
+)
+def test_other_messages_are_not_plain(message: dict[str, Any]) -> None:
+    assert piece_of_plain(message, probed(chatml)) is None
+
+
+def test_arguments_of_calls_are_parsed_as_engines_do() -> None:
+    def arguments(given: object) -> object:
+        call = {"function": {"name": "f", "arguments": given}}
+        return normalise(says("assistant", None, tool_calls=[call]), parts=False)["tool_calls"][0]["function"][
+            "arguments"
+        ]
+
+    assert arguments('{"a": 1}') == {"a": 1}
+    assert arguments("") == {}
+    assert arguments("{broken") == {}
+    assert arguments(None) == {}
+    assert arguments({"a": 2}) == {"a": 2}
+
+
+def test_normalising_leaves_the_message_alone() -> None:
+    message = says("assistant", None, tool_calls=[CALL])
+    normalise(message, parts=False)
+    assert CALL["function"] == {"name": "f", "arguments": '{"a": 1}'}
+
+
+def test_contents_become_strings_or_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "image_url", "image_url": {}}, {"type": "text", "text": None}]
+    assert normalise(says("user", parts), parts=False)["content"] == "a\nb\n<image>"
+    assert [part["type"] for part in normalise(says("user", parts), parts=True)["content"]] == ["text", "text", "image"]
+    assert normalise(says("user", None), parts=False)["content"] == ""
+    assert normalise(says("user", None), parts=True)["content"] == []
+    assert normalise(says("tool", "x", tool_call_id="i"), parts=True) == says("tool", "x", tool_call_id="i")
+    assert unwrapped(normalise(says("user", "x"), parts=True)) == says("user", "x")
+
+
+def test_empty_members_are_dropped() -> None:
+    echoed = says("assistant", "x", refusal=None, tool_calls=None, audio=None)
+    assert normalise(echoed, parts=False) == says("assistant", "x")
+    assert normalise(says("assistant", "x", tool_calls=[]), parts=False) == says("assistant", "x")
+
+
+@pytest.mark.parametrize("message", [{}, says("user", 3), says("user", [3]), says("assistant", "", tool_calls=[{}])])
+def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(TemplateRefused):
+        normalise(message, parts=False)
+
+
+def test_reasoning_is_seen_however_it_is_sent() -> None:
+    assert thinks(says("assistant", "x", reasoning_content="why"))
+    assert thinks(says("assistant", "<think>why</think>x"))
+    assert not thinks(says("user", "what is </think>?"))
+    assert not thinks(says("assistant", "x", reasoning_content=None))
+
+
+def test_texts_that_a_template_compares_with_are_read_from_its_source() -> None:
+    source = """{% if 'secret' in m.content or m.content == 'reset' or 'tool_calls' in m %}{% endif %}
+    {{ m.content.split('</think>')[-1].lstrip('\n') | replace('a!', 'b') }}{{ raise_exception('no') }}{{ who }}"""
+    tree = jinja2.Environment(autoescape=True).parse(source)
+    anywhere, whole = compared_texts(tree)
+    assert set(anywhere) == {"secret", "</think>", "a!", "b"}
+    assert whole == {"reset"}
+    assert read_variables(tree)[1] == ("m", "who")

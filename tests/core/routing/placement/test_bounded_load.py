@@ -1,0 +1,174 @@
+"""`bounded_load`: Ranvier's shipped default, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import NO_MATCH, Choice, Match, Policy
+from ranvier_py.core.routing.placement.affinity import Affinity
+from ranvier_py.core.routing.placement.bounded_load import (
+    BoundedLoad,
+    BoundedLoadOptions,
+    cap_of,
+    jump_hash,
+    mean_share,
+)
+from tests.core.routing.placement.engines import Engine, engines, match_of
+
+
+def choose(match: Match, *loads: int) -> Choice:
+    return BoundedLoad().choose(match, engines(*loads), Random(1))
+
+
+@pytest.mark.parametrize(
+    ("loads", "cap"),
+    [
+        ((0, 0, 0, 0), 1),
+        ((1, 0, 0, 0), 1),  # mean 0.25: 0.31
+        ((1, 1, 1, 0), 1),  # mean 0.75: 0.94
+        ((1, 1, 1, 1), 2),
+        ((10, 2, 2, 2), 5),  # mean 4: 5 exactly
+        ((10, 2, 2, 3), 6),
+        ((80, 80, 80, 80), 100),
+    ],
+)
+def test_the_cap_is_the_mean_and_a_quarter_rounded_up_and_at_least_one(loads: tuple[int, ...], cap: int) -> None:
+    assert cap_of(mean_share(engines(*loads), 0.25), 1.0) == cap
+
+
+@pytest.mark.parametrize(
+    ("loads", "reason"),
+    [
+        ((0, 0, 0, 0), "hit"),
+        ((1, 0, 0, 0), "hit_probed"),
+        ((1, 1, 1, 1), "hit"),
+        ((4, 4, 4, 4), "hit"),
+        ((5, 3, 4, 4), "hit_probed"),  # at the cap is not below it
+    ],
+)
+def test_a_holder_is_left_at_the_cap(loads: tuple[int, ...], reason: str) -> None:
+    assert choose(match_of((0, 900)), *loads).reason == reason
+
+
+def test_two_concurrent_requests_behind_one_prefix_already_part() -> None:
+    """What the default costs: the other rule of the same router keeps them together."""
+    for policy, together in ((BoundedLoad(), False), (Affinity(), True)):
+        candidates = engines(*[0] * 8)
+        first = policy.choose(match_of((3, 900)), candidates, Random(1))
+        assert first.backend == 3
+        candidates[3].load += 1
+        assert (policy.choose(match_of((3, 900)), candidates, Random(1)).backend == 3) is together
+
+
+def same_backend_rate(policy: Policy, users: int, prefixes: int = 5, requests: int = 4000) -> float:
+    """Share of requests that go where the one before with the same prefix went; all of `users` are in flight."""
+    rng, candidates = Random(3), engines(*[0] * 8)
+    last: dict[int, int] = {}
+    running: list[Engine] = []
+    same = 0
+    for _ in range(requests):
+        if len(running) >= users:
+            running.pop(rng.randrange(len(running))).load -= 1
+        home = 1000 + rng.randrange(prefixes)
+        held = {last[home]: 900} if home in last else {}
+        chosen = policy.choose(match_of(*held.items(), home=home), candidates, rng).backend
+        same += last.get(home) == chosen
+        last[home] = chosen
+        candidates[chosen].load += 1
+        running.append(candidates[chosen])
+    return same / requests
+
+
+@pytest.mark.parametrize("users", [5, 10, 20])
+def test_the_default_breaks_affinity_where_the_median_rule_keeps_it(users: int) -> None:
+    """The shape of an earlier simulation of both rules: 0.18 to 0.55 stay under the cap, 0.77 to 0.96 by the median."""
+    assert same_backend_rate(BoundedLoad(), users) < 0.65
+    assert same_backend_rate(Affinity(), users) > same_backend_rate(BoundedLoad(), users) + 0.15
+
+
+def test_a_cold_prefix_goes_to_its_bucket_by_name_and_all_nodes_agree() -> None:
+    ours = engines(0, 0, 0, 0, 0)
+    theirs = tuple(Engine(BackendId(9 - one.id), one.name) for one in reversed(ours))
+    for home in range(1, 60):
+        choice = choose(match_of(home=home), 0, 0, 0, 0, 0)
+        assert choice == Choice(BackendId(jump_hash(home, 5)), "cold", 0)
+        other = BoundedLoad().choose(match_of(home=home), theirs, Random(2))
+        assert other.backend == 9 - choice.backend
+
+
+def test_a_cold_prefix_whose_bucket_is_full_goes_to_the_next_probe() -> None:
+    candidates = engines(0, 0, 0, 0, 0)
+    probes = [jump_hash(7 + probe, 5) for probe in range(5)]
+    candidates[probes[0]].load = 1
+    following = next(position for position in probes if position != probes[0])
+    assert BoundedLoad().choose(match_of(home=7), candidates, Random(1)) == Choice(
+        BackendId(following), "cold_probed", 0
+    )
+
+
+def test_when_no_probe_finds_room_the_least_loaded_serves() -> None:
+    """Probes repeat themselves, so they may miss the only backend with room."""
+    reasons: Counter[str] = Counter()
+    for home in range(1, 400):
+        candidates = engines(9, 9, 9, 0)
+        choice = BoundedLoad().choose(match_of(home=home), candidates, Random(home))
+        assert choice.backend == 3
+        reasons[choice.reason] += 1
+    assert set(reasons) == {"cold", "cold_probed", "least_loaded"}
+
+
+def test_a_request_without_a_prefix_goes_to_any_of_the_least_loaded() -> None:
+    rng, candidates = Random(1), engines(5, 1, 1)
+    chosen = Counter(BoundedLoad().choose(NO_MATCH, candidates, rng) for _ in range(100))
+    assert {(choice.backend, choice.reason) for choice in chosen} == {(1, "no_prefix"), (2, "no_prefix")}
+
+
+def test_a_wider_bound_is_an_option() -> None:
+    wide = BoundedLoad(BoundedLoadOptions(bounded_load_epsilon=10.0))
+    assert wide.choose(match_of((0, 900)), engines(2, 0, 0, 0), Random(1)).reason == "hit"  # mean 0.5: 6
+
+
+def test_a_backend_of_twice_the_weight_has_twice_the_cap() -> None:
+    candidates = engines(4, 2, 2)
+    candidates[0].weight = 2.0  # 8 requests over weight 4: 2.5 each, 5 for this one
+    assert BoundedLoad().choose(match_of((0, 900)), candidates, Random(1)).reason == "hit"
+    candidates[0].load = 7
+    assert BoundedLoad().choose(match_of((0, 900)), candidates, Random(1)).reason == "hit_probed"
+
+
+@pytest.mark.parametrize(
+    ("key", "buckets", "bucket"),
+    [(1, 1, 0), (42, 57, 43), (0xDEAD10CC, 1, 0), (0xDEAD10CC, 666, 361), (256, 1024, 520), (0, 1, 0)],
+)
+def test_jump_hash_gives_the_values_that_other_implementations_give(key: int, buckets: int, bucket: int) -> None:
+    """Vectors that implementations in several languages test themselves by (dgryski/go-jump)."""
+    assert jump_hash(key, buckets) == bucket
+
+
+def test_one_more_bucket_takes_its_share_of_the_keys_and_moves_no_other() -> None:
+    rng = Random(1)
+    keys = [rng.getrandbits(64) for _ in range(4000)]
+    moved = [key for key in keys if jump_hash(key, 8) != jump_hash(key, 9)]
+    assert {jump_hash(key, 9) for key in moved} == {8}
+    assert 0.08 < len(moved) / len(keys) < 0.14  # a ninth
+
+
+def test_losing_any_backend_but_the_last_moves_about_half_of_the_others_keys() -> None:
+    """Why ours is rendezvous: 48 % on average at 8 backends."""
+    everyone = engines(*[0] * 8)
+    shares = []
+    for lost in range(8):
+        rest = tuple(one for one in everyone if one.id != lost)
+        moved = others = 0
+        for key in range(1, 400):
+            home = match_of(home=key * 0x9E3779B97F4A7C15 % 2**64)
+            before = BoundedLoad().choose(home, everyone, Random(1)).backend
+            others += before != lost
+            moved += before != lost and BoundedLoad().choose(home, rest, Random(1)).backend != before
+        shares.append(moved / others)
+    assert shares[-1] == 0.0
+    assert 0.4 < sum(shares) / len(shares) < 0.6

@@ -1,0 +1,169 @@
+"""`sticky_least_loaded`: the Purdue report, through the real Router where its promises are about state."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from random import Random
+
+import pytest
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
+from ranvier_py.core.routing.placement import ALL_HOLDERS, Choice, Match
+from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.routing.placement.sticky_least_loaded import (
+    StickyLeastLoaded,
+    StickyLeastLoadedOptions,
+    prefix_hash,
+)
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import CHAT_PATH, Flight, Router
+from ranvier_py.core.routing.speculation import Speculation
+from tests.core.routing.placement.engines import engines, match_of
+
+
+@pytest.mark.parametrize(
+    ("ids", "length", "key"),
+    [
+        (range(64), 0, "5f3006cab71f62de6d308e4fce785caf2a1cb0739e863ba7812739a91c930e5a"),
+        (range(900), 64, "5f3006cab71f62de6d308e4fce785caf2a1cb0739e863ba7812739a91c930e5a"),
+        ([5], 64, "666aa17826ad39129d061f3c3467d1b7139904b3448383ec9861b51c7522e553"),
+    ],
+)
+def test_the_key_is_that_of_the_reports_listing(ids: range, length: int, key: str) -> None:
+    assert prefix_hash(ids, length) == key
+
+
+def test_the_key_ends_with_the_64th_token() -> None:
+    ids = list(range(100))
+    assert prefix_hash([*ids[:64], 7, 7], 64) == prefix_hash(ids, 64)
+    assert prefix_hash([*ids[:63], 7, *ids[64:]], 64) != prefix_hash(ids, 64)
+
+
+def choose(match: Match, *loads: int, options: StickyLeastLoadedOptions | None = None) -> Choice:
+    return StickyLeastLoaded(options).choose(match, engines(*loads), Random(1))
+
+
+def test_of_those_that_hold_the_beginning_the_least_loaded_serves_even_if_others_are_idler() -> None:
+    assert choose(match_of((0, 64), (1, 512), (2, 64)), 3, 9, 2, 0) == Choice(BackendId(2), "hit", 64)
+
+
+@pytest.mark.parametrize(
+    ("held", "prompt", "reason"),
+    [
+        (64, 1000, "hit"),
+        (48, 1000, "miss"),
+        (48, 48, "hit"),  # the whole prompt
+        (32, 48, "miss"),
+    ],
+)
+def test_a_hit_is_the_first_64_tokens_or_the_whole_of_a_shorter_prompt(held: int, prompt: int, reason: str) -> None:
+    assert choose(match_of((0, held), prompt=prompt), 5, 0).reason == reason
+
+
+def test_a_miss_goes_to_any_of_the_least_loaded() -> None:
+    rng, policy = Random(1), StickyLeastLoaded()
+    chosen = Counter(policy.choose(match_of((0, 48)), engines(5, 1, 1, 2), rng) for _ in range(100))
+    assert {(choice.backend, choice.reason) for choice in chosen} == {(1, "miss"), (2, "miss")}
+
+
+def test_the_length_of_the_beginning_is_an_option() -> None:
+    shorter = StickyLeastLoadedOptions(prefix_tokens=48)
+    assert choose(match_of((0, 48)), 5, 0, options=shorter).reason == "hit"
+
+
+def test_as_the_report_has_it_stickiness_has_no_limit() -> None:
+    assert choose(match_of((0, 64)), 900, 0, 0, 0) == Choice(BackendId(0), "hit", 64)
+
+
+def test_with_a_limit_a_holder_above_twice_the_median_is_no_hit() -> None:
+    limit = StickyLeastLoadedOptions(sticky_limit_factor=2.0)
+    assert choose(match_of((0, 64)), 10, 4, 4, 4, options=limit).reason == "hit"
+    assert choose(match_of((0, 64)), 11, 4, 3, 4, options=limit) == Choice(BackendId(2), "limited", 0)
+    assert choose(match_of((0, 64), (1, 64)), 31, 10, 4, 4, options=limit) == Choice(BackendId(1), "hit", 64)
+
+
+def test_in_multi_depth_only_the_deepest_of_those_that_hit_serve() -> None:
+    """Else everything behind one system prompt is one key, and a chat's own cache is lost to the idlest of its kind."""
+    deep = StickyLeastLoadedOptions(multi_depth=True)
+    assert choose(match_of((0, 64), (1, 512)), 0, 9, options=deep) == Choice(BackendId(1), "hit", 512)
+    assert choose(match_of((0, 64), (1, 512)), 0, 9) == Choice(BackendId(0), "hit", 64)
+
+
+def test_it_asks_for_every_holder() -> None:
+    assert StickyLeastLoaded.depths_wanted == ALL_HOLDERS
+
+
+# --- through the real Router ----------------------------------------------------------------------------------------
+
+
+def make_router(backends: int = 4) -> Router:
+    registry, key = Registry(BackendLimits()), b"k" * 32
+    for number in range(backends):
+        registry.add(f"http://10.0.0.{number + 1}:8000")
+    hasher = TokenHasher(key)
+    reader = PromptReader(TextHasher(key), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
+    return Router(
+        reader=reader,
+        hasher=hasher,
+        routes=RouteTable(),
+        speculation=Speculation(),
+        registry=registry,
+        policy=make_policy("sticky_least_loaded", PlacementOptions()),
+        rng=Random(1),
+    )
+
+
+def depart(router: Router, question: str) -> Flight:
+    """One request behind a system prompt of more than 64 tokens."""
+    messages = [{"role": "system", "content": "You answer. " * 40}, {"role": "user", "content": question * 20}]
+    prompt = router.read(CHAT_PATH, json.dumps({"messages": messages, "model": "m"}).encode())
+    return router.depart(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+
+
+def finish(router: Router, flight: Flight) -> None:
+    router.first_token(flight, 0.0)
+    router.land(flight, Outcome.SUCCESS, 0.0)
+
+
+def test_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_worker() -> None:
+    router = make_router()
+    flights = [depart(router, f"question {number}") for number in range(100)]
+    assert len({flight.backend for flight in flights}) == 1
+    assert [flight.decision.reason for flight in flights] == ["miss", *["hit"] * 99]
+
+
+def test_a_failed_first_request_binds_nobody() -> None:
+    """The claim is speculative: the report's map would keep it until the next snapshot."""
+    router = make_router()
+    router.land(depart(router, "one"), Outcome.CONNECT_ERROR, 0.0)
+    assert depart(router, "two").decision.reason == "miss"
+
+
+def test_the_four_states_of_the_reports_benchmark() -> None:
+    router = make_router()
+    # Cold start: a miss goes to the least loaded, and is claimed at once.
+    first = depart(router, "one")
+    assert (first.decision.reason, len(router.speculation) > 0) == ("miss", True)
+    finish(router, first)
+    # Stickiness: the same worker, even while all others have less to do.
+    kept = [depart(router, f"busy {number}") for number in range(5)]
+    sticky = depart(router, "two")
+    assert (sticky.backend, sticky.decision.reason) == (first.backend, "hit")
+    assert router.registry[sticky.backend].load == 6
+    # Eviction: the worker reports that it lost the prefix.
+    for flight in (*kept, sticky):
+        finish(router, flight)
+    held = first.prompt.end.first
+    assert router.routes.withdraw((held.tokens, held.token, held.text), first.backend)
+    # Recovery: the next request is a miss and goes to the least loaded; the one after follows it there.
+    router.registry.dispatched(first.backend, 0.0)
+    again = depart(router, "three")
+    assert (again.decision.reason, again.backend != first.backend) == ("miss", True)
+    finish(router, again)
+    following = depart(router, "four")
+    assert (following.backend, following.decision.reason) == (again.backend, "hit")

@@ -1,0 +1,237 @@
+"""`ttft`: the backend with the least predicted time to the first token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.routing.placement import Choice, Explains, Holder, Match, Service, Watches
+from ranvier_py.core.routing.placement.rendezvous import Rendezvous
+from ranvier_py.core.routing.placement.ttft import LOSSES_MAX, LOSSES_S, Losses, Ttft
+from tests.core.routing.placement.engines import Engine
+
+PROMPT_TOKENS = 10_000
+
+
+def engines(*pending: int, decoding: Sequence[int] = ()) -> tuple[Engine, ...]:
+    """Backends with so many tokens waiting, each as one request."""
+    found = []
+    for number, tokens in enumerate(pending):
+        decodes = decoding[number] if decoding else 0
+        waiting = int(tokens > 0)
+        engine = Engine(BackendId(number), f"e{number}", 1.0, waiting + decodes, tokens, decodes, waiting)
+        found.append(engine)
+    return tuple(found)
+
+
+def warm(*held: tuple[int, int], at: float = 0.0) -> Match:
+    holders = sorted((Holder(BackendId(backend), tokens, 1) for backend, tokens in held), key=lambda one: -one.tokens)
+    return Match(holders, PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), at, Fingerprint(5))
+
+
+def trained(per_token: float = 1e-4, error: float = 0.0, backends: Sequence[int] = range(4)) -> Ttft:
+    """A policy that has seen each backend serve at this pace, with so large an error now and then."""
+    policy, rng = Ttft(), Random(3)
+    for _ in range(30):
+        for backend in backends:
+            tokens = rng.randrange(100, 8000)
+            gap_s = tokens * per_token + rng.choice((0.0, 2 * error))
+            policy.served(Service(BackendId(backend), tokens, gap_s, False, 0, 0))
+    return policy
+
+
+def choose(policy: Ttft, match: Match, candidates: Sequence[Engine]) -> Choice:
+    return policy.choose(match, candidates, Random(1))
+
+
+def test_it_explains_itself_and_watches_what_comes_of_it() -> None:
+    assert isinstance(Ttft(), Explains)
+    assert isinstance(Ttft(), Watches)
+
+
+def test_an_idle_holder_is_chosen() -> None:
+    assert choose(Ttft(), warm((2, 8000)), engines(0, 0, 0, 0)) == Choice(BackendId(2), "warm", 8000)
+
+
+def test_the_deepest_of_the_idle_holders_is_chosen() -> None:
+    assert choose(Ttft(), warm((2, 8000), (1, 9000)), engines(0, 0, 0)).backend == 1
+
+
+def test_a_queue_longer_than_the_prefill_it_saves_moves_the_prompt() -> None:
+    candidates = engines(0, 5000, 0, 0)
+    assert choose(trained(), warm((1, 8000)), candidates) == Choice(BackendId(1), "warm", 8000)
+    moved = choose(trained(), warm((1, 8000)), engines(0, 9000, 0, 0))
+    assert (moved.reason, moved.tokens) == ("moved", 0)
+    assert moved.backend != 1
+
+
+def test_it_moves_only_for_more_than_predictions_are_usually_wrong_by() -> None:
+    assert choose(trained(error=0.3), warm((1, 8000)), engines(0, 9000, 0, 0)).reason == "warm"
+    assert choose(trained(error=0.3), warm((1, 8000)), engines(0, 20_000, 0, 0)).reason == "moved"
+
+
+def test_half_of_a_prefix_at_an_idle_backend_beats_all_of_it_in_a_queue() -> None:
+    assert choose(trained(), warm((0, 8000), (1, 7000)), engines(5000, 0, 0)) == Choice(BackendId(1), "moved", 7000)
+
+
+def test_what_everybody_holds_gives_nobody_an_advantage() -> None:
+    everywhere = [(backend, 2000) for backend in range(4)]
+    assert choose(trained(), warm(*everywhere), engines(9000, 3000, 6000, 8000)).backend == 1
+
+
+def test_a_slow_backend_is_left_to_prompts_that_are_worth_it() -> None:
+    policy = trained(backends=range(1, 4))
+    for tokens in range(100, 5000, 50):
+        policy.served(Service(BackendId(0), tokens, tokens * 1e-3, False, 0, 0))
+    assert choose(policy, warm((0, 5000)), engines(0, 0, 0, 0)).backend != 0
+    assert choose(policy, warm((0, 9990)), engines(0, 0, 0, 0)) == Choice(BackendId(0), "warm", 9990)
+
+
+def test_a_cold_prompt_goes_where_least_waits() -> None:
+    assert choose(trained(), warm(), engines(9000, 3000, 6000, 8000)) == Choice(BackendId(1), "cold", 0)
+
+
+def test_costs_within_a_twentieth_are_equal_and_the_idler_backend_is_taken() -> None:
+    """Or the engine that is a hair faster would get everything, and its cache alone would be used."""
+    candidates = engines(0, 300, 0, decoding=(3, 0, 1))
+    assert choose(trained(), warm(), candidates).backend in (1, 2)
+    lone = [warm()._replace(home=Fingerprint(own), own=Fingerprint(own)) for own in range(1, 40)]
+    assert {choose(trained(), match, engines(0, 0, 0)).backend for match in lone} == {0, 1, 2}
+
+
+def test_a_cold_prefix_has_two_homes_whoever_asks_for_it() -> None:
+    """Nodes that have not told each other yet would each make a copy of their own."""
+    policy, rng = trained(), Random(5)
+    policy.paces.fleet.error_s = 0.1
+    chosen = set()
+    for own in range(10, 60):
+        idle = engines(0, 0, 0, 0, decoding=[rng.randrange(3) for _ in range(4)])  # as each node sees them
+        chosen.add(choose(policy, warm()._replace(own=Fingerprint(own)), idle).backend)
+    assert chosen == set(Rendezvous().order(Fingerprint(7), engines(0, 0, 0, 0))[:2])
+
+
+def test_a_cold_prefix_leaves_its_homes_for_a_backend_that_is_certainly_better() -> None:
+    homes = Rendezvous().order(Fingerprint(7), engines(0, 0, 0, 0))[:2]
+    busy = engines(*(5000 if position in homes else 0 for position in range(4)))
+    assert choose(trained(), warm(), busy).backend not in homes
+    assert choose(trained(error=2.0), warm(), busy).backend in homes
+
+
+def test_equal_costs_are_told_apart_by_load_and_then_the_same_way_every_time() -> None:
+    loaded = engines(0, 0, 0, decoding=(1, 1, 0))
+    unknown = Match((), 0, Fingerprint(7), 100, Fingerprint(9))
+    assert choose(Ttft(), unknown, loaded).backend == 2
+    equal = {choose(Ttft(), warm(), engines(0, 0, 0, 0)).backend for _ in range(10)}
+    assert len(equal) == 1
+
+
+def test_progress_since_the_last_first_token_shortens_the_queue() -> None:
+    policy = trained()
+    candidates = engines(9000, 8900)
+    candidates[0].progress_at, candidates[1].progress_at = 99.5, 100.0
+    at = Match((), PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), 100.0)
+    assert policy.cost(candidates[0], at, 0).queue_s == pytest.approx(0.4, rel=0.05)
+    assert policy.cost(candidates[1], at, 0).queue_s == pytest.approx(0.89, rel=0.05)
+    assert policy.choose(at, candidates, Random(1)).backend == 0
+
+
+def test_a_queue_never_takes_less_than_no_time() -> None:
+    policy, candidates = trained(), engines(1000)
+    late = Match((), PROMPT_TOKENS, Fingerprint(7), 100, Fingerprint(9), 1e6)
+    assert policy.cost(candidates[0], late, 0).queue_s >= 0.0
+
+
+def asked(every_s: float, *waiting_tokens: tuple[int, int]) -> list[str]:
+    """Why a prefix of 9000 tokens was placed each time it was asked for. What waits, at its one holder and at each of
+    the others, is repeated."""
+    policy, reasons = trained(), []
+    for number in range(400):
+        at = number * every_s
+        here, elsewhere = waiting_tokens[number % len(waiting_tokens)]
+        candidates = engines(here, elsewhere, elsewhere, elsewhere)
+        for candidate in candidates:
+            candidate.progress_at = at
+        reasons.append(choose(policy, warm((0, 9000), at=at), candidates).reason)
+    return reasons
+
+
+def test_a_prefix_gets_a_second_holder_once_those_who_asked_have_waited_for_longer_than_its_prefill() -> None:
+    """A queue of 0.6 s is no reason to compute 0.9 s again for one request; four such waits are."""
+    assert asked(0.05, (6000, 0)).index("spread") == 3
+    assert asked(0.05, (1000, 0)).index("spread") == 12
+
+
+def test_a_prefix_that_is_asked_for_once_a_minute_gets_none() -> None:
+    assert set(asked(60.0, (6000, 0))) == {"warm"}
+
+
+def test_queues_that_come_and_go_by_chance_make_no_copy() -> None:
+    """What each of them would have saved adds up to much more than a prefill."""
+    assert set(asked(0.05, (6000, 0), (0, 6000))) == {"warm"}
+
+
+def test_nothing_is_copied_where_everybody_waits_as_long() -> None:
+    assert set(asked(0.05, (6000, 6000))) == {"warm"}
+
+
+def test_a_copy_is_dearer_where_others_wait() -> None:
+    busy = [asked(0.05, (here, here - 3000)).index("spread") for here in (3000, 6000)]
+    assert busy[1] > busy[0]
+
+
+def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
+    """Chats stay where they began: if all begin at the one holder of an instruction, the others stay idle."""
+    new_chat = warm((0, 5000))._replace(home_tokens=5000, prompt_tokens=6000, home=Fingerprint(7))
+    policy, candidates = trained(), engines(1000, 0, 0, 0)
+    assert choose(policy, new_chat, candidates).reason == "warm"
+    for turn in range(10):
+        chat = warm((0, 9000))._replace(home_tokens=5000, deepest=Fingerprint(20 + turn))
+        assert choose(policy, chat, candidates).reason == "warm"
+    spread = choose(policy, new_chat, candidates)
+    assert spread.reason == "spread"
+    assert spread.backend != 0
+    assert choose(policy, new_chat, candidates).reason == "warm", "one copy at a time"
+
+
+def test_what_a_holder_saves_is_no_chance_where_it_is_most_of_the_prompt() -> None:
+    """Errors can be as long as a whole prefill, and the holder would be left for nothing."""
+    policy, candidates = trained(error=2.0), engines(11_000, 0, 0, 0)
+    assert policy.paces.fleet.error_s > 1.0
+    assert choose(policy, warm((0, 6000)), candidates).reason == "warm"
+    assert choose(policy, warm((0, 4000)), candidates).reason == "common"
+
+
+def test_a_single_candidate_is_taken_as_it_is() -> None:
+    assert choose(Ttft(), warm((0, 50)), engines(10**6)) == Choice(BackendId(0), "only", 50)
+
+
+def test_its_terms_add_up_to_what_decides() -> None:
+    policy, candidates = trained(), engines(1000, 0, decoding=(2, 5))
+    terms = policy.terms(warm((0, 9000)), candidates)
+    for each in terms:
+        assert each["sum_s"] == pytest.approx(each["queue_s"] + each["prefill_s"] + each["others_s"])
+    assert terms[0]["prefill_s"] == pytest.approx(0.1, rel=0.05)
+    assert terms[1]["prefill_s"] == pytest.approx(1.0, rel=0.05)
+    assert terms[0]["tokens_per_s"] == pytest.approx(10_000, rel=0.05)
+
+
+def test_losses_fade_within_a_minute_and_are_bounded() -> None:
+    losses = Losses()
+    assert [round(losses.add(Fingerprint(1), 0.0, 0.1), 3) for _ in range(3)] == [0.0, 0.059, 0.127]
+    assert losses.add(Fingerprint(1), 5 * LOSSES_S, 0.0) < 0.01
+    for number in range(LOSSES_MAX + 5):
+        losses.add(Fingerprint(10 + number), 400.0, 0.1)
+    assert len(losses.known) == LOSSES_MAX
+    assert losses.forgotten == 6
+
+
+def test_a_prefill_costs_those_who_will_queue_behind_it() -> None:
+    """Under overload whoever saves no prefill for them makes all of them wait, and the throughput falls."""
+    policy, candidates = trained(), engines(8000, 8000)
+    candidates[1].waiting = candidates[1].load = 4
+    few, many = policy.terms(warm(), candidates)
+    assert many["others_s"] / few["others_s"] == pytest.approx((4 + 2.5) / (1 + 2.5), rel=0.05)
+    assert choose(policy, warm(), candidates).backend == 0

@@ -1,0 +1,289 @@
+"""Merging columns: as if each claim had been learned, and sound whatever a peer sends."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table.bulk_writes import merge
+from ranvier_py.core.routing.route_table.scan import U64, Chunk, Columns, Names, RowsScan, SumsScan
+from tests.core.routing.route_table.test_routes_properties import check
+
+TTL_S = 20.0  # as that check has it
+NOW = 100.0
+BACKENDS = 3
+EPOCHS = [2, 0, 5]
+NAMES = Names(np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(EPOCHS, np.int32))
+
+
+def sums_of(table: RouteTable, now: float = NOW) -> bytes:
+    scan = SumsScan(table, NAMES, 0.0)
+    while (found := scan.step(now)) is None:
+        pass
+    return found
+
+
+def chunks_of(table: RouteTable, now: float = NOW) -> list[Columns]:
+    scan = RowsScan(table, NAMES, 0.0, np.array((), np.uint16))
+    found: list[Chunk] = []
+    while not found or not found[-1].last:
+        chunk = scan.take(now)
+        if chunk:
+            found.append(chunk)
+    return [chunk.columns for chunk in found]
+
+
+def merge_all(table: RouteTable, chunks: list[Columns], now: float = NOW) -> int:
+    return sum(merge(table, columns, NAMES.epoch, now) for columns in chunks)
+
+
+def pairs_of(table: RouteTable, now: float = NOW) -> dict[tuple[int, int], tuple[int, int]]:
+    """(fingerprint, backend) -> (trust, evidence) of live claims, by looking at every row."""
+    rows, _, claims, _ = table.parts()
+    return {
+        (fingerprint, backend): (claim.trust, claim.evidence)
+        for row in range(1, rows.top)
+        if rows.parent[row] >= 0
+        for backend, claim in claims.of(row)
+        if claim.epoch == EPOCHS[backend] and claim.evidence > now - TTL_S
+        for fingerprint in (rows.token[row], *rows.texts(row))
+        if fingerprint
+    }
+
+
+def columns(*claims: tuple[int, int, int, int, int, float]) -> Columns:
+    """(parent, tokens, token, text, backend, age)"""
+    parent, tokens, token, text, backend, age = zip(*claims, strict=True) if claims else ((),) * 6
+    return Columns(
+        np.array(parent, U64),
+        np.array(tokens, np.uint32),
+        np.array(token, U64),
+        np.array(text, U64),
+        np.array(backend, np.int16),
+        np.array([NOW - each for each in age], np.int32),
+    )
+
+
+TOKENS = st.integers(0, 9).map(lambda number: number and mix(number))
+TEXTS = st.integers(0, 9).map(lambda number: number and mix(number + 100))
+DEPTHS = st.integers(1, 9).map(lambda blocks: 16 * blocks)
+SOUP = st.lists(st.tuples(DEPTHS, TOKENS, TEXTS), min_size=1, max_size=6)
+PLAIN = (
+    st.lists(st.tuples(st.integers(1, 7), st.booleans(), st.integers(0, 2)), min_size=1, max_size=6)
+    .map(lambda stops: sorted({depth: (depth, *rest) for depth, *rest in stops}.values(), reverse=True))
+    .map(
+        lambda stops: [
+            (16 * depth, (exact or not text) * mix(depth), text and mix(100 * text + depth))
+            for depth, exact, text in stops
+        ]
+    )
+)
+"""Pieces of one path, deepest first. What the two texts of a depth have in common are its tokens."""
+
+
+def learned_of(
+    stops: st.SearchStrategy[list[Stop]],
+) -> st.SearchStrategy[list[tuple[list[Stop], int, bool, Trust, int]]]:
+    """Stops, backend, whether of an earlier process, trust, age."""
+    fields = (stops, st.integers(0, 2), st.booleans(), st.sampled_from(Trust), st.integers(0, 19))
+    return st.lists(st.tuples(*fields), max_size=10)
+
+
+Learned = list[tuple[list[Stop], int, bool, Trust, int]]
+
+
+def table_of(learned: Learned, capacity: int = 1000) -> RouteTable:
+    table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+    for stops, backend, late, trust, age in learned:
+        epoch = max(0, EPOCHS[backend] - late)
+        table.learn(stops, BackendId(backend), epoch, trust, NOW - age)
+    return table
+
+
+@settings(max_examples=150, deadline=None)
+@given(learned_of(SOUP))
+def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
+    source, target = table_of(learned), RouteTable(ttl_s=TTL_S)
+    merge_all(target, chunks_of(source))
+    check(target, EPOCHS, NOW)
+    assert sums_of(target) == sums_of(source)
+    assert {pair: evidence for pair, (_, evidence) in pairs_of(target).items()} == {
+        pair: evidence for pair, (_, evidence) in pairs_of(source).items()
+    }
+    assert all(trust == Trust.REMOTE for trust, _ in pairs_of(target).values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(learned_of(PLAIN), learned_of(PLAIN))
+def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, theirs: Learned) -> None:
+    source, target = table_of(theirs), table_of(mine)
+    before, told = pairs_of(target), pairs_of(source)
+    chunks = chunks_of(source)
+    merge_all(target, chunks)
+    check(target, EPOCHS, NOW)
+    after = pairs_of(target)
+    assert all(after[pair][0] >= trust and after[pair][1] >= evidence for pair, (trust, evidence) in before.items())
+    assert all(after[pair][1] >= evidence for pair, (_, evidence) in told.items())
+    again = sums_of(target)
+    assert merge_all(target, chunks) == 0, "the same once more is nothing new"
+    assert sums_of(target) == again
+
+
+CLAIMS = st.lists(
+    st.tuples(
+        st.one_of(TOKENS, TEXTS),
+        st.one_of(DEPTHS, st.just(0)),
+        st.one_of(TOKENS, TEXTS),
+        st.one_of(TEXTS, TOKENS),
+        st.integers(-1, 5),
+        st.integers(-3, 25),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(learned_of(SOUP), st.lists(CLAIMS, max_size=3), st.sampled_from((1, 4, 8, 1000)))
+def test_any_columns_leave_a_sound_table(
+    mine: Learned, theirs: list[list[tuple[int, int, int, int, int, float]]], capacity: int
+) -> None:
+    """Circles, parents of themselves, names that mean two things, ids and times out of range, no room."""
+    table = table_of(mine, capacity)
+    epochs = np.array([*EPOCHS, -1], np.int32)
+    for claims in theirs:
+        merge(table, columns(*claims), epochs, NOW)
+        check(table, EPOCHS, NOW)
+    while len(table):
+        table.sweep(NOW + 2 * TTL_S, EPOCHS)
+    check(table, EPOCHS, NOW + 2 * TTL_S)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        (0, 0, 1, 2, 0, 0.0),  # of no tokens
+        (0, 16, 0, 0, 0, 0.0),  # without a name
+        (0, 16, 1, 2, 3, 0.0),  # of a backend that is not told
+        (0, 16, 1, 2, 4, 0.0),  # or does not exist
+        (0, 16, 1, 2, -1, 0.0),
+        (0, 16, 1, 2, 0, TTL_S),  # expired
+        (0, 16, 1, 2, 0, -1.0),  # of tomorrow
+    ],
+)
+def test_what_is_no_live_claim_is_left_out(claim: tuple[int, int, int, int, int, float]) -> None:
+    table = RouteTable(ttl_s=TTL_S)
+    assert merge(table, columns(claim, (0, 16, 7, 8, 0, 0.0)), np.array([*EPOCHS, -1], np.int32), NOW) == 1
+    assert set(pairs_of(table)) == {(7, 0), (8, 0)}
+
+
+def test_rows_find_their_place_among_known_ones() -> None:
+    """The order of eviction follows the tree: deep rows first."""
+    table = RouteTable(ttl_s=TTL_S)
+    table.learn([(32, 2, 0), (16, 1, 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    merge_all(table, [columns((2, 48, 3, 0, 0, 1.0), (3, 64, 4, 44, 0, 1.0), (2, 48, 5, 0, 0, 1.0))])
+    assert [(view.level, view.token_fingerprint) for view in table.subtree(0)] == [
+        (0, 1),
+        (1, 2),
+        (2, 5),
+        (2, 3),
+        (3, 4),
+    ]
+    check(table, EPOCHS, NOW)
+
+
+def test_a_claim_of_a_new_row_climbs_to_known_parents() -> None:
+    """A router that matches the shorter prefix must find the backend, too."""
+    table = RouteTable(ttl_s=TTL_S)
+    table.learn([(32, 2, 0), (16, 1, 0)], BackendId(0), 2, Trust.LOCAL, NOW - 9)
+    merge_all(table, [columns((2, 48, 3, 0, 1, 4.0), (3, 64, 4, 0, 0, 2.0))])
+    assert {pair: claim[1] for pair, claim in pairs_of(table).items()} == {
+        (1, 0): 98,
+        (2, 0): 98,
+        (3, 0): 98,
+        (4, 0): 98,
+        (1, 1): 96,
+        (2, 1): 96,
+        (3, 1): 96,
+    }
+    check(table, EPOCHS, NOW)
+
+
+def test_a_row_without_its_parent_finds_it_when_it_is_told_again() -> None:
+    table = RouteTable(ttl_s=TTL_S)
+    merge_all(table, [columns((1, 32, 2, 0, 0, 0.0))])
+    assert [view.level for view in table.subtree(0)] == [0]
+    merge_all(table, [columns((0, 16, 1, 0, 0, 0.0), (1, 32, 2, 0, 0, 0.0))])
+    assert [(view.level, view.tokens) for view in table.subtree(0)] == [(0, 16), (1, 32)]
+
+
+def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
+    rng = Random(2)
+    table = RouteTable(capacity=500, ttl_s=TTL_S)
+    for start in range(0, 2000, 100):
+        claims = [(0, 16, rng.getrandbits(64) | 1, 0, 0, 19.0 - start // 100 * 0.9) for _ in range(100)]
+        merge_all(table, [columns(*claims)])
+        check(table, EPOCHS, NOW)
+    statistics = table.statistics()
+    assert (statistics.rows, statistics.evicted.remote, statistics.created) == (500, 1500, 2000)
+    assert min(evidence for _, evidence in pairs_of(table).values()) >= NOW - 6
+
+
+def test_local_rows_outlive_what_peers_tell() -> None:
+    table = RouteTable(capacity=300, ttl_s=TTL_S)
+    for number in range(1, 201):
+        table.learn([(16, mix(number), 0)], BackendId(0), 2, Trust.LOCAL, NOW - 15)
+    merge_all(
+        table,
+        [
+            columns(*((0, 16, mix(number), 0, 1, 0.0) for number in range(start, start + 90)))
+            for start in range(1000, 2000, 90)
+        ],
+    )
+    assert sum(trust == Trust.LOCAL for trust, _ in pairs_of(table).values()) == 200
+
+
+def test_more_rows_than_the_table_has_are_refused_not_mixed_up() -> None:
+    table = RouteTable(capacity=5, ttl_s=TTL_S)
+    merge_all(table, [columns(*((0, 16, mix(number), 0, 0, 0.0) for number in range(1, 10)))])
+    check(table, EPOCHS, NOW)
+    assert (len(table), table.statistics().refused) == (5, 4)
+
+
+def test_the_table_grows_by_doubling_while_it_merges() -> None:
+    table = RouteTable(capacity=3000, ttl_s=TTL_S)
+    for start in range(1, 3000, 512):
+        stop = min(start + 512, 3001)
+        merge_all(table, [columns(*((mix(n - 1), 16, mix(n), mix(n + 10**6), n % 3, 0.0) for n in range(start, stop)))])
+    assert len(table) == 3000 == table.statistics().created
+    check(table, EPOCHS, NOW)
+
+
+def test_rows_used_before_are_linked_like_new_ones() -> None:
+    """A free row keeps its old links in the columns; a row that is first among its siblings has none to its left."""
+    table = RouteTable(capacity=40, ttl_s=TTL_S)
+    merge_all(table, [columns(*((0, 16, mix(n), 0, 0, 10.0) for n in range(1, 41)))])
+    for number in (7, 30, 12, 25, 5):
+        table.withdraw(mix(number), BackendId(0))
+    chain = [(mix(n - 1) if n > 101 else 0, 16 * (n - 100), mix(n), 0, 0, 5.0) for n in range(101, 106)]
+    merge_all(table, [columns(*chain)])
+    check(table, EPOCHS, NOW)
+    assert [view.level for view in table.subtree(mix(101))] == [0, 1, 2, 3, 4]
+    for number in range(105, 100, -1):
+        assert table.withdraw(mix(number), BackendId(0))
+        check(table, EPOCHS, NOW)
+    assert len(table) == 35
+
+
+def test_what_peers_still_use_is_evicted_last() -> None:
+    table = RouteTable(capacity=3, ttl_s=TTL_S)
+    merge_all(table, [columns(*((0, 16, name, 0, 0, age) for name, age in ((1, 9.0), (2, 8.0), (3, 7.0))))])
+    merge_all(table, [columns((0, 16, 1, 0, 0, 1.0))])
+    merge_all(table, [columns((0, 16, 4, 0, 0, 0.0))])
+    assert {fingerprint for fingerprint, _ in pairs_of(table)} == {1, 3, 4}

@@ -1,0 +1,120 @@
+"""What LOCAL learning adds to what peers may know."""
+
+from itertools import pairwise
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.route_table import News, RouteTable, Trust
+from ranvier_py.core.routing.route_table.outgoing import NEWS_MAX
+
+ENGINE, OTHER = BackendId(0), BackendId(1)
+CHAT = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
+NEXT_TURN = [(96, 106, 206), (80, 105, 0), *CHAT]
+
+
+def table(ttl_s: float = 1000.0) -> RouteTable:
+    routes = RouteTable(capacity=100, ttl_s=ttl_s)
+    routes.collect_news()
+    return routes
+
+
+def learn(routes: RouteTable, stops: list[tuple[int, int, int]], now: float = 10.0, trust: Trust = Trust.LOCAL) -> None:
+    routes.learn(stops, ENGINE, 0, trust, now)
+
+
+def test_a_new_chat_is_news_from_top_to_end() -> None:
+    routes = table()
+    learn(routes, CHAT)
+    assert list(routes.news) == [News(ENGINE, 0, CHAT, 0, 10.0)]
+
+
+def test_a_next_turn_is_news_only_where_it_is_new_and_says_what_stands_above() -> None:
+    routes = table()
+    learn(routes, CHAT)
+    routes.news.clear()
+    learn(routes, NEXT_TURN, 11.0)
+    assert list(routes.news) == [News(ENGINE, 0, NEXT_TURN[:2], 104, 11.0)]
+
+
+def test_the_same_prompt_again_is_no_news() -> None:
+    routes = table()
+    learn(routes, CHAT)
+    routes.news.clear()
+    learn(routes, CHAT, 12.0)
+    assert not routes.news
+
+
+def test_tokens_that_join_a_text_are_news() -> None:
+    """Peers that know the text alone could not match in mid-message."""
+    routes = table()
+    learn(routes, [(60, 0, 204), (30, 0, 202)])
+    routes.news.clear()
+    learn(routes, [(64, 104, 204), (32, 102, 202)], 11.0)
+    assert [stop for news in routes.news for stop in news.stops] == [(64, 104, 204), (32, 102, 202)]
+
+
+def test_another_backend_that_serves_a_known_prompt_is_news() -> None:
+    routes = table()
+    learn(routes, CHAT)
+    routes.news.clear()
+    routes.learn(CHAT, OTHER, 0, Trust.LOCAL, 11.0)
+    (news,) = routes.news
+    assert news.backend == OTHER
+    assert news.stops[0] == CHAT[0]
+
+
+def test_a_restarted_backend_that_serves_again_is_news() -> None:
+    routes = table()
+    learn(routes, CHAT)
+    routes.news.clear()
+    routes.learn(CHAT, ENGINE, 1, Trust.LOCAL, 11.0)
+    assert routes.news
+    assert routes.news[0].epoch == 1
+
+
+def test_what_peers_said_is_no_news_of_ours() -> None:
+    routes = table()
+    learn(routes, CHAT, trust=Trust.REMOTE)
+    assert not routes.news
+    learn(routes, CHAT, 11.0)
+    assert not routes.news
+
+
+def test_a_route_in_steady_use_is_told_again_within_every_half_of_its_life() -> None:
+    """Otherwise peers would forget what one node serves all the time."""
+    routes = table(ttl_s=100.0)
+    told: list[float] = []
+    for second in range(10, 1000, 3):
+        learn(routes, CHAT, float(second))
+        told += [news.at for news in routes.news if CHAT[0] in news.stops]
+        routes.news.clear()
+    gaps = [later - earlier for earlier, later in pairwise(told)]
+    assert max(gaps[1:]) <= 53
+    assert min(gaps[1:]) >= 47
+
+
+def test_without_peers_nothing_is_collected() -> None:
+    routes = RouteTable(capacity=100)
+    learn(routes, CHAT)
+    assert not routes.news
+
+
+def test_news_nobody_fetches_are_bounded_and_counted() -> None:
+    routes = RouteTable(capacity=100_000)
+    routes.collect_news()
+    for number in range(NEWS_MAX + 7):
+        learn(routes, [(16, number + 1, 0)])
+    assert len(routes.news) == NEWS_MAX
+    assert routes.news_dropped == 7
+
+
+def test_whoever_collects_is_told_of_the_first_news_only() -> None:
+    """It is on a request's path, and the rest goes out with the first."""
+    routes = RouteTable(capacity=100)
+    calls: list[int] = []
+    routes.collect_news(lambda: calls.append(len(routes.news)))
+    learn(routes, CHAT)
+    learn(routes, NEXT_TURN, 11.0)
+    assert calls == [1]
+    routes.news.clear()
+    learn(routes, [(16, 900, 901)], 12.0)
+    assert calls == [1, 1]

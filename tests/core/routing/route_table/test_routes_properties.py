@@ -1,0 +1,365 @@
+"""The route table against a plain dict of every prefix, and its invariants under any input whatever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import Holder
+from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table.leaves import LANES
+
+BACKENDS = 3
+BLOCK = 16
+TTL_S = 20.0
+ANCHORS = (16, 32, 64, 128)
+
+Message = tuple[str, int]  # a letter and a length in tokens
+Prompt = tuple[str, tuple[Message, ...]]  # namespace and messages
+Prefix = tuple[str, str]  # namespace and the tokens, one character each
+
+
+def tokens_of(messages: tuple[Message, ...]) -> str:
+    """A message starts with a marker of its own, as in a chat template: equal tokens have equal boundaries."""
+    return "".join(letter.upper() + letter * (length - 1) for letter, length in messages)
+
+
+class Names:
+    """A distinct number for each prefix of tokens and of messages: a fingerprint without collisions."""
+
+    def __init__(self) -> None:
+        self.known: dict[object, int] = {}
+
+    def of(self, what: object) -> int:
+        return self.known.setdefault(what, len(self.known) + 1)
+
+
+def prefixes(prompt: Prompt) -> list[tuple[Prefix, Prompt | None]]:
+    """The whole chain, deepest first: each block-aligned prefix, and the messages where it is a boundary."""
+    namespace, messages = prompt
+    text = tokens_of(messages)
+    chain: list[tuple[Prefix, Prompt | None]] = []
+    start = 0
+    for count in range(1, len(messages) + 1):
+        end = len(tokens_of(messages[:count])) // BLOCK * BLOCK
+        chain.extend(((namespace, text[:anchor]), None) for anchor in ANCHORS if start < anchor < end)
+        chain.append(((namespace, text[:end]), (namespace, messages[:count])))
+        start = end
+    return chain[::-1]
+
+
+@dataclass
+class Known:
+    """What the model keeps of one prefix."""
+
+    parent: Prefix | None
+    used: int
+    claims: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # backend -> epoch, trust, second
+
+
+class Model:
+    """Every prefix in a dict; every rule applied to each row in turn."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.known: dict[Prefix, Known] = {}
+
+    def path(self, prompt: Prompt) -> list[Prefix]:
+        return list(dict.fromkeys(prefix for prefix, _ in prefixes(prompt) if prefix[1]))
+
+    def use(self, prefix: Prefix | None, second: int) -> None:
+        while prefix is not None:
+            self.known[prefix].used = max(self.known[prefix].used, second)
+            prefix = self.known[prefix].parent
+
+    def claim(self, prefix: Prefix, backend: int, epoch: int, trust: int, now: float) -> None:
+        claims = self.known[prefix].claims
+        old = claims.get(backend)
+        if old is not None and old[0] == epoch and old[2] > now - TTL_S:
+            trust = max(old[1], trust)
+        claims[backend] = (epoch, trust, int(now))
+
+    def best(self, prefix: Prefix, epochs: list[int], now: float) -> list[Holder]:
+        live = [
+            (-trust, -second, backend)
+            for backend, (epoch, trust, second) in self.known[prefix].claims.items()
+            if epochs[backend] == epoch and second > now - TTL_S
+        ]
+        return [Holder(BackendId(backend), len(prefix[1]), -trust) for trust, _, backend in sorted(live)]
+
+    def match(self, prompt: Prompt, epochs: list[int], now: float, wanted: int) -> list[Holder]:
+        found: list[Holder] = []
+        for prefix in self.path(prompt):
+            if prefix not in self.known or len(found) >= wanted:
+                continue
+            new = [h for h in self.best(prefix, epochs, now) if h.backend not in {f.backend for f in found}]
+            if new:
+                self.use(prefix, int(now))
+            found += new
+        return found
+
+    def leaves(self) -> list[Prefix]:
+        parents = {known.parent for known in self.known.values()}
+        return [prefix for prefix in self.known if prefix not in parents]
+
+    def rank(self, prefix: Prefix) -> tuple[int, int]:
+        known = self.known[prefix]
+        return max(trust for _, trust, _ in known.claims.values()), known.used
+
+    def evict(self, gone: set[Prefix], path: list[Prefix]) -> bool:
+        """Remove what the table has removed, each a leaf that is first in order then. False: in no order it was.
+
+        Equal ranks are equally good, and which one goes decides what comes next.
+        """
+        if not gone:
+            return True
+        candidates = [leaf for leaf in self.leaves() if leaf not in path]
+        first = min(self.rank(leaf) for leaf in candidates)
+        for leaf in candidates:
+            if self.rank(leaf) == first and leaf in gone:
+                kept = self.known.pop(leaf)
+                if self.evict(gone - {leaf}, path):
+                    return True
+                self.known[leaf] = kept
+        return False
+
+    def drop(self, epochs: list[int], now: float) -> None:
+        """A full sweep: dead claims go, then leaves without claims, from the deep end."""
+        for known in self.known.values():
+            for backend, (epoch, _, second) in list(known.claims.items()):
+                if second <= now - TTL_S or epoch != epochs[backend]:
+                    del known.claims[backend]
+        self.prune()
+
+    def prune(self) -> None:
+        while empty := [leaf for leaf in self.leaves() if not self.known[leaf].claims]:
+            for leaf in empty:
+                del self.known[leaf]
+
+
+def check(table: RouteTable, epochs: list[int], now: float) -> None:
+    """All invariants of the table, by looking at every row."""
+    rows, claims = table._rows, table._claims
+    placed = [row for row in range(1, len(rows.parent)) if rows.parent[row] >= 0]
+    assert len(placed) == len(table) == table.statistics().rows <= table.statistics().capacity
+    counts: Counter[int] = Counter()
+    children: Counter[int] = Counter()
+    names = 0
+    for row in placed:
+        own = dict(claims.of(row))
+        counts.update(claim.trust for claim in own.values())
+        children[rows.parent[row]] += 1
+        assert not rows.is_above(row, row), "a circle"
+        assert rows.best[row] == max((claim.trust for claim in own.values()), default=0)
+        assert rows.child[row] or own, "a leaf without claims"
+        fingerprints = [fingerprint for fingerprint in (rows.token[row], *rows.texts(row)) if fingerprint]
+        assert fingerprints
+        assert all(rows.index[fingerprint] == row for fingerprint in fingerprints)
+        names += len(fingerprints)
+        check_monotone(table, row, epochs, now)
+        check_queued(table, row)
+    assert names == len(rows.index) == table.statistics().fingerprints
+    assert all(len(list(rows.children(row))) == children[row] for row in (0, *placed))
+    stored = table.statistics().claims
+    assert (stored.remote, stored.local, stored.confirmed) == tuple(counts[trust] for trust in LANES)
+    assert not table._tree._pinned
+    assert not table._tree._moved
+    assert set(claims._others) == {row for row in placed if len(list(claims.of(row))) > 1}
+
+
+def check_monotone(table: RouteTable, row: int, epochs: list[int], now: float) -> None:
+    rows, claims = table._rows, table._claims
+    parent = rows.parent[row]
+    assert parent == 0 or rows.parent[parent] >= 0, "an orphan"
+    for backend, (epoch, trust, evidence) in claims.of(row):
+        if parent and epoch == epochs[backend] and evidence > now - TTL_S:
+            above = claims.get(parent, backend)
+            assert above is not None
+            assert above.epoch == epoch
+            assert above.trust >= trust
+            assert above.evidence >= evidence
+
+
+def check_queued(table: RouteTable, row: int) -> None:
+    rows = table._rows
+    lane = rows.lane[row]
+    if not rows.child[row]:
+        assert lane, "a leaf that can never be evicted"
+        assert (lane, rows.bucket[row]) <= (rows.best[row], rows.used[row])
+    if lane:
+        assert rows.newer[rows.older[row]] == rows.older[rows.newer[row]] == row
+        assert table._leaves._heads[lane][rows.bucket[row]]
+
+
+messages = st.tuples(st.sampled_from("ab"), st.sampled_from((5, 20, 24, 50, 70)))
+prompts = st.tuples(st.sampled_from(("model", "tenant")), st.lists(messages, min_size=1, max_size=4).map(tuple))
+backends = st.integers(0, BACKENDS - 1)
+trusts = st.sampled_from(Trust)
+
+
+class AgainstTheModel(RuleBasedStateMachine):
+    """Whole chains with both fingerprints, a table that may be full: everything is equal to the model."""
+
+    @initialize(capacity=st.sampled_from((8, 10, 14, 1000)))  # the longest chain has 8 rows
+    def start(self, capacity: int) -> None:
+        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+        self.model = Model(capacity)
+        self.names = Names()
+        self.epochs = [0] * BACKENDS
+        self.now = 0.0
+
+    def stops(self, prompt: Prompt) -> list[Stop]:
+        return [
+            (
+                len(prefix[1]),
+                self.names.of(prefix) if prefix[1] else 0,
+                self.names.of(("text", boundary)) if boundary else 0,
+            )
+            for prefix, boundary in prefixes(prompt)
+        ]
+
+    def is_known(self, prefix: Prefix) -> bool:
+        return self.names.of(prefix) in self.table._rows.index
+
+    @rule(prompt=prompts, backend=backends, trust=trusts)
+    def learn(self, prompt: Prompt, backend: int, trust: Trust) -> None:
+        model, path = self.model, self.model.path(prompt)
+        new = [prefix for prefix in path if prefix not in model.known]
+        created = self.table.learn(self.stops(prompt), BackendId(backend), self.epochs[backend], trust, self.now)
+        assert created == len(new)
+        gone = {prefix for prefix in model.known if not self.is_known(prefix)}
+        assert len(gone) == max(0, len(model.known) + len(new) - model.capacity)
+        assert model.evict(gone, path), "the table kept a leaf that is before those which it evicted"
+        for prefix, parent in pairwise([*path, None]):
+            if prefix in new:
+                model.known[prefix] = Known(parent, 0)
+        for prefix in path:
+            model.claim(prefix, backend, self.epochs[backend], trust, self.now)
+        if path:
+            model.use(path[0], int(self.now))
+
+    @rule(prompt=prompts, wanted=st.integers(1, 3), out=st.none() | backends)
+    def match(self, prompt: Prompt, wanted: int, out: int | None) -> None:
+        epochs = [-1 if backend == out else epoch for backend, epoch in enumerate(self.epochs)]
+        expected = self.model.match(prompt, epochs, self.now, wanted)
+        unheld: list[Stop] = []
+        stops = self.stops(prompt)
+        assert self.table.match(stops, epochs, self.now, wanted=wanted, unheld=unheld) == expected
+        assert unheld == [stop for stop in stops if not expected or stop[0] > expected[0].tokens]
+
+    @rule(prompt=prompts)
+    def match_by_text(self, prompt: Prompt) -> None:
+        """Boundaries alone find the deepest boundary."""
+        stops = [(tokens, 0, text) for tokens, _, text in self.stops(prompt) if text]
+        boundaries = {prefix for prefix, boundary in prefixes(prompt) if boundary}
+        rows = [prefix for prefix in self.model.path(prompt) if prefix in boundaries and self.is_known(prefix)]
+        named = {
+            view for prefix in rows for view in self.table._rows.texts(self.table._rows.index[self.names.of(prefix)])
+        }
+        expected: list[Holder] = []
+        for prefix, boundary in prefixes(prompt):
+            if boundary and self.names.of(("text", boundary)) in named and not expected:
+                expected = self.model.best(prefix, self.epochs, self.now)
+        assert self.table.match(stops, self.epochs, self.now, touch=False) == expected
+
+    @rule(prompt=prompts, backend=backends, depth=st.integers(0, 9))
+    def withdraw(self, prompt: Prompt, backend: int, depth: int) -> None:
+        path = self.model.path(prompt)
+        if not path:
+            return
+        prefix = path[depth % len(path)]
+        known = self.model.known.get(prefix)
+        assert self.table.withdraw(self.names.of(prefix), BackendId(backend)) == bool(known and backend in known.claims)
+        if known is None or backend not in known.claims:
+            return
+        for other, below in self.model.known.items():
+            above: Prefix | None = other
+            while above is not None and above != prefix:
+                above = self.model.known[above].parent
+            if above == prefix:
+                below.claims.pop(backend, None)
+        self.model.prune()
+
+    @rule(seconds=st.sampled_from((0.3, 1.0, 7.5, 15.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(backend=backends)
+    def reboot(self, backend: int) -> None:
+        self.epochs[backend] += 1
+
+    @rule()
+    def sweep(self) -> None:
+        self.table.sweep(self.now, self.epochs)
+        self.model.drop(self.epochs, self.now)
+
+    @invariant()
+    def is_equal_and_sound(self) -> None:
+        assert len(self.table) == len(self.model.known)
+        assert all(self.is_known(prefix) for prefix in self.model.known)
+        check(self.table, self.epochs, self.now)
+
+
+fingerprints = st.integers(0, 8)
+soup = st.lists(
+    st.tuples(
+        st.integers(0, 9).map(lambda blocks: blocks * BLOCK),
+        fingerprints,
+        fingerprints.map(lambda text: text and text + 100),
+    ),
+    max_size=6,
+)
+
+
+class AnyStops(RuleBasedStateMachine):
+    """Stops that contradict each other, texts without tokens, bare claims of peers: the table stays sound."""
+
+    @initialize(capacity=st.integers(1, 12))
+    def start(self, capacity: int) -> None:
+        self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+        self.epochs = [0] * BACKENDS
+        self.now = 0.0
+
+    @rule(stops=soup, backend=backends, trust=trusts, age=st.sampled_from((0.0, 0.0, 5.0)), late=st.booleans())
+    def learn(self, stops: list[Stop], backend: int, trust: Trust, age: float, late: bool) -> None:
+        epoch = max(0, self.epochs[backend] - late)
+        self.table.learn(stops, BackendId(backend), epoch, trust, max(0.0, self.now - age))
+
+    @rule(stops=soup, wanted=st.integers(1, 3))
+    def match(self, stops: list[Stop], wanted: int) -> None:
+        found = self.table.match(stops, self.epochs, self.now, wanted=wanted)
+        assert len({holder.backend for holder in found}) == len(found)
+
+    @rule(fingerprint=fingerprints, backend=backends)
+    def withdraw(self, fingerprint: int, backend: int) -> None:
+        self.table.withdraw(fingerprint, BackendId(backend))
+
+    @rule(seconds=st.sampled_from((0.3, 1.0, 7.5, 15.0)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(backend=backends)
+    def reboot(self, backend: int) -> None:
+        self.epochs[backend] += 1
+
+    @rule(limit=st.integers(1, 2000))
+    def sweep(self, limit: int) -> None:
+        self.table.sweep(self.now, self.epochs, limit)
+
+    @invariant()
+    def is_sound(self) -> None:
+        check(self.table, self.epochs, self.now)
+        assert len(self.table.subtree(0)) == len(self.table)
+
+
+TIMES = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+AgainstTheModel.TestCase.settings = TIMES
+AnyStops.TestCase.settings = TIMES
+TestTheTableEqualsABruteForceModel = AgainstTheModel.TestCase
+TestTheTableStaysSoundUnderAnyStops = AnyStops.TestCase

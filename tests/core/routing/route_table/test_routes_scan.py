@@ -1,0 +1,283 @@
+"""Reading a whole table: its sums and its columns against what a look at every row finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table.scan import (
+    BUCKETS,
+    CHUNK_CLAIMS,
+    CHUNKS_KEPT,
+    EXTRA_CLAIMS_MAX,
+    SUMS_BYTES,
+    SUMS_ROWS,
+    U64,
+    Columns,
+    Names,
+    RowsScan,
+    SumsScan,
+    bucket_of,
+)
+
+TTL_S = 20.0
+MARGIN_S = 5.0
+BACKENDS = 3
+EPOCHS = [2, 0, 5, 1]
+Pair = tuple[int, int]  # fingerprint, backend
+
+
+def names(order: tuple[int, ...] = (0, 1, 2), told: tuple[bool, ...] = (True, True, True)) -> Names:
+    """`order[i]` is the backend that has local id i."""
+    return Names(
+        np.array([told[backend] * mix(1000 + backend) for backend in order], U64),
+        np.array([7 + backend for backend in order], U64),
+        np.array([EPOCHS[backend] for backend in order], np.int32),
+    )
+
+
+def sums_of(table: RouteTable, now: float, whom: Names | None = None) -> bytes:
+    scan = SumsScan(table, whom or names(), MARGIN_S)
+    while (found := scan.step(now)) is None:
+        pass
+    assert len(found) == SUMS_BYTES
+    return found
+
+
+def chunks_of(table: RouteTable, now: float, buckets: tuple[int, ...] = (), whom: Names | None = None) -> list[Columns]:
+    scan = RowsScan(table, whom or names(), MARGIN_S, np.array(buckets, np.uint16))
+    found: list[Columns] = []
+    while True:
+        chunk = scan.take(now)
+        if chunk:
+            found.append(chunk.columns)
+            if chunk.last:
+                return found
+
+
+def pairs_of(table: RouteTable, now: float, margin_s: float = MARGIN_S) -> set[Pair]:
+    """By looking at every row."""
+    rows, _, claims, _ = table.parts()
+    return {
+        (fingerprint, backend)
+        for row in range(1, rows.top)
+        if rows.parent[row] >= 0
+        for backend, claim in claims.of(row)
+        if backend < BACKENDS and claim.epoch == EPOCHS[backend] and claim.evidence > now - TTL_S + margin_s
+        for fingerprint in (rows.token[row], *rows.texts(row))
+        if fingerprint
+    }
+
+
+def brute_sums(pairs: set[Pair]) -> bytes:
+    sums = [0] * BUCKETS
+    for fingerprint, backend in pairs:
+        sums[fingerprint >> 52] ^= mix(fingerprint ^ mix(1000 + backend) ^ (7 + backend))
+    return np.array(sums, "<u8").tobytes()
+
+
+def told_by(chunks: list[Columns]) -> set[Pair]:
+    return {
+        (fingerprint, backend)
+        for columns in chunks
+        for token, text, backend in zip(
+            columns.token.tolist(), columns.text.tolist(), columns.backend.tolist(), strict=True
+        )
+        for fingerprint in (token, text)
+        if fingerprint
+    }
+
+
+TOKENS = st.integers(0, 12).map(lambda number: number and mix(number))
+TEXTS = st.integers(0, 12).map(lambda number: number and mix(number + 100))
+SOUP = st.lists(st.tuples(st.integers(1, 9).map(lambda blocks: 16 * blocks), TOKENS, TEXTS), min_size=1, max_size=6)
+LEARNED = st.lists(
+    st.tuples(SOUP, st.integers(0, BACKENDS), st.booleans(), st.sampled_from(Trust), st.integers(0, 18)),
+    max_size=14,
+)
+"""Stops, backend (one of them is told to nobody), whether of an earlier process, trust, age."""
+
+NOW = 100.0
+
+
+def table_of(learned: list[tuple[list[Stop], int, bool, Trust, int]], capacity: int = 1000) -> RouteTable:
+    table = RouteTable(capacity=capacity, ttl_s=TTL_S)
+    for stops, backend, late, trust, age in learned:
+        epoch = max(0, EPOCHS[backend] - late)
+        table.learn(stops, BackendId(backend), epoch, trust, NOW - age)
+    return table
+
+
+@settings(max_examples=150, deadline=None)
+@given(LEARNED, st.sampled_from((6, 1000)))
+def test_sums_and_columns_are_those_of_a_look_at_every_row(
+    learned: list[tuple[list[Stop], int, bool, Trust, int]], capacity: int
+) -> None:
+    table = table_of(learned, capacity)
+    pairs = pairs_of(table, NOW)
+    assert sums_of(table, NOW) == brute_sums(pairs)
+    chunks = chunks_of(table, NOW)
+    firsts = {pair for pair in pairs if pair in told_by(chunks)}
+    further = {text for row, texts in table.parts()[0].aliases.items() for text in texts}
+    assert {pair for pair in pairs if pair[0] not in further} <= firsts
+    assert told_by(chunks) <= pairs
+    assert {name for name, _ in pairs} == {name for name, _ in told_by(chunks)}, "each name comes with some claim"
+
+
+def test_sums_do_not_depend_on_the_order_of_learning_or_on_local_ids() -> None:
+    rng = Random(1)
+    lessons = [
+        ([(32, rng.getrandbits(64) | 1, 0), (16, mix(number % 7), rng.getrandbits(64) | 1)], rng.randrange(BACKENDS))
+        for number in range(300)
+    ]
+    one, other = RouteTable(ttl_s=TTL_S), RouteTable(ttl_s=TTL_S)
+    order = (2, 0, 1)
+    for stops, backend in lessons:
+        one.learn(stops, BackendId(backend), EPOCHS[backend], Trust.LOCAL, NOW)
+    rng.shuffle(lessons)
+    for stops, backend in lessons:
+        other.learn(stops, BackendId(order.index(backend)), EPOCHS[backend], Trust.REMOTE, NOW - 3)
+    assert sums_of(one, NOW) == sums_of(other, NOW, names(order)) != bytes(SUMS_BYTES)
+
+
+def test_one_claim_more_changes_its_buckets_only() -> None:
+    table = RouteTable(ttl_s=TTL_S)
+    table.learn([(32, mix(1), mix(2)), (16, mix(3), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    before = np.frombuffer(sums_of(table, NOW), "<u8")
+    table.learn([(48, mix(4), mix(5)), (32, mix(1), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    after = np.frombuffer(sums_of(table, NOW), "<u8")
+    assert np.flatnonzero(before != after).tolist() == sorted((mix(4) >> 52, mix(5) >> 52))
+
+
+def test_claims_about_to_expire_are_neither_summed_nor_told() -> None:
+    """Two nodes forget the same claim a second apart: that must not look like a difference."""
+    table = RouteTable(ttl_s=TTL_S)
+    table.learn([(16, mix(1), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    edge = NOW + TTL_S - MARGIN_S
+    assert sums_of(table, edge - 1) != bytes(SUMS_BYTES)
+    assert [len(columns.token) for columns in chunks_of(table, edge - 1)] == [1]
+    assert sums_of(table, edge) == bytes(SUMS_BYTES)
+    table.learn([(16, mix(1), 0)], BackendId(1), 0, Trust.LOCAL, NOW + 1)
+    assert sums_of(table, edge) == brute_sums({(mix(1), 1)})
+    assert [len(columns.token) for columns in chunks_of(table, edge)] == [1]
+
+
+def test_backends_that_are_not_told_are_not_summed() -> None:
+    table = RouteTable(ttl_s=TTL_S)
+    table.learn([(16, mix(1), 0)], BackendId(1), 0, Trust.LOCAL, NOW)
+    whom = names(told=(True, False, True))
+    assert sums_of(table, NOW, whom) == bytes(SUMS_BYTES)
+    assert told_by(chunks_of(table, NOW, whom=whom)) == set()
+
+
+def big_table(rows: int, seed: int, churn: bool, backends: int = BACKENDS) -> RouteTable:
+    """Chains of ten; with churn, in a table that has been full for long, so that rows stand anywhere."""
+    rng = Random(seed)
+    table = RouteTable(capacity=rows, ttl_s=TTL_S)
+    for number in range(rows // 10 * (4 if churn else 1)):
+        backend = rng.randrange(backends)
+        depth = rng.randint(1, 19) if churn else 10
+        chain = [
+            (16 * level, rng.getrandbits(64) | 1, rng.getrandbits(64) * (level % 3 > 0))
+            for level in range(depth, 0, -1)
+        ]
+        table.learn(chain, BackendId(backend), EPOCHS[backend], Trust.LOCAL, NOW + number * 1e-4)
+    return table
+
+
+@pytest.mark.parametrize("churn", [False, True])
+def test_parents_come_before_their_children(churn: bool) -> None:
+    """A child without its parent would hang under the top, and be evicted in the wrong order."""
+    table = big_table(5000, 3, churn)
+    chunks = chunks_of(table, NOW + 1)
+    seen = {0}
+    for columns in chunks:
+        assert len(columns.token) <= 4 * CHUNK_CLAIMS
+        for parent, token, text in zip(
+            columns.parent.tolist(), columns.token.tolist(), columns.text.tolist(), strict=True
+        ):
+            assert parent in seen
+            seen.update((token, text))
+    assert told_by(chunks) == pairs_of(table, NOW + 1)
+    assert len(chunks) < 3 * len(table) // CHUNK_CLAIMS + 8, "chunks are filled"
+    assert Counter(token for columns in chunks for token in columns.token.tolist()).most_common(1)[0][1] == 1
+
+
+def test_only_the_wanted_buckets_are_told() -> None:
+    table = big_table(5000, 4, churn=True)
+    buckets = tuple(range(0, BUCKETS, 5))
+    pairs = pairs_of(table, NOW + 1)
+    wanted = {pair for pair in pairs if (pair[0] >> 52) % 5 == 0}
+    told = told_by(chunks_of(table, NOW + 1, buckets))
+    assert wanted <= told <= pairs
+    assert len(told) < len(pairs) / 2
+    assert told_by(chunks_of(table, NOW + 1, tuple(range(BUCKETS)))) == pairs
+    assert told_by(chunks_of(table, NOW + 1, (60_000,))) == set(), "there is no such bucket"
+
+
+def test_lost_chunks_come_again() -> None:
+    table = big_table(15_000, 5, churn=True)
+    scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
+    taken = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT + 4)]
+    scan.back(CHUNKS_KEPT)
+    again = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT)]
+    for old, new in zip(taken[-CHUNKS_KEPT:], again, strict=True):
+        assert old is not None
+        assert new is not None
+        assert told_by([old.columns]) == told_by([new.columns])
+
+
+def test_the_table_changes_and_grows_between_steps() -> None:
+    """An array with a numpy view left over can't grow: learning would raise BufferError."""
+    table = RouteTable(ttl_s=TTL_S)
+    rng = Random(6)
+    scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
+    sums = SumsScan(table, names(), MARGIN_S)
+    for number in range(60):
+        for _ in range(100):
+            chain = [(16 * level, rng.getrandbits(64) | 1, 0) for level in range(5, 0, -1)]
+            table.learn(chain, BackendId(0), 2, Trust.LOCAL, NOW)
+        if number % 7 == 6:
+            scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
+        scan.take(NOW)
+        sums.step(NOW)
+
+
+def test_a_step_ends_behind_many_further_claims() -> None:
+    """They are read one by one: thousands of rows held by all backends would hold up requests."""
+    table = RouteTable(ttl_s=TTL_S)
+    rows = 2 * EXTRA_CLAIMS_MAX
+    for number in range(rows):
+        for backend in range(BACKENDS):
+            table.learn([(16, mix(number), 0)], BackendId(backend), EPOCHS[backend], Trust.LOCAL, NOW)
+    assert rows < SUMS_ROWS
+    scan = SumsScan(table, names(), MARGIN_S)
+    steps = 1
+    while (found := scan.step(NOW)) is None:
+        steps += 1
+    assert steps >= rows * (BACKENDS - 1) / EXTRA_CLAIMS_MAX
+    assert found == brute_sums(pairs_of(table, NOW))
+    assert told_by(chunks_of(table, NOW)) == pairs_of(table, NOW)
+
+
+def test_a_row_with_more_claims_than_a_chunk_comes_whole() -> None:
+    table = RouteTable(ttl_s=TTL_S)
+    count = CHUNK_CLAIMS + 50
+    for backend in range(count):
+        table.learn([(16, mix(1), 0)], BackendId(backend), 2, Trust.LOCAL, NOW)
+    whom = Names(np.arange(1, count + 1, dtype=U64), np.zeros(count, U64), np.full(count, 2, np.int32))
+    table.learn([(16, mix(2), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
+    told = [columns.backend.tolist() for columns in chunks_of(table, NOW, whom=whom)]
+    assert sorted(backend for some in told for backend in some) == sorted([*range(count), 0])
+
+
+def test_buckets_are_the_top_bits() -> None:
+    assert bucket_of(np.array([0, 2**52, 2**64 - 1], U64)).tolist() == [0, 1, BUCKETS - 1]

@@ -1,0 +1,629 @@
+"""The registry: who there is, who may be asked, what happens to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backends import (
+    Backend,
+    BackendLimits,
+    Circuit,
+    Empty,
+    Health,
+    Outcome,
+    Pool,
+    ProbeResult,
+    Registry,
+)
+from ranvier_py.core.routing.work import Load
+
+UP = ProbeResult(True, status=200)
+REFUSED = ProbeResult(False, refused=True, detail="refused")
+TIMED_OUT = ProbeResult(False, detail="no answer")
+
+
+def serving(*models: str) -> ProbeResult:
+    return ProbeResult(True, models=models, cards=tuple({"id": model} for model in models))
+
+
+def started(at: float) -> ProbeResult:
+    return ProbeResult(True, started_at=at)
+
+
+def cluster(count: int, **limits: float) -> Registry:
+    registry = Registry(BackendLimits(**limits))  # type: ignore[arg-type]
+    for number in range(count):
+        registry.add(f"http://10.0.0.{number + 1}:8000", name=f"e{number}")
+    return registry
+
+
+def names(pool: Pool) -> str:
+    return " ".join(backend.name for backend in pool.backends)
+
+
+def fail(registry: Registry, backend: Backend, times: int = 5, now: float = 0.0) -> None:
+    for _ in range(times):
+        registry.dispatched(backend.id, now)
+        registry.finished(backend.id, Outcome.SERVER_ERROR, now)
+
+
+def open_all(registry: Registry) -> None:
+    for backend in registry:
+        fail(registry, backend)
+
+
+# -- who there is ----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_backend_may_be_asked_at_once_for_any_model() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://10.0.0.1:8000/")
+    assert (backend.name, backend.url, backend.health) == ("10.0.0.1:8000", "http://10.0.0.1:8000", Health.UNKNOWN)
+    assert registry.pool("anything", 0).ids == (backend.id,)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "10.0.0.1:8000",
+        "ftp://10.0.0.1",
+        "http://",
+        "http://host:99999",
+        "http://host:0",
+        "http://user:word@host:80",
+        "http://host:80/path",
+        "http://host:80/?q=1",
+        "http://ho st:80",
+        "http://[::1",
+    ],
+)
+def test_what_is_no_origin_is_refused_and_changes_nothing(url: str) -> None:
+    registry = Registry(BackendLimits())
+    with pytest.raises(BadRequest):
+        registry.add(url)
+    assert len(registry) == registry.version == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "normal"),
+    [
+        ("HTTP://Engine", "http://engine:80"),
+        ("https://engine", "https://engine:443"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_a_backend_is_known_by_its_normal_url_and_its_name(url: str, normal: str) -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add(url, name="mine")
+    assert backend.url == normal
+    assert registry.find(url) is registry.find(normal) is registry.find("mine") is registry[backend.id] is backend
+    assert registry.find("other") is registry.find("http://other") is registry.find("http://") is None
+
+
+def test_a_second_backend_of_the_same_url_or_name_is_refused() -> None:
+    registry = cluster(1)
+    for url, name in [("http://10.0.0.1:8000", "new"), ("http://10.0.0.9:8000", "e0")]:
+        with pytest.raises(BadRequest, match="there already"):
+            registry.add(url, name=name)
+
+
+@pytest.mark.parametrize("name", ["a b", "new\nline", "n" * 129, "ü"])
+def test_a_name_that_cannot_stand_in_a_header_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="name"):
+        Registry(BackendLimits()).add("http://host:80", name=name)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(BadRequest, match="weight"):
+        Registry(BackendLimits()).add("http://host:80", weight=weight)
+
+
+def test_the_registry_is_bounded() -> None:
+    registry = cluster(2, backends_max=2)
+    with pytest.raises(BadRequest, match="at most 2"):
+        registry.add("http://10.0.0.9:8000")
+    assert len(registry) == 2
+
+
+def test_an_id_comes_back_under_a_new_epoch_only() -> None:
+    registry = cluster(2)
+    old = registry.remove("e0")
+    new = registry.add("http://10.0.0.1:8000")
+    assert new.id == old.id
+    assert new.epoch > old.epoch
+    assert registry.pool("", 0).epochs[new.id] == new.epoch
+
+
+def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> None:
+    """Else the late end of an old request would be counted for a newcomer."""
+    registry = cluster(1)
+    old = registry[BackendId(0)]
+    registry.dispatched(old.id, 0)
+    registry.remove("http://10.0.0.1:8000")
+    assert registry.pool("", 0).why is Empty.NOBODY
+    newcomer = registry.add("http://10.0.0.1:8000")
+    assert newcomer.id != old.id
+    assert registry[old.id] is old
+    assert registry.statistics().leaving == 1
+    assert registry.finished(old.id, Outcome.BROKEN, 0) == ()
+    with pytest.raises(KeyError):
+        registry[old.id]
+    assert registry.add("http://10.0.0.2:8000").id == old.id
+    assert newcomer.inflight == 0
+
+
+def test_removing_or_draining_a_stranger_is_not_found() -> None:
+    registry = cluster(1)
+    for change in (registry.remove, registry.drain):
+        with pytest.raises(NotFound):
+            change("e7")
+
+
+# -- who may be asked ------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_is_the_same_object_until_something_changes() -> None:
+    registry = cluster(2)
+    pool = registry.pool("m", 0)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+    registry.probed(BackendId(0), UP, 0)
+    assert registry.pool("m", 1) is pool
+    registry.drain("e0")
+    assert registry.pool("m", 1) is not pool
+
+
+def test_a_draining_backend_gets_nothing_new_until_it_is_taken_back() -> None:
+    registry = cluster(2)
+    registry.drain("e0")
+    pool = registry.pool("m", 0)
+    assert names(pool) == "e1"
+    assert pool.epochs == [-1, 1]
+    registry.drain("e0", draining=False)
+    assert names(registry.pool("m", 0)) == "e0 e1"
+
+
+def test_excluded_backends_are_left_out_of_this_pool_only() -> None:
+    registry = cluster(3)
+    assert names(registry.pool("m", 0, exclude=[BackendId(1)])) == "e0 e2"
+    assert names(registry.pool("m", 0)) == "e0 e1 e2"
+
+
+def test_each_model_goes_to_those_that_list_it() -> None:
+    registry = cluster(3)
+    for number, models in enumerate([("base", "adapter"), ("base",), ("other",)]):
+        registry.probed(BackendId(number), serving(*models), 0)
+    for model, expected in [("base", "e0 e1"), ("adapter", "e0"), ("other", "e2"), ("", "e0 e1 e2")]:
+        assert names(registry.pool(model, 0)) == expected
+
+
+def test_a_model_that_nobody_lists_goes_to_those_whose_list_is_not_known_yet() -> None:
+    registry = cluster(2)
+    registry.probed(BackendId(0), serving("base"), 0)
+    assert names(registry.pool("new", 0)) == "e1"
+    registry.probed(BackendId(1), serving("base"), 0)
+    pool = registry.pool("new", 0)
+    assert (pool.ids, pool.why) == ((), Empty.UNKNOWN_MODEL)
+    error = pool.error("new")
+    assert isinstance(error, NotFound)
+    assert str(error) == "The model `new` does not exist"
+
+
+def test_a_listed_model_whose_backends_are_all_gone_is_unavailable_not_unknown() -> None:
+    registry = cluster(2)
+    registry.probed(BackendId(0), serving("a"), 0)
+    registry.probed(BackendId(1), serving("b"), 0)
+    registry.drain("e0")
+    error = registry.pool("a", 0).error("a")
+    assert isinstance(error, NoBackend)
+    assert error.status == 503
+    registry.remove("e0")
+    assert registry.pool("a", 0).why is Empty.UNKNOWN_MODEL
+
+
+def test_an_empty_registry_is_unavailable_whatever_the_model() -> None:
+    assert Registry(BackendLimits()).pool("m", 0).why is Empty.NOBODY
+
+
+def test_names_that_clients_invent_do_not_fill_the_cache() -> None:
+    registry = cluster(2)
+    for number in range(1000):
+        registry.pool(f"invented-{number}", 0)
+    assert len(registry.pools) == 1
+
+
+def test_an_adapter_that_was_unloaded_is_no_longer_served() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), serving("base", "adapter"), 0)
+    [change] = registry.probed(BackendId(0), serving("base"), 0)
+    assert (change.what, change.before, change.after) == ("models", "adapter,base", "base")
+    assert registry.pool("adapter", 0).why is Empty.UNKNOWN_MODEL
+
+
+def test_the_same_list_again_in_another_order_changes_nothing() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), serving("a", "b"), 0)
+    pool = registry.pool("a", 0)
+    assert registry.probed(BackendId(0), serving("b", "a"), 1) == []
+    assert registry.pool("a", 1) is pool
+    assert len(pool) == 1
+
+
+def test_a_retry_may_reach_for_a_backend_behind_an_open_circuit_when_all_others_have_failed_it() -> None:
+    registry = cluster(2)
+    fail(registry, registry[BackendId(1)])
+    pool = registry.pool("", 0, exclude=[BackendId(0)])
+    assert names(pool) == "e1"
+    assert pool.last_resort
+
+
+def test_three_failed_probes_take_a_backend_out_of_the_pool() -> None:
+    registry = cluster(2)
+    changes = [change for _ in range(3) for change in registry.probed(BackendId(0), TIMED_OUT, 0)]
+    assert [(change.name, change.what, change.after, change.why) for change in changes] == [
+        ("e0", "health", "unhealthy", "no answer")
+    ]
+    assert names(registry.pool("", 0)) == "e1"
+
+
+def test_five_5xx_answers_take_a_backend_out_and_the_open_time_ends_in_one_trial() -> None:
+    registry = cluster(2)
+    bad = registry[BackendId(0)]
+    fail(registry, bad)
+    assert bad.circuit is Circuit.OPEN
+    assert names(registry.pool("", 29.9)) == "e1"
+    assert names(registry.pool("", 30)) == "e0 e1"
+    registry.dispatched(bad.id, 30)
+    assert names(registry.pool("", 30)) == "e1"
+    [change] = registry.finished(bad.id, Outcome.SUCCESS, 31)
+    assert (change.what, change.before, change.after, change.why) == ("circuit", "trial", "closed", "success")
+    assert names(registry.pool("", 31)) == "e0 e1"
+
+
+def test_a_failed_trial_waits_longer_than_the_first_time() -> None:
+    registry = cluster(2)
+    fail(registry, registry[BackendId(0)])
+    registry.pool("", 30)
+    fail(registry, registry[BackendId(0)], times=1, now=30)
+    assert names(registry.pool("", 89)) == "e1"
+    assert names(registry.pool("", 90)) == "e0 e1"
+
+
+def test_answers_of_429_never_take_a_backend_out() -> None:
+    registry = cluster(1)
+    for _ in range(50):
+        registry.dispatched(BackendId(0), 0)
+        assert registry.finished(BackendId(0), Outcome.OVERLOADED, 0) == []
+    assert names(registry.pool("", 0)) == "e0"
+
+
+def test_when_every_circuit_is_open_all_living_backends_are_offered_as_a_last_resort() -> None:
+    registry = cluster(3)
+    for _ in range(3):
+        registry.probed(BackendId(1), REFUSED, 0)
+    open_all(registry)
+    pool = registry.pool("", 1)
+    assert names(pool) == "e0 e2"
+    assert pool.last_resort
+    assert registry.statistics().last_resorts > 0
+
+
+def test_a_last_resort_that_serves_gets_its_trial_before_its_time() -> None:
+    registry = cluster(2)
+    open_all(registry)
+    registry.dispatched(BackendId(1), 1)
+    registry.finished(BackendId(1), Outcome.SUCCESS, 2)
+    pool = registry.pool("", 2)
+    assert names(pool) == "e1"
+    assert not pool.last_resort
+
+
+def test_when_nobody_lives_there_is_no_last_resort() -> None:
+    registry = cluster(2)
+    for backend in registry:
+        for _ in range(3):
+            registry.probed(backend.id, REFUSED, 0)
+    assert registry.pool("", 0).why is Empty.NOBODY
+
+
+# -- restarts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_start_time_is_a_new_epoch() -> None:
+    registry = cluster(1)
+    backend = registry[BackendId(0)]
+    registry.probed(backend.id, started(1000.0), 0)
+    pool = registry.pool("", 0)
+    assert registry.probed(backend.id, started(1000.2), 1) == []
+    [change] = registry.probed(backend.id, started(2000.0), 2)
+    assert (change.what, change.before, change.after) == ("epoch", "1", "2")
+    assert registry.pool("", 2).epochs == [2]
+    assert pool.epochs == [1]
+
+
+def test_an_engine_that_comes_back_after_refused_connections_is_another_process() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), UP, 0)
+    registry.probed(BackendId(0), REFUSED, 1)
+    [change] = registry.probed(BackendId(0), UP, 2)
+    assert change.what == "epoch"
+    assert registry.probed(BackendId(0), UP, 3) == []
+    assert registry.statistics().restarts == 1
+
+
+def test_the_same_start_time_after_refused_connections_is_the_same_process() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), started(1000.0), 0)
+    registry.probed(BackendId(0), REFUSED, 1)
+    assert registry.probed(BackendId(0), started(1000.0), 2) == []
+
+
+def test_an_engine_that_only_timed_out_keeps_its_claims() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), UP, 0)
+    for _ in range(3):
+        registry.probed(BackendId(0), TIMED_OUT, 1)
+    registry.probed(BackendId(0), UP, 2)
+    registry.probed(BackendId(0), UP, 3)
+    assert registry[BackendId(0)].epoch == 1
+    assert registry[BackendId(0)].health is Health.HEALTHY
+
+
+def test_an_engine_that_was_still_starting_is_no_restart() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), REFUSED, 0)
+    registry.probed(BackendId(0), UP, 1)
+    assert registry[BackendId(0)].epoch == 1
+
+
+def test_what_an_engine_served_before_its_first_good_probe_is_void_when_it_was_gone_since() -> None:
+    """A node that starts asks at once. Nothing was known of the process that served, so its claims outlived it."""
+    registry = cluster(1)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+    registry.probed(BackendId(0), REFUSED, 1)
+    registry.probed(BackendId(0), started(1000.0), 2)
+    assert registry[BackendId(0)].epoch == 2
+    registry.probed(BackendId(0), started(1000.0), 3)
+    assert registry[BackendId(0)].epoch == 2
+
+
+def test_requests_that_never_reached_a_starting_engine_make_no_restart() -> None:
+    registry = cluster(1)
+    registry.probed(BackendId(0), REFUSED, 0)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.CONNECT_ERROR, 0)
+    registry.probed(BackendId(0), started(1000.0), 1)
+    assert registry[BackendId(0)].epoch == 1
+
+
+@pytest.mark.parametrize(("found", "epoch"), [(started(1000.0), 2), (UP, 1)])
+def test_only_a_first_start_time_makes_a_timeout_suspicious(found: ProbeResult, epoch: int) -> None:
+    """Where no start time is told a busy engine must keep its claims; where it is, this costs claims but once."""
+    registry = cluster(1)
+    registry.dispatched(BackendId(0), 0)
+    registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+    registry.probed(BackendId(0), TIMED_OUT, 1)
+    registry.probed(BackendId(0), found, 2)
+    assert registry[BackendId(0)].epoch == epoch
+
+
+def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -> None:
+    registry = cluster(2)
+    registry.probed(BackendId(0), started(1000.0), 0)
+    fail(registry, registry[BackendId(0)])
+    changes = registry.probed(BackendId(0), started(2000.0), 1)
+    assert sorted(change.what for change in changes) == ["circuit", "epoch"]
+    assert names(registry.pool("", 1)) == "e0 e1"
+
+
+def test_a_probe_of_a_backend_that_is_gone_is_ignored() -> None:
+    registry = cluster(1)
+    registry.dispatched(BackendId(0), 0)
+    registry.remove("e0")
+    assert registry.probed(BackendId(0), UP, 0) == ()
+    assert registry.probed(BackendId(77), UP, 0) == ()
+
+
+# -- loads and statistics --------------------------------------------------------------------------------------------
+
+
+def test_load_is_our_own_requests_and_those_of_the_peers() -> None:
+    registry = cluster(1)
+    backend = registry[BackendId(0)]
+    registry.dispatched(backend.id, 0)
+    registry.set_peer_load(backend.id, Load(5), 1.0)
+    assert backend.load == 6
+    registry.set_peer_load(backend.id, Load(2), 1.0)
+    registry.finished(backend.id, Outcome.CANCELLED, 0)
+    assert (backend.load, backend.inflight, backend.peer_load) == (2, 0, 2)
+
+
+def test_a_request_that_ends_twice_is_our_own_bug() -> None:
+    registry = cluster(1)
+    with pytest.raises(AssertionError, match="without beginning"):
+        registry.finished(BackendId(0), Outcome.SUCCESS, 0)
+
+
+def test_statistics_tell_what_happened() -> None:
+    registry = cluster(2)
+    registry.probed(BackendId(0), ProbeResult(True, latency_s=0.01, models=("b", "a")), 0)
+    fail(registry, registry[BackendId(0)])
+    statistics = registry.statistics()
+    first = statistics.backends[0]
+    assert (first.name, first.health, first.circuit, first.models) == ("e0", "healthy", "open", ("a", "b"))
+    assert (first.outcomes["server_error"], first.circuit_openings, first.probes_ok) == (5, 1, 1)
+    assert first.probe_latency_s == 0.01
+    assert (statistics.added, statistics.removed, statistics.leaving) == (2, 0, 0)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Whatever happens in whatever order, a cached pool is what a fresh look would give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = Registry(BackendLimits(backends_max=4, circuit_open_s=4, circuit_open_max_s=9))
+        self.now = 0.0
+        self.running: list[Backend] = []
+
+    @rule(number=st.integers(0, 5))
+    def add(self, number: int) -> None:
+        taken = self.registry.find(f"h{number}:80") is not None
+        full = len(self.registry) + self.registry.statistics().leaving >= 4
+        if taken or full:
+            with pytest.raises(BadRequest):
+                self.registry.add(f"http://h{number}")
+        else:
+            self.registry.add(f"http://h{number}")
+
+    @precondition(lambda self: len(self.registry))
+    @rule(data=st.data())
+    def remove_or_drain(self, data: st.DataObject) -> None:
+        backend = data.draw(st.sampled_from(list(self.registry)))
+        data.draw(st.sampled_from([self.registry.remove, self.registry.drain]))(backend.name)
+
+    @precondition(lambda self: self.registry.pool("m", self.now).ids)
+    @rule(data=st.data())
+    def dispatch(self, data: st.DataObject) -> None:
+        backend = data.draw(st.sampled_from(self.registry.pool("m", self.now).backends))
+        self.registry.dispatched(backend.id, self.now)
+        self.running.append(backend)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
+    def finish(self, data: st.DataObject, outcome: Outcome) -> None:
+        backend = data.draw(st.sampled_from(self.running))
+        self.running.remove(backend)
+        self.registry.finished(backend.id, outcome, self.now)
+
+    @rule(
+        id_=st.integers(0, 3), result=st.sampled_from([UP, REFUSED, TIMED_OUT, serving("m"), serving("n"), started(9)])
+    )
+    def probe(self, id_: int, result: ProbeResult) -> None:
+        self.registry.probed(BackendId(id_), result, self.now)
+
+    @rule(step=st.floats(0.1, 5))
+    def wait(self, step: float) -> None:
+        self.now += step
+
+    @invariant()
+    def the_cached_pool_is_true(self) -> None:
+        for model in ("m", "n", "x", ""):
+            cached = self.registry.pool(model, self.now)
+            self.registry.version += 1
+            fresh = self.registry.pool(model, self.now)
+            assert (cached.ids, cached.epochs, cached.last_resort, cached.why) == (
+                fresh.ids,
+                fresh.epochs,
+                fresh.last_resort,
+                fresh.why,
+            )
+
+    @invariant()
+    def every_request_is_counted_once(self) -> None:
+        for backend in [*self.registry, *self.running]:
+            assert backend.inflight == backend.load == self.running.count(backend)
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+# --- what peers say ---------------------------------------------------------------------------------------------------
+
+
+def test_one_peer_alone_does_not_take_a_backend_out() -> None:
+    """One sick node could otherwise empty the pools of all others."""
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://127.0.0.1:9001")
+    assert not registry.doubted(backend.id, 1, 1.0)
+    assert registry.pool("", 1.0).ids == (backend.id,)
+
+
+def test_two_peers_or_one_and_our_own_failure_take_it_out_until_our_own_probes_succeed() -> None:
+    for failures, observers in ((0, 2), (1, 1)):
+        registry = Registry(BackendLimits())
+        backend = registry.add("http://127.0.0.1:9001")
+        for _ in range(failures):
+            registry.probed(backend.id, ProbeResult(ok=False), 1.0)
+        (change,) = registry.doubted(backend.id, observers, 2.0)
+        assert (change.what, change.after) == ("health", "unhealthy")
+        assert registry.pool("", 2.0).ids == ()
+        registry.probed(backend.id, ProbeResult(ok=True), 3.0)
+        assert registry.pool("", 3.0).ids == ()
+        registry.probed(backend.id, ProbeResult(ok=True), 4.0)
+        assert registry.pool("", 4.0).ids == (backend.id,)
+
+
+def test_what_is_pending_and_what_decodes_is_counted_from_departure_to_landing() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+    registry.dispatched(backend.id, 0.0, 500)
+    registry.dispatched(backend.id, 0.0, 70)
+    assert (backend.pending_tokens, backend.decoding) == (570, 0)
+    assert backend.waiting == 2
+    assert registry.prefilled(backend.id, 500, 0.5) == 0.5
+    assert backend.waiting == 1
+    assert (backend.pending_tokens, backend.decoding) == (70, 1)
+    registry.finished(backend.id, Outcome.SUCCESS, 1.0, 500, prefilled=True)
+    registry.finished(backend.id, Outcome.CANCELLED, 1.0, 70)
+    assert (backend.pending_tokens, backend.decoding) == (0, 0)
+
+
+def test_the_success_rate_falls_by_faults_and_comes_back_by_successes_and_ignores_what_says_nothing() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+
+    def end(outcome: Outcome, times: int) -> float:
+        for _ in range(times):
+            registry.dispatched(backend.id, 0.0)
+            registry.finished(backend.id, outcome, 0.0)
+        return backend.success_rate
+
+    assert end(Outcome.SUCCESS, 3) == 1.0
+    assert end(Outcome.CANCELLED, 3) == 1.0
+    assert end(Outcome.OVERLOADED, 3) == 1.0
+    failed = end(Outcome.SERVER_ERROR, 10)
+    assert 0.85 < failed < 0.95
+    assert failed < end(Outcome.SUCCESS, 10) < 1.0
+
+
+def test_what_peers_have_at_a_backend_counts_beside_our_own() -> None:
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+    registry.dispatched(backend.id, 0.0, 500)
+    registry.set_peer_load(backend.id, Load(5, 2, 3000), 1.0)
+    assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (6, 3, 3, 3500)
+    assert backend.own_load == Load(1, 1, 500)
+    registry.set_peer_load(backend.id, Load(0), 1.0)
+    assert (backend.load, backend.waiting, backend.decoding, backend.pending_tokens) == (1, 1, 0, 500)
+
+
+def test_a_queue_moves_when_a_first_token_comes_whoever_sent_the_request() -> None:
+    """An engine serves our requests and those of peers in turn: what it has done of theirs is not to be waited for."""
+    registry = Registry(BackendLimits())
+    backend = registry.add("http://a:1")
+    registry.set_peer_load(backend.id, Load(1, 1, 500), 10.0)
+    assert backend.progress_at == 10.0, "nobody else waits: it is the first"
+    registry.dispatched(backend.id, 11.0, 300)
+    assert backend.progress_at == 10.0, "it waits behind the peer's"
+    registry.set_peer_load(backend.id, Load(2, 2, 900), 12.0)
+    assert backend.progress_at == 10.0, "who comes moves nothing"
+    registry.set_peer_load(backend.id, Load(2, 1, 400), 13.0)
+    assert backend.progress_at == 13.0
+    registry.set_peer_load(backend.id, Load(3, 1, 200), 14.0)
+    assert backend.progress_at == 14.0, "one came and one had its first token since the last report"
+    backend.prefilled(300, 15.0)
+    assert backend.progress_at == 15.0
+    registry.set_peer_load(backend.id, Load(3, 0, 0), 16.0)
+    registry.dispatched(backend.id, 17.0, 300)
+    assert backend.progress_at == 17.0
+    registry.set_peer_load(backend.id, Load(4, 1, 700), 18.0)
+    assert backend.progress_at == 17.0, "it waits behind ours"

@@ -1,0 +1,160 @@
+"""Policies in the shadow: other choices on the same traffic, without effect on it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.backends import Outcome
+from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import CHAT_PATH, Router
+from ranvier_py.core.routing.shadow import LANDED_MAX, Shadow, Shadows, make_shadow
+from tests.core.routing.test_router import chat, depart, make_router, serve
+
+
+def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
+    router = make_router(policy=real)
+    shadows = [make_shadow(router, make_policy(policy), RouteTable(), Random(1)) for policy in policies]
+    router.observers = (Shadows(shadows, router.registry),)
+    return router, shadows
+
+
+def turns(count: int) -> list[bytes]:
+    """A chat, turn by turn."""
+    said = [f"words of message {number}" for number in range(2 * count)]
+    return [chat(*said[: 2 * number + 1]) for number in range(count)]
+
+
+def stream(body: bytes) -> bytes:
+    return body[:-1] + b', "stream": true}'
+
+
+def test_the_shadow_of_the_same_policy_chooses_the_same() -> None:
+    router, (shadow,) = shadowed("affinity")
+    for body in turns(5):
+        serve(router, body)
+    assert (shadow.placed, shadow.elsewhere, shadow.saved_tokens) == (5, 0, 0)
+    assert shadow.saved_s == pytest.approx(0.0)
+
+
+def test_a_policy_that_knows_nothing_of_prefixes_would_have_lost_them() -> None:
+    router, (shadow,) = shadowed("round_robin")
+    for body in turns(8):
+        serve(router, body)
+    assert shadow.elsewhere >= 5
+    assert shadow.saved_tokens < 0
+    assert shadow.saved_s < 0
+    assert shadow.statistics().policy == "round_robin"
+
+
+def test_a_shadow_lives_in_the_world_of_its_own_choices() -> None:
+    """Measured in the real one, affinity beside round robin would find nothing where it never was."""
+    router, (shadow,) = shadowed("affinity", real="round_robin")
+    for body in turns(8):
+        serve(router, body)
+    assert shadow.saved_tokens > 0
+    assert shadow.statistics().predicted_tokens > router.counters.predicted_tokens == 0
+
+
+def test_shadows_change_nothing_of_what_really_happens() -> None:
+    alone, (watched, _) = make_router(), shadowed("least_loaded", "ttft", "random")
+    for body in turns(8):
+        one, other = serve(alone, body), serve(watched, body)
+        assert one.decision == other.decision
+    assert watched.routes.statistics() == alone.routes.statistics()
+    assert [backend.load for backend in watched.registry] == [0, 0, 0, 0]
+
+
+def test_answers_are_learned_in_the_shadow_too() -> None:
+    router, (shadow,) = shadowed("affinity")
+    flight = serve(router, chat("one"))
+    router.taught(flight, flight.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
+    second = depart(router, chat("one", "answer", "two"))
+    assert shadow.flights[second].decision.matched_tokens == second.decision.matched_tokens > flight.prompt.tokens
+
+
+def test_what_waits_counts_for_each_world_by_itself() -> None:
+    router, (shadow,) = shadowed("least_loaded", real="affinity")
+    body = stream(chat("one"))
+    flights = [depart(router, body) for _ in range(3)]
+    assert len({flight.backend for flight in flights}) == 1, "a burst of one prefix follows its first request"
+    assert len({shadow.flights[flight].backend for flight in flights}) == 3
+    assert shadow.saved_tokens == -2 * flights[0].prompt.tokens
+    mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
+    assert sorted(each.inflight for each in mirrored) == [0, 1, 1, 1]
+    for flight in flights:
+        router.first_token(flight, 1.0)
+        router.land(flight, Outcome.SUCCESS, 2.0)
+    assert [each.inflight + each.own_tokens + each.own_decoding for each in mirrored] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.SERVER_ERROR])
+def test_a_flight_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> None:
+    router, (shadow,) = shadowed("affinity")
+    router.land(depart(router, chat("one")), outcome, 0.0)
+    assert shadow.router.registry[depart(router, chat("one")).backend].inflight == 1
+    assert shadow.router.routes.statistics().rows == 0
+
+
+def test_flights_whose_answers_nobody_reads_are_forgotten() -> None:
+    router, (shadow,) = shadowed("affinity")
+    flights: list[Flight] = [serve(router, chat("one")) for _ in range(LANDED_MAX + 10)]
+    assert len(shadow.flights) == LANDED_MAX
+    router.answered(flights[0], flights[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
+
+
+def test_bodies_of_landed_flights_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flight keeps its body alive: a thousand long ones are a gigabyte."""
+    body = chat("one")
+    monkeypatch.setattr("ranvier_py.core.routing.shadow.LANDED_BYTES_MAX", 3 * len(body))
+    router, (shadow,) = shadowed("affinity")
+    for _ in range(10):
+        serve(router, body)
+    assert len(shadow.flights) == 3
+
+
+def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
+    """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
+    router, (shadow,) = shadowed("round_robin")
+    flights = [depart(router, stream(chat("one"))) for _ in range(3)]
+    assert len({flight.backend for flight in flights}) == 1
+    elsewhere = [flight for flight in flights if shadow.flights[flight].backend != flight.backend]
+    places = [shadow.flights[flight].backend for flight in elsewhere]
+    for place in places:
+        router.registry.remove(router.registry[place].name)
+    again = router.registry.add("http://10.0.0.99:8000")
+    assert again.id in places
+    for flight in flights:
+        router.first_token(flight, 1.0)
+        router.answered(flight, flight.prompt.end, NOTHING, 2.0)
+        router.land(flight, Outcome.SUCCESS, 2.0)
+    assert shadow.router.registry[again.id].inflight == 0
+    assert [backend.inflight for backend in router.registry] == [0, 0, 0]
+    assert (len(elsewhere), len(shadow.targets), len(shadow.router.speculation)) == (2, 0, 0)
+
+
+def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
+    """Else the shadow of the real policy would find at a dead backend what the real one has to compute elsewhere."""
+    router, (shadow,) = shadowed("affinity")
+    first = serve(router, chat("one"))
+    prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
+    router.land(router.depart(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0), Outcome.BROKEN, 1.0)
+    found = router.find(prompt, 1.0, [first.backend])
+    second = router.depart(prompt, router.place(prompt, found), 1.0, found=found)
+    assert second.backend != first.backend
+    assert shadow.flights[second].backend == second.backend
+    assert (shadow.elsewhere, shadow.saved_tokens) == (0, 0)
+
+
+def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
+    """Rounding would be shown as «-0»."""
+    router, (shadow,) = shadowed("affinity")
+    for number in range(50):
+        flight = depart(router, stream(chat(f"{number}", "x" * number)), float(number))
+        router.first_token(flight, number + 0.1 + number / 7)
+        router.land(flight, Outcome.SUCCESS, number + 0.9 + number / 7)
+    assert (shadow.placed, shadow.saved_s) == (50, 0.0)

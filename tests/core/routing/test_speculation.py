@@ -1,0 +1,106 @@
+"""Requests in flight are found by those that follow, and leave nothing behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.placement import Holder
+from ranvier_py.core.routing.route_table import Trust
+from ranvier_py.core.routing.speculation import Handle, Speculation
+
+ONE, TWO = BackendId(1), BackendId(2)
+EPOCHS = (0, 5, 5)
+STOPS = [(64, 40, 41), (32, 30, 0), (16, 20, 21)]
+
+
+def added(speculation: Speculation, fps: list[int], backend: BackendId) -> Handle:
+    handle = speculation.add(fps, backend)
+    assert handle is not None
+    return handle
+
+
+def test_a_request_with_the_same_new_prefix_finds_the_one_in_flight() -> None:
+    speculation = Speculation()
+    added(speculation, [30, 21], ONE)
+    assert speculation.match(STOPS, EPOCHS, 1) == [Holder(ONE, 32, Trust.LOCAL)]
+    assert speculation.match(STOPS[2:], EPOCHS, 1) == [Holder(ONE, 16, Trust.LOCAL)]
+    assert speculation.match([(8, 1, 2)], EPOCHS, 1) == []
+
+
+def test_each_backend_comes_once_at_its_deepest_depth_and_no_more_than_wanted() -> None:
+    speculation = Speculation()
+    added(speculation, [30, 20], ONE)
+    added(speculation, [20], TWO)
+    both = [Holder(ONE, 32, Trust.LOCAL), Holder(TWO, 16, Trust.LOCAL)]
+    assert speculation.match(STOPS, EPOCHS, 5) == both
+    assert speculation.match(STOPS, EPOCHS, 1) == both[:1]
+
+
+def test_what_is_no_deeper_than_is_known_already_is_not_read() -> None:
+    speculation = Speculation()
+    added(speculation, [30], ONE)
+    assert speculation.match(STOPS, EPOCHS, 1, deeper_than=31) == [Holder(ONE, 32, Trust.LOCAL)]
+    assert speculation.match(STOPS, EPOCHS, 1, deeper_than=32) == []
+
+
+def test_backends_that_are_not_eligible_are_passed_over() -> None:
+    speculation = Speculation()
+    added(speculation, [40], ONE)
+    added(speculation, [41], TWO)
+    assert speculation.match(STOPS, (0, -1, 5), 1) == [Holder(TWO, 64, Trust.LOCAL)]
+    assert speculation.match(STOPS, (0,), 1) == []
+
+
+def test_a_prefix_stays_claimed_until_its_last_flight_has_ended() -> None:
+    speculation = Speculation()
+    first, second = added(speculation, [30], ONE), added(speculation, [30], ONE)
+    speculation.remove(first)
+    speculation.remove(first)
+    assert speculation.holders(30) == (ONE,)
+    speculation.remove(second)
+    assert speculation.holders(30) == ()
+    assert len(speculation) == 0
+
+
+def test_a_flight_that_finds_no_room_claims_nothing_and_is_counted() -> None:
+    speculation = Speculation(capacity=3)
+    handle = added(speculation, [1, 2], ONE)
+    assert speculation.add([3, 4], TWO) is None
+    assert speculation.statistics().dropped == 1
+    assert len(speculation) == 2
+    speculation.remove(handle)
+    assert speculation.add([3, 4, 0], TWO) is not None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 5), max_size=5), st.integers(0, 2).map(BackendId), st.integers(0, 5), st.booleans()
+        ),
+        max_size=30,
+    )
+)
+def test_holders_are_always_those_of_the_flights_that_are_left(
+    steps: list[tuple[list[int], BackendId, int, bool]],
+) -> None:
+    """A plain list of open flights is the model."""
+    speculation = Speculation(capacity=20)
+    flights: list[Handle] = []
+    for fps, backend, which, ends in steps:
+        if ends and flights:
+            speculation.remove(flights.pop(which % len(flights)))
+        elif (handle := speculation.add(fps, backend)) is not None:
+            flights.append(handle)
+        counts = Counter((fp, handle.backend) for handle in flights for fp in handle.fingerprints)
+        for fp in range(1, 6):
+            assert set(speculation.holders(fp)) == {holder for known, holder in counts if known == fp}
+        statistics = speculation.statistics()
+        assert (statistics.flights, statistics.fingerprints) == (len(flights), counts.total())
+        assert statistics.fingerprints <= statistics.capacity
+    for handle in flights:
+        speculation.remove(handle)
+    assert len(speculation) == 0

@@ -1,0 +1,286 @@
+"""Event streams of Continuum's shape, from real servers on loopback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import trio
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
+
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Kind
+from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
+from ranvier_py.io.engine_events import sse_source as kv_sse
+from ranvier_py.io.engine_events.sse_source import REST, SLICE_BYTES, TOLD_MAX, EventSource, SourceOptions, shown
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+EVENT = b'event: cache_created\ndata: {"prefix_hash":"ab","token_count":64}\n\n'
+CREATED = IndexEvent(Kind.CREATED, "ab", 64)
+
+Serve = Callable[[trio.SocketStream, int], Awaitable[object]]
+"""(connection, its number from 0)"""
+
+
+@dataclass
+class Heard:
+    events: list[IndexEvent] = field(default_factory=list)
+    begun: int = 0
+    source: EventSource = field(init=False)
+
+    def heard(self, events: Sequence[IndexEvent]) -> None:
+        self.events += events
+
+    def began(self) -> None:
+        self.begun += 1
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  # of state that nobody announces
+            await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def listening(
+    serve: Serve, scheme: str = "http", *, key: str = "", idle_s: float = 60.0, reconnect_s: float = 0.01
+) -> AsyncIterator[Heard]:
+    """A source that hears what `serve` says to each connection."""
+    numbers = iter(range(1_000_000))
+
+    async def handle(stream: trio.SocketStream) -> None:
+        with trio.move_on_after(10):
+            with suppress(trio.BrokenResourceError):
+                await serve(stream, next(numbers))
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, handle, 0)
+        port = listeners[0].socket.getsockname()[1]
+        heard = Heard()
+        heard.source = EventSource(
+            f"{scheme}://127.0.0.1:{port}/v1/kv_events?x=1",
+            SourceOptions(reconnect_s=reconnect_s, idle_s=idle_s),
+            heard=heard.heard,
+            began=heard.began,
+            rng=Random(1),
+            api_key=key,
+        )
+        nursery.start_soon(heard.source.run)
+        yield heard
+        nursery.cancel_scope.cancel()
+
+
+async def request_of(stream: trio.SocketStream) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += await stream.receive_some(4096)
+    return data
+
+
+async def test_events_are_heard_as_they_come() -> None:
+    requests: list[bytes] = []
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        requests.append(await request_of(stream))
+        await stream.send_all(HEAD + EVENT[:20])
+        await stream.send_all(EVENT[20:] + EVENT)
+        await trio.sleep_forever()
+
+    async with listening(serve, key="secret") as heard:
+        await until(lambda: len(heard.events) == 2)
+        assert heard.events == [CREATED] * 2
+        state = heard.source.state
+        assert state.connected
+        assert (state.received, state.dropped, state.reconnects) == (2, 0, 0)
+        assert state.last_event_at is not None
+    assert b"GET /v1/kv_events?x=1 HTTP/1.1" in requests[0]
+    assert b"authorization: bearer secret" in requests[0].lower()
+
+
+async def test_a_stream_that_ends_is_connected_again_and_says_that_it_begins_anew() -> None:
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD + EVENT)
+
+    async with listening(serve) as heard:
+        await until(lambda: heard.begun >= 3)
+        assert heard.source.state.reconnects >= 2
+        assert len(heard.events) >= 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"",
+        HEAD + b"data: " + b"x" * (EVENT_BYTES_MAX + 100),
+        HEAD + b"\xff\x00" * 1000,
+    ],
+)
+async def test_cr33_whatever_comes_the_source_goes_on(answer: bytes) -> None:
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(answer if number == 0 else HEAD + EVENT)
+        if number:
+            await trio.sleep_forever()
+
+    async with listening(serve) as heard:
+        await until(lambda: heard.events == [CREATED])
+        assert heard.source.state.reconnects >= 1
+
+
+async def test_a_silent_stream_is_given_up() -> None:
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD)
+        await trio.sleep_forever()
+
+    async with listening(serve, idle_s=0.05) as heard:
+        await until(lambda: heard.begun >= 2)
+
+
+async def test_waits_double_up_to_a_minute_and_start_again_after_an_event(autojump_clock: object) -> None:
+    """CR15, CX17: each wait is a random part of 1, 2, 4 … 60 s."""
+    waits: list[float] = []
+    source = EventSource(
+        "http://nowhere.invalid/", SourceOptions(), heard=lambda _: None, began=lambda: None, rng=Random(1)
+    )
+
+    async def fail() -> str:
+        waits.append(trio.current_time())
+        if len(waits) == 12:
+            source.state.received += 1
+        return "no"
+
+    source._listen_once = fail  # type: ignore[method-assign]
+    with trio.move_on_after(600):
+        await source.run()
+    gaps = [later - earlier for earlier, later in pairwise(waits)]
+    for number, gap in enumerate(gaps[:11]):
+        assert 0 <= gap <= min(60, 2**number) + 1e-6
+    assert max(gaps[5:11]) > 8
+    assert gaps[11] <= 1 + 1e-6
+
+
+@dataclass
+class Frames:
+    """The server's side of a WebSocket."""
+
+    stream: trio.SocketStream
+    connection: WSConnection = field(default_factory=lambda: WSConnection(ConnectionType.SERVER))
+
+    async def accept(self) -> Request:
+        while True:
+            self.connection.receive_data(await self.stream.receive_some(4096))
+            for event in self.connection.events():
+                if isinstance(event, Request):
+                    await self.stream.send_all(self.connection.send(AcceptConnection()))
+                    return event
+
+    async def say(self, message: Message | Ping) -> None:
+        await self.stream.send_all(self.connection.send(message))
+
+
+async def test_cx29_frames_of_a_websocket_are_events() -> None:
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        frames = Frames(stream)
+        request = await frames.accept()
+        assert request.target == "/v1/kv_events?x=1"
+        await frames.say(Ping(b"are you there"))
+        await frames.say(TextMessage('{"event":"cache_cre', message_finished=False))
+        await frames.say(TextMessage('ated","prefix_hash":"ab","token_count":64}'))
+        await frames.say(TextMessage("not json"))
+        assert (await stream.receive_some(100))[0] == 0x8A  # the pong
+        await trio.sleep_forever()
+
+    async with listening(serve, "ws") as heard:
+        await until(lambda: heard.source.state.received == 2)
+        assert heard.events == [CREATED]
+        assert heard.source.state.dropped == 1
+        assert heard.begun == 1
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", b"garbage\r\n\r\n", b""])
+async def test_a_websocket_that_is_refused_is_tried_again(answer: bytes) -> None:
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        if number == 0:
+            await request_of(stream)
+            await stream.send_all(answer)
+            return
+        frames = Frames(stream)
+        await frames.accept()
+        await frames.say(TextMessage("x" * (EVENT_BYTES_MAX + 1)) if number == 1 else TextMessage("{}"))
+        await trio.sleep_forever()
+
+    async with listening(serve, "ws") as heard:
+        await until(lambda: heard.source.state.dropped == 1)
+        assert heard.source.state.reconnects >= 2
+
+
+def test_no_credentials_of_an_address_are_shown() -> None:
+    assert shown("http://user:password@host:81/path?key=secret") == "http://host:81/path"
+
+
+@pytest.mark.parametrize("media_type", ["text/html", "application/json; charset=utf-8", ""])
+async def test_what_is_no_stream_of_events_is_said_and_not_read(media_type: str) -> None:
+    """The address of a page, or of the engine itself, is a usual mistake."""
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD.replace(b"text/event-stream", media_type.encode()) + EVENT)
+        await trio.sleep_forever()
+
+    async with listening(serve) as heard:
+        await until(lambda: heard.source.state.reconnects >= 2)
+        assert "is no text/event-stream" in heard.source.state.last_error
+        assert media_type[:15] in heard.source.state.last_error
+        assert not heard.events
+        assert not heard.begun
+
+
+async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only work moves: after each slice comes a rest twice as long."""
+    now, rests = [0.0], []
+    many = EVENT * (10 * SLICE_BYTES // len(EVENT))
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD + many)
+        await trio.sleep_forever()
+
+    async with listening(serve) as heard:
+
+        def work(events: Sequence[IndexEvent]) -> None:
+            now[0] += 0.001
+            heard.events.extend(events)
+
+        async def rest(seconds: float) -> None:
+            rests.append(seconds)
+            await trio.lowlevel.checkpoint()
+
+        heard.source._heard = work
+        monkeypatch.setattr(kv_sse, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(kv_sse, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
+        await until(lambda: len(heard.events) == many.count(b"data: "))
+        assert len(rests) >= 10
+        assert sum(rests) == pytest.approx(REST * now[0])
+
+
+async def test_a_stream_that_comes_and_goes_is_not_told_of_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def serve(stream: trio.SocketStream, number: int) -> None:
+        await request_of(stream)
+        await stream.send_all(HEAD + EVENT)
+
+    async with listening(serve, reconnect_s=0.001) as heard:
+        await until(lambda: heard.begun >= TOLD_MAX)
+        assert sum(record.message.startswith("kv_index.") for record in caplog.records) == TOLD_MAX

@@ -1,0 +1,407 @@
+"""A subscriber against engines that send garbage, too much, or nothing: it goes on, within its bounds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from subprocess import PIPE
+
+import pytest
+import trio
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.engine_publisher import KvEndpoints, KvPublisher
+from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Level
+from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot
+from ranvier_py.io.engine_events.zmq_sockets import FRAME_BYTES_MAX, FRAMES_MAX, TURN_S, KvSockets
+from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Options, Room
+from tests.io.engine_events.kv_fakes import (
+    QUICK,
+    GapStream,
+    Heard,
+    at,
+    connections_to,
+    hearing,
+    publisher_of,
+    publishing,
+    until,
+    with_replay,
+)
+
+ROOT = Path(__file__).parents[2]
+NUMBER = struct.Struct(">Q")
+FRAMES = st.lists(
+    st.binary(max_size=24) | st.integers(0, 2**64 - 1).map(NUMBER.pack) | st.just(b"\xff" * 8) | st.just(b""),
+    min_size=1,
+    max_size=10,
+)
+
+
+async def still_heard(source: KvPublisher, heard: Heard) -> None:
+    """A good message comes through, whatever was before it."""
+    payload = b"good %d" % source.published
+    number = source.publish(payload)
+    await until(lambda: (number, payload) in heard.stream.applied)
+
+
+# --- any frames -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(FRAMES, max_size=20))
+def test_any_frames_leave_the_subscriber_and_its_stream_whole(live: list[list[bytes]]) -> None:
+    with KvSockets() as sockets:
+        stream = GapStream()
+        subscriber = KvSubscriber(sockets, Publisher(0, Spot("127.0.0.1", 1)), stream, Random(1))
+        for frames in live:
+            subscriber._take(frames)
+            subscriber._take_load(frames)
+    counts = subscriber.counts
+    assert counts.faults == 0
+    assert counts.messages + sum(counts.malformed.values()) + counts.loads == 2 * len(live)
+    good = [frames for frames in live if len(frames) == 3 and len(frames[1]) == 8 and frames[1][0] < 128]
+    assert counts.messages == len(good)
+    assert {payload for _, payload in stream.applied} <= {frames[2] for frames in good}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(FRAMES, min_size=1, max_size=15))
+def test_any_frames_may_come_over_the_wire(live: list[list[bytes]]) -> None:
+    async def main() -> None:
+        async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
+            await until(lambda: heard.level is Level.EXACT)
+            for frames in live:
+                source.send(*frames)
+            numbered = b"\x00" * 7 + b"\x07"
+            source.send(b"", numbered, b"from nowhere")
+            counts = heard.subscriber.counts
+            await until(lambda: counts.messages + sum(counts.malformed.values()) + counts.loads > len(live))
+            assert counts.faults == 0
+
+    trio.run(main)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(FRAMES, max_size=12), st.booleans())
+def test_any_answer_to_a_question_ends_it(answers: list[list[bytes]], ends: bool) -> None:
+    """A question without an end would leave the stream in repair for ever."""
+
+    async def main() -> None:
+        end = [[b"", b"\xff" * 8, b""]] if ends else []
+        async with publishing(KvEndpoints()) as source, answering([*answers, *end]) as replay:
+            place = publisher_of(source)._replace(replay=replay)
+            options = Options(retry_s=0.02, replay_silence_s=0.1)
+            async with hearing(place, options, GapSettings(peers=False, replay_timeout_s=0.1)) as heard:
+                await until(lambda: heard.stream.calls[-1:] in (["ended"], ["failed"]))
+                await until(lambda: heard.level is not Level.REPAIRING)
+                assert heard.subscriber.counts.faults == 0
+
+    trio.run(main)
+
+
+@asynccontextmanager
+async def answering(answers: Sequence[Sequence[bytes]]) -> AsyncIterator[Spot]:
+    """A replay socket that says this to every question."""
+
+    async def answer() -> None:
+        while True:
+            while router.poll(0):
+                who, *_ = router.recv_multipart()
+                for frames in answers:
+                    router.send_multipart([who, *frames], zmq.NOBLOCK)
+            await trio.sleep(0.002)
+
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.SNDHWM, 100_000)
+        router.bind("tcp://127.0.0.1:0")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            yield at(router.getsockopt_string(zmq.LAST_ENDPOINT))
+            nursery.cancel_scope.cancel()
+
+
+# --- any bytes ------------------------------------------------------------------------------------------------------
+
+GREETING = b"\xff" + b"\x00" * 8 + b"\x7f\x03\x00NULL" + b"\x00" * 48
+READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+
+
+@asynccontextmanager
+async def speaking(speak: Callable[[trio.SocketStream], Awaitable[None]]) -> AsyncIterator[Publisher]:
+    """A server that is no publisher, or an odd one."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        try:
+            await speak(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, serve, 0)
+        port = listeners[0].socket.getsockname()[1]
+        yield Publisher(0, Spot("127.0.0.1", port))
+        nursery.cancel_scope.cancel()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([b"", GREETING, GREETING + READY]), st.lists(st.binary(max_size=300), max_size=5))
+def test_any_bytes_end_the_connection_or_are_passed_over(before: bytes, chunks: list[bytes]) -> None:
+    async def main() -> None:
+        async def speak(stream: trio.SocketStream) -> None:
+            await stream.send_all(before)
+            for chunk in chunks:
+                await stream.send_all(chunk)
+
+        async with speaking(speak) as place, hearing(place) as heard:
+            await until(lambda: heard.subscriber.counts.failures + heard.subscriber.counts.connects >= 2)
+            assert heard.subscriber.counts.faults == 0
+
+    trio.run(main)
+
+
+async def test_a_server_that_says_nothing_is_no_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.CONNECT_S", 0.1)
+
+    async def speak(_: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    async with speaking(speak) as place, hearing(place) as heard:
+        await until(lambda: heard.subscriber.counts.failures >= 2)
+        assert heard.subscriber.view().why in ("no answer in time", "no ZeroMQ there")
+
+
+async def test_a_name_that_is_not_found_is_tried_again() -> None:
+    async with hearing(Publisher(0, Spot("nowhere.invalid", 1))) as heard:
+        await until(lambda: heard.subscriber.counts.failures >= 2)
+
+
+# --- too much -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_is_too_large_costs_the_connection() -> None:
+    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
+        await until(lambda: heard.level is Level.EXACT)
+        source.send(b"", NUMBER.pack(0), bytes(FRAME_BYTES_MAX + 1))
+        await until(lambda: heard.subscriber.counts.connects == 2)
+        await still_heard(source, heard)
+        assert heard.subscriber.counts.message_bytes < 1000
+
+
+async def test_a_message_of_many_parts_is_counted_and_its_parts_are_dropped() -> None:
+    async with publishing(with_replay()) as source, hearing(publisher_of(source)) as heard:
+        await until(lambda: heard.level is Level.EXACT)
+        source.send(b"", *[b"x" * 100] * 50_000)
+        await until(lambda: heard.subscriber.counts.malformed["frames"] == 1)
+        await still_heard(source, heard)
+    assert FRAMES_MAX < 50_000
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not say how much came")
+async def test_a_message_without_an_end_costs_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libzmq would keep its parts until the last one comes, which it never does."""
+    monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.GUARD_INTERVAL_S", 0.02)
+    part = b"\x03" + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)  # one more follows
+    sent = 0
+
+    async def speak(stream: trio.SocketStream) -> None:
+        nonlocal sent
+        await stream.send_all(GREETING + READY)
+        for _ in range(8000):  # half a gigabyte
+            await stream.send_all(part)
+            sent += len(part)
+
+    options = Options(retry_s=1.0, room=Room(64, 8 << 20))
+    async with speaking(speak) as place, hearing(place, options) as heard:
+        await until(lambda: heard.subscriber.view().why == "too much at once")
+        assert 8 << 20 <= sent < 400 << 20
+        assert heard.subscriber.counts.messages == 0
+
+
+async def test_a_long_stream_that_is_read_never_seems_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed over is counted with its heads: a drift would cost a good connection some day."""
+    monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.GUARD_INTERVAL_S", 0.01)
+    options = Options(room=Room(64, 100_000))
+    async with publishing(KvEndpoints()) as source, hearing(publisher_of(source), options) as heard:
+        await until(lambda: heard.subscriber.view().is_connected)
+        for number in range(400):
+            source.publish(bytes(number * 10))
+            await until(lambda: heard.subscriber.counts.messages == number + 1)  # noqa: B023
+        await trio.sleep(0.05)
+        assert heard.subscriber.counts.message_bytes == 798_000
+        assert heard.subscriber.counts.connects == 1
+
+
+async def test_without_room_for_sockets_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranvier_py.io.engine_events.zmq_sockets.SOCKETS_MAX", 4)
+    async with publishing(KvEndpoints()) as source:
+        with KvSockets() as sockets:
+            heard = [Heard(sockets, publisher_of(source), QUICK, None) for _ in range(3)]
+            async with trio.open_nursery() as nursery:
+                for each in heard:
+                    nursery.start_soon(each.subscriber.run)
+                await until(lambda: sum(each.subscriber.counts.failures for each in heard) >= 3)
+                await until(lambda: any(each.subscriber.view().is_connected for each in heard))
+                source.publish(b"0")
+                await until(lambda: any(each.stream.seqs == [0] for each in heard))
+                nursery.cancel_scope.cancel()
+
+
+async def test_what_we_can_not_take_waits_with_the_engine() -> None:
+    """Nothing is read here while a thousand large messages are sent; then the engine dies."""
+    options = Options(retry_s=10.0, room=Room(8, 1 << 30))
+    source = KvPublisher(KvEndpoints())
+    async with hearing(publisher_of(source), options) as heard:
+        await until(lambda: heard.subscriber.view().is_connected)
+        for _ in range(1000):
+            source.publish(bytes(64 * 1024))
+        time.sleep(0.3)  # not trio's: libzmq takes all that it may meanwhile  # noqa: ASYNC251
+        source.close()
+        await until(lambda: not heard.subscriber.view().is_connected)
+        assert 8 <= heard.subscriber.counts.messages < 500, "the rest is in the buffers of TCP"
+
+
+async def test_the_loop_is_held_for_a_turn_at_most_however_many_flood() -> None:
+    """Requests would wait for the messages of every engine."""
+    spent_s, taken, most = TURN_S / 10, 0, 0
+
+    def busy(*_: object) -> None:
+        nonlocal taken
+        taken += 1
+        over = time.perf_counter() + spent_s
+        while time.perf_counter() < over:
+            pass
+
+    with KvSockets() as sockets:
+        sources = [KvPublisher(KvEndpoints()) for _ in range(3)]
+        async with trio.open_nursery() as nursery:
+            for source in sources:
+                subscriber = KvSubscriber(sockets, publisher_of(source), GapStream(), Random(1))
+                subscriber.hand = busy  # type: ignore[method-assign]
+                nursery.start_soon(subscriber.run)
+                await until(lambda: subscriber.view().is_connected)  # noqa: B023
+            for source in sources:
+                for _ in range(400):
+                    source.publish(b"")
+            with trio.fail_after(30):
+                while taken < 1200:
+                    before = taken
+                    await trio.lowlevel.checkpoint()
+                    most = max(most, taken - before)
+            nursery.cancel_scope.cancel()
+        for source in sources:
+            source.close()
+    assert 1 <= most <= 2 * 11, "one turn before us in our round of the loop, and one behind us in the last"
+
+
+async def test_an_answer_without_an_end_is_cut() -> None:
+    options = Options(retry_s=0.02, replay_bytes_max=100_000)
+    answers = [[b"", NUMBER.pack(number), bytes(10_000)] for number in range(1000)]
+    async with (
+        publishing(KvEndpoints()) as source,
+        answering(answers) as replay,
+        hearing(publisher_of(source)._replace(replay=replay), options) as heard,
+    ):
+        await until(lambda: "failed" in heard.stream.calls)
+        assert heard.subscriber.counts.replay_messages <= 11
+        assert heard.subscriber.counts.replays_failed >= 1
+
+
+async def test_an_answer_that_drips_is_cut() -> None:
+    """Each message keeps it alive, but not for ever."""
+    options = Options(retry_s=0.02, replay_silence_s=5.0, replay_s_max=0.1)
+    async with (
+        publishing(KvEndpoints()) as source,
+        answering([[b"", NUMBER.pack(0), b"x"]]) as replay,
+        hearing(publisher_of(source)._replace(replay=replay), options) as heard,
+    ):
+        await until(lambda: "failed" in heard.stream.calls)
+        assert heard.stream.seqs == [0]
+
+
+async def test_a_new_question_ends_the_one_before() -> None:
+    async with (
+        publishing(KvEndpoints()) as source,
+        answering([]) as replay,
+        hearing(publisher_of(source)._replace(replay=replay)) as heard,
+    ):
+        await until(lambda: connections_to(replay.endpoint) == 1)
+        for ask in range(100, 120):
+            heard.subscriber.carry([AskReplay(ask, 0)])
+        await until(lambda: connections_to(replay.endpoint) == 1)
+        assert heard.subscriber.counts.replays == 21
+        assert heard.subscriber.counts.replays_failed == 0, "who asks again does not wait for the old answer"
+
+
+# --- a process ------------------------------------------------------------------------------------------------------
+
+ANYWHERE = "tcp://127.0.0.1:0"
+
+ENGINE = """
+import sys, trio
+from cluster.engine_publisher import KvEndpoints, KvPublisher
+async def main():
+    with KvPublisher(KvEndpoints(sys.argv[1], sys.argv[2])) as source:
+        print(source.events, source.replay, flush=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(source.run)
+            while True:
+                source.publish(b"%s %d" % (sys.argv[3].encode(), source.published))
+                await trio.sleep(0.002)
+trio.run(main)
+"""
+
+
+@asynccontextmanager
+async def engine(events: str, replay: str, name: str) -> AsyncIterator[tuple[trio.Process, Publisher]]:
+    command = [sys.executable, "-c", ENGINE, events, replay, name]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(partial(trio.run_process, command, stdout=PIPE, cwd=ROOT, check=False))
+        said = b""
+        while not said.endswith(b"\n"):
+            said += await process.stdout.receive_some()
+        events, replay = said.decode().split()
+        try:
+            yield process, Publisher(0, at(events), at(replay))
+        finally:
+            process.kill()
+
+
+async def test_an_engine_that_is_killed_and_started_again_is_known_as_another() -> None:
+    with trio.fail_after(30):
+        async with engine(ANYWHERE, ANYWHERE, "first") as (process, place), hearing(place, QUICK) as heard:
+            await until(lambda: len(heard.stream.applied) > 50 and heard.level is Level.EXACT)
+            os.kill(process.pid, signal.SIGKILL)
+            await until(lambda: not heard.subscriber.view().is_connected)
+            assert heard.level is Level.DEGRADED
+            assert place.replay is not None
+            async with engine(place.events.endpoint, place.replay.endpoint, "second"):
+                await until(lambda: heard.level is Level.EXACT and len(heard.stream.applied) > 20)
+                assert heard.stream.resets == 1
+                applied = heard.stream.applied
+                assert applied == [(number, b"second %d" % number) for number in range(len(applied))]
+
+
+async def test_an_engine_that_hangs_up_at_once_is_not_called_in_a_hurry() -> None:
+    """Its greeting succeeds, so libzmq itself would come back every tenth of a second."""
+
+    async def speak(stream: trio.SocketStream) -> None:
+        await stream.send_all(GREETING + READY)
+        await trio.sleep(0.01)
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    async with speaking(speak) as place, hearing(place, Options(retry_s=0.05, retry_s_max=10.0)) as heard:
+        await trio.sleep(0.8)
+        counts = heard.subscriber.counts
+        assert 2 <= counts.connects + counts.failures <= 6

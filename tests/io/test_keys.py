@@ -1,0 +1,206 @@
+"""The key file: what its lines mean, and how a running node follows it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.io.keys import FILE_BYTES_MAX, KeyFile, Keys, insecure_keys, keys_of, parse_keys, read_keys
+
+A, B, C = (bytes(range(start, start + 32)).hex() for start in (1, 60, 120))
+
+
+def secret(*lines: str) -> bytes:
+    return parse_keys("\n".join(lines)).fingerprint_secret
+
+
+def test_fingerprints_follow_from_the_first_key_unless_a_line_says_otherwise() -> None:
+    """Two nodes with one key file must agree, or they share no route."""
+    assert secret(A) == secret(A, B) == secret("# comment", "", A)
+    assert secret(B, A) == secret(B) != secret(A)
+    assert secret(A) not in (bytes.fromhex(A), bytes.fromhex(B))
+    assert len(secret(A)) == 32
+
+
+def test_a_rotation_with_a_fingerprint_line_changes_no_fingerprint() -> None:
+    before = secret(A)
+    kept = f"fingerprint: {A}"
+    assert [secret(A, B, kept), secret(B, A, kept), secret(kept, B), secret(B, f" fingerprint :{A}")] == [before] * 4
+
+
+def test_a_rotation_without_one_changes_them_once() -> None:
+    """Never there and back: each change is a cold start."""
+    states = [secret(A), secret(A, B), secret(B, A), secret(B)]
+    assert [left == right for left, right in pairwise(states)] == [True, False, True]
+
+
+def test_the_ring_is_what_the_other_lines_say() -> None:
+    ring = parse_keys(f"fingerprint: {C}\n7:{A}\n8:{B}").ring
+    assert (list(ring.keys), ring.primary) == ([7, 8], 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"{A}\nfingerprint: {B}\nfingerprint: {C}", "line 3 is a second fingerprint line"),
+        (f"{A}\nfingerprint: {B[:-2]}", "line 2 must have a key after"),
+        (f"{A}\nfingerprint:", "line 2 must have a key after"),
+        (f"fingerprint: {A}", "there is no key in it"),
+        (f"fingerprint: {A}\nxyz{B}", "line 2 must be 32 bytes"),
+    ],
+)
+def test_a_file_of_no_use_is_refused_without_showing_it(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_keys(text)
+    (told,) = caught.value.problems
+    assert problem in told
+    assert not any(key[:8] in told for key in (A, B, C))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"#" * (FILE_BYTES_MAX + 1), b""])
+def test_a_file_that_is_no_key_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cluster"):
+        read_keys(path)
+    with pytest.raises(ConfigError, match="can't be read: No such file"):
+        KeyFile(tmp_path / "none", lambda _: None)
+
+
+def test_workers_and_insecure_clusters_have_fingerprints_they_agree_on() -> None:
+    key = bytes.fromhex(A)
+    assert keys_of(key).fingerprint_secret == secret(A)
+    assert keys_of(key).ring.keys == parse_keys(A).ring.keys
+    assert insecure_keys("a").ring.insecure
+    assert insecure_keys("a").fingerprint_secret == insecure_keys("a").fingerprint_secret
+    assert insecure_keys("a").fingerprint_secret != insecure_keys("b").fingerprint_secret
+
+
+def test_keys_do_not_show_themselves() -> None:
+    keys = parse_keys(A)
+    assert A[:8] not in repr(keys)
+    assert repr(keys.fingerprint_secret)[2:-1] not in repr(keys)
+    assert isinstance(keys, Keys)
+
+
+# --- reading again --------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """A KeyFile and the rings that it told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rings: list[KeyRing] = []
+        self.told = trio.Event()
+        path.write_text(A)
+        self.file = KeyFile(path, self.take, interval_s=0.01)
+
+    def take(self, ring: KeyRing) -> None:
+        self.rings.append(ring)
+        self.told.set()
+
+    def write(self, text: str) -> None:
+        """In one step, as an operator's tool does."""
+        new = self.path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.path)
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Follower:
+    return Follower(tmp_path / "keys")
+
+
+async def test_a_changed_file_is_read_and_told_once(follower: Follower, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await follower.file.look()
+    assert follower.rings == []
+    follower.write(f"{A}\n{B}")
+    await follower.file.look()
+    await follower.file.look()
+    assert [len(ring.keys) for ring in follower.rings] == [2]
+    assert follower.file.statistics().changes == 1
+    assert follower.file.keys.ring is follower.rings[0]
+    assert not any(key[:8] in caplog.text for key in (A, B))
+
+
+async def test_a_file_of_no_use_changes_nothing_and_is_told_once(
+    follower: Follower, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in (A[:-5], A[:-5], ""):
+        follower.write(text)
+        await follower.file.look()
+    follower.path.unlink()
+    await follower.file.look()
+    await follower.file.look()
+    assert follower.rings == []
+    assert len(follower.file.keys.ring.keys) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3  # cut, empty, gone
+    assert follower.file.statistics().failures == 4
+    follower.write(f"{B}\n{A}")
+    await follower.file.look()
+    assert len(follower.rings) == 1
+
+
+async def test_a_symlink_that_is_turned_is_seen(tmp_path: Path) -> None:
+    """Kubernetes replaces the folder behind a link; the link itself stays."""
+    for name, text in (("one", A), ("two", B)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(text)
+    link = tmp_path / "now"
+    link.symlink_to("one")
+    rings: list[KeyRing] = []
+    file = KeyFile(link / "keys", rings.append)
+    other = tmp_path / "then"
+    other.symlink_to("two")
+    other.replace(link)
+    await file.look()
+    assert [list(ring.keys.values()) for ring in rings] == [[bytes.fromhex(B)]]
+
+
+async def test_fingerprints_that_will_be_others_are_told(follower: Follower, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise a node that is restarted in a year stops sharing, and nobody knows why."""
+    follower.write(f"{A}\n{B}")
+    await follower.file.look()
+    assert caplog.text == ""
+    follower.write(f"{B}\n{A}")
+    await follower.file.look()
+    assert "fingerprint line" in caplog.text
+    caplog.clear()
+    follower.write(A)
+    await follower.file.look()
+    assert caplog.text == ""
+
+
+async def test_it_looks_again_and_again_and_at_once_when_it_is_told_to(follower: Follower) -> None:
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(follower.file.run)
+            follower.write(f"{A}\n{B}")
+            await follower.told.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_hang_up_reads_the_file_at_once(follower: Follower) -> None:
+    """Even when nothing about the file tells that it changed."""
+    follower.file.interval_s = 1000
+    times = follower.path.stat()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(follower.file.run)
+            await trio.testing.wait_all_tasks_blocked()
+            follower.path.write_text(B)
+            os.utime(follower.path, ns=(times.st_atime_ns, times.st_mtime_ns))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await follower.told.wait()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,122 @@
+"""The supervisor in a process of its own: it forks, and takes signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+DEADLINE_S = 20.0
+PROGRAM = """
+import logging, os, signal, sys
+from ranvier_py.io.workers import Supervisor
+
+logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # one write: lines of two workers do not mix
+
+def start(index):
+    say("worker", index, os.getpid())
+    {body}
+    return 0
+
+sys.exit(Supervisor({count}, start, stop_timeout_s={stop_timeout_s}, fatal=(2, 3), restart_delay_s=0.01).run())
+"""
+WAIT_FOR_SIGTERM = (
+    "signal.pthread_sigmask(signal.SIG_BLOCK, [15, 2]); say('ready', index); "
+    "say('told', index, int(signal.sigwait([15, 2])))"
+)
+
+
+class Run:
+    """A running supervisor. `line()` is the next line that one of its workers prints."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def line(self) -> list[str]:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def lines(self, count: int) -> list[list[str]]:
+        return sorted(self.line() for _ in range(count))
+
+    def pids(self, count: int) -> list[int]:
+        """Pids of so many workers, once each of them waits for its signal."""
+        found = self.lines(2 * count)
+        return [int(words[2]) for words in found if words[0] == "worker"]
+
+
+@contextmanager
+def running(body: str, count: int = 2, stop_timeout_s: float = 30.0) -> Iterator[Run]:
+    program = PROGRAM.format(body=body, count=count, stop_timeout_s=stop_timeout_s)
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=root
+    ) as process:
+        try:
+            yield Run(process)
+        finally:
+            process.kill()  # on Linux the workers end with it
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_every_worker_once_and_all_end_well(number: signal.Signals) -> None:
+    with running(WAIT_FOR_SIGTERM) as run:
+        run.pids(2)
+        run.process.send_signal(number)
+        assert run.lines(2) == [["told", "0", str(int(number))], ["told", "1", str(int(number))]]
+        assert run.process.wait(DEADLINE_S) == 0
+
+
+def test_a_worker_that_dies_is_started_again_and_the_others_are_left_alone() -> None:
+    with running(WAIT_FOR_SIGTERM) as run:
+        first, second = run.pids(2)
+        os.kill(first, signal.SIGKILL)
+        assert run.pids(1)[0] not in (first, second)
+        os.kill(second, 0)  # lives
+        run.process.terminate()
+        assert [words[0] for words in run.lines(2)] == ["told", "told"]
+        assert run.process.wait(DEADLINE_S) == 0
+
+
+def test_a_worker_that_can_not_be_helped_ends_all_with_its_code() -> None:
+    """A wrong configuration or a taken address would fail again for ever."""
+    body = f"if index == 1: return 3\n    {WAIT_FOR_SIGTERM}"
+    with running(body) as run:
+        assert run.process.wait(DEADLINE_S) == 3
+
+
+def test_a_worker_that_does_not_end_in_time_is_killed() -> None:
+    body = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); say('ready', index); signal.sigwait([10])"
+    with running(body, count=1, stop_timeout_s=0.05) as run:
+        run.lines(2)
+        run.process.terminate()
+        assert run.process.wait(DEADLINE_S) == 9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+def test_workers_end_when_their_parent_is_killed() -> None:
+    with running(WAIT_FOR_SIGTERM, count=1) as run:
+        run.pids(1)
+        run.process.kill()
+        assert run.line() == ["told", "0", "15"]
+
+
+def test_a_worker_that_raises_is_started_again(tmp_path: Path) -> None:
+    marker = tmp_path / "raised"
+    body = f"""
+    marker = {str(marker)!r}
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        raise RuntimeError("a bug at the start")
+    {WAIT_FOR_SIGTERM}"""
+    with running(body, count=1) as run:
+        assert [run.line()[0] for _ in range(3)] == ["worker", "worker", "ready"]

@@ -1,0 +1,217 @@
+"""A node that measures itself: real sockets, engines of the lab, what is seen of it on the control port."""
+
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from cluster.engine import DEFAULT_TOKENIZER
+from cluster.engine import serve as serve_engine
+from cluster.engine_http import Engine, EngineConfig
+from cluster.engine_text import load_tokenizer
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import mix
+from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
+from ranvier_py.node.node import run
+from ranvier_py.replay.engine.model import EngineLimits
+from tests.core.engine_cache.test_prediction import A, World
+from tests.node.test_node import MODEL, Lab, turn
+
+DEADLINE_S = 30
+
+
+@asynccontextmanager
+async def lab(cache_tokens: int = 200_000, decode_s: float = 0.0, **settings: Any) -> AsyncIterator[Lab]:
+    """One engine of that size behind one node."""
+    limits = EngineLimits(cache_tokens=cache_tokens, prefill_tokens_per_s=math.inf, decode_s=decode_s)
+    config = EngineConfig(name="small", models=(MODEL,), limits=limits, tokens_max=cache_tokens)
+    engine = Engine(config, load_tokenizer(str(DEFAULT_TOKENIZER)))  # the node's own: counts are to agree
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            host, port = await nursery.start(partial(serve_engine, engine, "127.0.0.1", 0))
+            url = f"http://{host}:{port}"
+            values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 5, "backend": [url]}
+            addresses = await nursery.start(partial(run, Config(**{**values, **settings})))
+            running = Lab(nursery, addresses, [url])
+            async with running.http:
+                yield running
+            nursery.cancel_scope.cancel()
+
+
+async def calibration(node: Lab) -> dict[str, Any]:
+    return dict((await node.http.get(f"{node.control}/admin/calibration")).json())
+
+
+async def until(node: Lab, what: str, wanted: Any) -> dict[str, Any]:
+    """The first backend's calibration, once this is as wanted."""
+    while True:
+        view = await calibration(node)
+        if view["backends"] and view["backends"][0][what] == wanted:
+            return view
+
+
+async def streamed(node: Lab, messages: list[dict[str, Any]], url: str = "") -> httpx.Response:
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4, "stream": True}
+    return await node.http.post(f"{url or node.url}/v1/chat/completions", json=body)
+
+
+async def test_streams_tell_how_good_predictions_are_and_the_engine_how_large_it_is() -> None:
+    async with lab(engine_metrics_interval_s=0.1) as node:
+        for number in range(4):
+            answer = await streamed(node, turn("Where are the maps? " * 20, "There.", f"And number {number}?"))
+            assert b"prompt_tokens" not in answer.content
+        view = await until(node, "answers", 4)
+        view = await until(node, "capacity_tokens", 200_000)
+        assert view["route_precision"] > 0.9
+        assert view["backends"][0]["block_tokens"] == 16
+        assert view["backends"][0]["biases"] == []
+        assert view["asking"]["removed"] == 4
+        page = (await node.http.get(f"{node.control}/metrics")).text
+        assert "ranvier_route_precision" in page
+        assert 'ranvier_calibration_error_tokens_bucket{backend="' in page
+        assert "ranvier_engine_capacity_tokens" in page
+        assert 'bias="salt"' in page
+
+
+@pytest.mark.slow
+async def test_a_small_cache_is_named_once_and_its_size_is_learned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The engine tells nothing of its size here: it is learned from cold answers alone."""
+    with caplog.at_level(logging.WARNING, "ranvier_py.node.calibration_parts"):
+        async with lab(cache_tokens=6000, engine_metrics_interval_s=0) as node:
+            chats = [turn(f"{number} asks: where are the maps? " * 20) for number in range(40)]
+            for chat in chats:
+                await trio.sleep(0.06)  # evidence is kept by the second
+                await streamed(node, chat)
+            await trio.sleep(1.1)
+            for chat in chats[:24]:
+                await streamed(node, chat)
+            view = await until(node, "biases", ["small_cache"])
+            learned = view["backends"][0]["capacity_learned"]
+            assert 1000 < learned < 20_000  # chats come faster than evidence is dated
+            assert view["backends"][0]["refuted"] > 0
+    assert sum("small_cache" in record.message for record in caplog.records) == 1
+
+
+async def test_requests_that_came_past_all_nodes_are_load_and_go_again() -> None:
+    async with lab(decode_s=0.02, engine_metrics_interval_s=0.1) as node:
+        async with trio.open_nursery() as others:
+            for number in range(3):
+                body = {"model": MODEL, "messages": turn(f"{number}?"), "max_tokens": 100_000, "ignore_eos": True}
+                post = partial(node.http.post, f"{node.engines[0]}/v1/chat/completions", json={**body, "stream": True})
+                others.start_soon(post)
+            explain = partial(node.http.post, f"{node.control}/explain", json={"messages": turn("?"), "model": MODEL})
+            while (await explain()).json()["candidates"][0]["load"] != 3:
+                pass
+            others.cancel_scope.cancel()
+        while (await explain()).json()["candidates"][0]["load"] != 0:
+            pass
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def calibrating(world: World, clock: Clock) -> Calibrating:
+    return Calibrating(world.router, UsageAsking(), Random(1), scrape_interval_s=5.0, clock=clock)
+
+
+def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() -> None:
+    """At any one look some of our own requests are on their way."""
+    world, clock = World(), Clock()
+    parts = calibrating(world, clock)
+    backend = world.router.registry[A]
+    parts.looked(A, EngineMetrics(running=9, waiting=1))
+    assert backend.load == 0
+    parts.looked(A, EngineMetrics(running=4))
+    assert backend.load == 4
+    flight = world.depart([1, 2], 100.0)
+    assert backend.load == 5
+    parts.looked(A, EngineMetrics(running=4, waiting=1))
+    assert backend.load == 5
+    clock.now += STALE_INTERVALS * 5.0 + 6.0
+    parts.tick(clock.now)
+    assert backend.load == 1
+    world.answer(flight, 0, 101.0)
+    assert backend.load == 0
+
+
+def test_a_look_at_a_backend_that_is_gone_changes_nothing() -> None:
+    world, clock = World(), Clock()
+    parts = calibrating(world, clock)
+    world.router.registry.remove("http://a:1")
+    parts.looked(A, EngineMetrics(running=9))
+    parts.tick(clock.now)
+    assert parts.view()["backends"] == []
+
+
+def test_each_engine_is_looked_at_by_one_of_the_live_members() -> None:
+    """Scraping costs engines; and who dies leaves its engines to others."""
+    keys = {BackendId(number): mix(number + 1) for number in range(30)}
+
+    def owners(members: Sequence[int]) -> dict[BackendId, list[int]]:
+        found: dict[BackendId, list[int]] = {backend: [] for backend in keys}
+        for me in members:
+            others = [member for member in members if member != me]
+            peer = SimpleNamespace(
+                backends=SimpleNamespace(key_of=keys.get),
+                gossip=SimpleNamespace(
+                    members=SimpleNamespace(me=SimpleNamespace(session=me)), streams=SimpleNamespace(live=others)
+                ),
+            )
+            owns = looked_at_by(peer)  # type: ignore[arg-type]
+            for backend in keys:
+                found[backend] += [me] if owns(backend) else []
+            assert owns(BackendId(99)), "peers don't know it"
+        return found
+
+    of_three = owners([11, 22, 33])
+    assert all(len(those) == 1 for those in of_three.values())
+    assert {those[0] for those in of_three.values()} == {11, 22, 33}
+    of_two = owners([11, 33])
+    assert all(len(those) == 1 for those in of_two.values())
+    assert all(of_two[backend] == those for backend, those in of_three.items() if those != [22])
+
+
+async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(nursery: trio.Nursery) -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with lab(engine_metrics_interval_s=0.1, gossip="127.0.0.1:0", insecure_gossip=True) as first:
+            place = (await first.http.get(f"{first.control}/admin/cluster")).json()["address"]
+            engine = (await first.http.get(f"{first.control}/admin/backends")).json()["backends"][0]["url"]
+            settings = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1}
+            config = Config(
+                backend=[engine],
+                **settings,  # type: ignore[arg-type]
+                engine_metrics_interval_s=0.1,
+                gossip="127.0.0.1:0",
+                insecure_gossip=True,
+                join=[place],
+            )
+            other = await nursery.start(partial(run, config))
+
+            async def looks() -> list[int]:
+                pages = [await first.http.get(f"{one}/admin/calibration") for one in (first.control, other.control)]
+                return [page.json()["scraper"]["looks"] for page in pages]
+
+            alone = 0  # seconds in a row in which only one of them looked; a node begins with none
+            while alone < 3:
+                before = await looks()
+                await trio.sleep(1.0)
+                after = await looks()
+                alone = alone + 1 if sum(now > then for now, then in zip(after, before, strict=True)) == 1 else 0
+            nursery.cancel_scope.cancel()

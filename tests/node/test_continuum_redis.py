@@ -1,0 +1,206 @@
+"""Two whole nodes that share Continuum's index through a real Redis. Names begin with the criterion (CR)."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from ranvier_py.config.config_loader import load
+from ranvier_py.config.config_model import Config
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
+from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
+from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.routing.backends import BackendLimits, Registry
+from ranvier_py.core.routing.placement.kv_score import KvScore
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.io import redis_index as kv_redis
+from ranvier_py.io.engine_events.sse_source import SourceOptions
+from ranvier_py.io.redis_index import RedisOptions
+from ranvier_py.node.index_parts import Indexing, Preparing
+from ranvier_py.node.node import run
+from ranvier_py.node.parts import indexing_of
+from tests.io.redis_server import needs_redis, redis_server
+from tests.io.test_redis_index import Talk
+from tests.node.test_continuum_tier4 import OPENING, listening, stats
+from tests.node.test_node import DEADLINE_S, Lab, turn
+
+URL = "redis://somebody:hunter2@127.0.0.1:6379"
+
+
+async def second(node: Lab, **settings: Any) -> Lab:
+    """Another node in front of the same engines, which hears none of them."""
+    config = Config(
+        backend=[f"{url},name=vllm-{number}" for number, url in enumerate(node.engines)],
+        listen="127.0.0.1:0",
+        control="127.0.0.1:0",
+        policy="kv_score",
+        **settings,
+    )
+    return Lab(node.nursery, await node.nursery.start(partial(run, config)), node.engines)
+
+
+@needs_redis
+async def test_cr20_a_node_places_by_what_another_node_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranvier_py.node.index_parts.PREPARE_S", DEADLINE_S)  # however busy this machine is
+    with redis_server() as server:
+        shared: dict[str, Any] = {"kv_index_backend": "redis", "kv_redis_url": server.url}
+        async with listening(**shared) as (node, streams):
+            other = await second(node, **shared)
+            async with other.http:
+                by_ring = (await node.chat(turn("What is cold?"))).headers["x-ranvier-backend"]
+                warm = 1 - int(by_ring.removeprefix("vllm-"))
+                await stats(node, lambda found: not found["shared"]["fallback_active"])
+                await streams.say(warm, "cache_created", OPENING, 10_000)
+                await stats(node, lambda found: found["shared"]["applied"] >= 3)  # two voids of an earlier life
+                answer = await other.chat(turn("What is warm?"))  # the first that it sees
+                assert answer.headers["x-ranvier-backend"] == f"vllm-{warm}"
+                found = await stats(other, lambda found: found["routing_decisions"]["kv_aware"] >= 1)
+                assert found["index"]["entry_count"] == 0
+                assert found["shared"]["answered"] >= 1
+                await other.http.post(f"{other.control}/admin/kv-index/clear")
+                await stats(node, lambda found: found["index"]["entry_count"] == 0)
+
+
+@needs_redis
+async def test_cr26_the_state_of_the_shared_index_can_be_seen_and_its_address_without_secrets() -> None:
+    with redis_server("--requirepass", "hunter2") as server:
+        url = f"unix://:hunter2@{server.socket}"
+        async with listening(kv_index_backend="redis", kv_redis_url=url) as (node, streams):
+            await stats(node, lambda found: not found["shared"]["fallback_active"])
+            await streams.say(0, "cache_created", "ab", 10)
+            found = await stats(node, lambda found: found["shared"]["applied"] >= 3)  # two voids of an earlier life
+            assert found["config"]["backend"] == "redis"
+            assert found["shared"]["generation"] == 1
+            assert found["shared"]["server"] == server.url
+            page = (await node.http.get(f"{node.control}/metrics")).text
+            for line in (
+                "ranvier_kv_index_fallback_active 0.0",
+                'ranvier_kv_index_redis_errors_total{type="timeout"} 0.0',
+                "ranvier_kv_index_shared_outages_total 0.0",
+                "ranvier_kv_index_redis_latency_seconds_count",
+            ):
+                assert line in page
+            pages = [
+                (await node.http.get(f"{node.control}/admin/{name}")).text for name in ("kv-index/stats", "config")
+            ]
+            assert "hunter2" not in page + "".join(pages)
+
+
+async def test_cr21_a_node_whose_redis_is_not_there_starts_and_places_by_what_it_hears() -> None:
+    async with listening(kv_index_backend="redis", kv_redis_url="redis://127.0.0.1:1") as (node, streams):
+        await streams.say(1, "cache_created", OPENING, 10_000)
+        await stats(node, lambda found: found["index"]["entry_count"] == 1)
+        answer = await node.chat(turn("Where are the atlases?"))
+        assert answer.headers["x-ranvier-backend"] == "vllm-1"
+        found = await stats(node, lambda found: found["shared"]["errors"]["connection"] >= 1)
+        assert found["shared"]["fallback_active"] is True
+
+
+class Tokenizing:
+    """A teacher that takes until `shared` has an answer, or the deadline."""
+
+    def __init__(self, shared: SharedIndex | None) -> None:
+        self.shared = shared
+
+    async def tokenize_first(self, prompt: Any, deadline_s: float) -> bool:
+        with trio.move_on_after(deadline_s):
+            while self.shared is not None and not self.shared.counts.answered:
+                await trio.lowlevel.checkpoint()
+        return True
+
+    submit = finish = None
+
+
+class Opened:
+    """A prompt with an opening."""
+
+    def opening(self) -> bytes:
+        return b"\xab"
+
+
+@needs_redis
+async def test_cr19_redis_is_asked_while_a_prompt_is_tokenized_before_it_is_placed() -> None:
+    with redis_server() as server:
+        Talk(server).claim("ab", "http://engine", 0, tokens=77)
+        indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
+        indexing.share(server.url, RedisOptions(), {"http://engine": BackendId(5)}.get)
+        shared = indexing.prepared.shared
+        assert shared is not None
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(indexing.run)
+                while not shared.sharing:
+                    await trio.lowlevel.checkpoint()
+                teacher = Preparing(Tokenizing(shared), lambda: indexing)  # type: ignore[arg-type]
+                assert await teacher.tokenize_first(Opened(), 0.01)  # type: ignore[arg-type]
+                assert shared.counts.asked == 0, "no policy wants it"
+                indexing.join(KvScore())
+                assert await teacher.tokenize_first(Opened(), DEADLINE_S)  # type: ignore[arg-type]
+                assert indexing.prepared.holders("ab", time.monotonic())[BackendId(5)].tokens == 77
+                nursery.cancel_scope.cancel()
+
+
+async def test_cr19_a_redis_that_does_not_answer_is_waited_for_until_the_deadline_and_no_longer() -> None:
+    """Its first 5 ms are those of the question; nobody answers here, for nobody runs the link."""
+    indexing = Indexing(IndexSettings(), [], SourceOptions(), Random(1))
+    indexing.share("redis://127.0.0.1:1", RedisOptions(), {}.get)
+    indexing.join(KvScore())
+    shared = indexing.prepared.shared
+    assert shared is not None
+    teacher = Preparing(Tokenizing(None), lambda: indexing)  # type: ignore[arg-type]
+    for sharing in (False, True):  # away: nobody waits at all
+        shared.sharing = sharing
+        with trio.fail_after(DEADLINE_S):
+            assert await teacher.tokenize_first(Opened(), 1.0)  # type: ignore[arg-type]
+    assert shared.answers.waiting == 1
+    assert indexing.prepared.holders("ab", time.monotonic()) == {}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"kv_index_backend": "redis"},
+        {"kv_index_backend": "memcached"},
+        {"kv_redis_prefix": "cr:*:"},
+        {"kv_redis_prefix": "cr[a]"},
+        {"kv_redis_prefix": "c r"},
+        {"kv_redis_prefix": ""},
+        {"kv_redis_timeout_s": 0},
+    ],
+)
+def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="kv_"):
+        load(bad)
+
+
+def test_cr31_without_the_client_of_redis_the_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_redis, "redis", None)
+    truth = EngineTruth(RouteTable(capacity=100), lambda _: 0)
+    config = Config(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
+    with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):
+        indexing_of(config, Registry(BackendLimits()), truth, Random(1))
+
+
+def test_cr34_the_recipe_of_tier_four_with_redis_loads_and_hides_its_password(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f"""policy = "kv_score"
+kv_index_backend = "redis"
+kv_redis_url = "{URL}"
+kv_redis_prefix = "cr:kvidx:"
+kv_index_entries_max = 500000
+kv_index_ttl_s = 900
+"""
+    )
+    config, _ = load(file=file)
+    assert config.kv_redis_prefix == "cr:kvidx:"
+    assert config.masked()["kv_redis_url"] == "***"
+    assert "hunter2" not in repr(config)

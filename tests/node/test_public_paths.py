@@ -1,0 +1,125 @@
+"""The paths of the public port beside chats: the models of all engines as one list, and whatever else is under /v1/."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import trio
+
+from ranvier_py.config.config_model import Config
+from ranvier_py.node.node import run
+from tests.proxy.wire import Asked
+
+DEADLINE_S = 20
+
+
+class Engine:
+    """Lists its models, and echoes everything else that it is asked."""
+
+    def __init__(self, *models: str) -> None:
+        self.models = models
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            asked = Asked(stream)
+            while (request := await asked.next()) is not None:
+                head, body = request
+                method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
+                answer = self.answer(method, target, body)
+                await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer))
+
+    def answer(self, method: str, target: str, body: bytes) -> bytes:
+        if target == "/v1/models":
+            return json.dumps({"data": [{"id": name, "root": self.models[0]} for name in self.models]}).encode()
+        if target.startswith("/v1/"):
+            self.asked.append((f"{method} {target}", body))
+        return b"{}"
+
+
+@asynccontextmanager
+async def node(engines: Sequence[Engine], **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a node that has heard from all engines."""
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            urls = []
+            for engine in engines:
+                listeners = await nursery.start(partial(trio.serve_tcp, engine.serve, 0, host="127.0.0.1"))
+                urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+            config = Config(listen="127.0.0.1:0", control="127.0.0.1:0", backend=urls, **settings)  # type: ignore[arg-type]
+            addresses = await nursery.start(run, config)
+            base = "http://{}:{}".format(*addresses.public[0])
+            async with httpx.AsyncClient(base_url=base, timeout=DEADLINE_S, trust_env=False) as client:
+                yield client
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_models_are_those_of_all_engines_and_each_goes_to_who_has_it() -> None:
+    engines = Engine("base", "one"), Engine("base", "two")
+    async with node(engines) as client:
+        cards = (await client.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in cards] == ["base", "one", "two"]
+        assert cards[1] == {"id": "one", "root": "base"}, "as the engine wrote it"
+        for _ in range(3):
+            for model in ("one", "two"):
+                asked = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+                assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
+        unknown = await client.post("/v1/completions", json={"model": "three", "prompt": "hello"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+    served = [[json.loads(body)["model"] for _, body in engine.asked] for engine in engines]
+    assert served == [["one"] * 3, ["two"] * 3]
+
+
+async def test_whatever_else_is_under_v1_is_forwarded_as_it_is_and_by_load_alone() -> None:
+    engine = Engine("base")
+    async with node([engine]) as client:
+        answers = [
+            await client.post("/v1/embeddings", json={"model": "base", "input": "x" * 5000}),
+            await client.post("/v1/audio/speech?format=wav", content=b"\x00\xff no JSON"),
+            await client.get("/v1/files/abc?after=%20x"),
+            await client.delete("/v1/files/abc"),
+            await client.request("OPTIONS", "/v1/embeddings"),
+        ]
+        assert [answer.status_code for answer in answers] == [200] * 5
+        assert {answer.headers["x-ranvier-matched-tokens"] for answer in answers} == {"0"}
+        assert {answer.headers["x-ranvier-reason"] for answer in answers} <= {"only", "no_prefix"}
+    assert [asked for asked, _ in engine.asked] == [
+        "POST /v1/embeddings",
+        "POST /v1/audio/speech?format=wav",
+        "GET /v1/files/abc?after=%20x",
+        "DELETE /v1/files/abc",
+        "OPTIONS /v1/embeddings",
+    ]
+    assert engine.asked[1][1] == b"\x00\xff no JSON"
+
+
+async def test_a_prompt_that_only_an_engine_can_read_is_routed_by_load() -> None:
+    """Compressed, or with a number that is too long for our library: what it means is the engine's matter."""
+    engine = Engine("base")
+    chat = {"model": "base", "messages": [{"role": "user", "content": "hello"}]}
+    compressed = gzip.compress(json.dumps(chat).encode())
+    long = json.dumps(chat)[:-1].encode() + b', "seed": ' + b"7" * 5000 + b"}"
+    path = "/v1/chat/completions"
+    async with node([engine]) as client:
+        answers = [
+            await client.post(path, content=compressed, headers={"content-encoding": "gzip"}),
+            await client.post(path, content=long),
+            await client.request("OPTIONS", path, headers={"origin": "http://page", "x-api-key": "k"}),
+        ]
+        assert [(answer.status_code, answer.headers["x-ranvier-matched-tokens"]) for answer in answers] == [
+            (200, "0")
+        ] * 3
+        assert (await client.post(path, content=compressed)).status_code == 400, "that is no JSON, and says no coding"
+    assert engine.asked == [(f"POST {path}", compressed), (f"POST {path}", long), (f"OPTIONS {path}", b"")]
+
+
+async def test_the_node_answers_for_itself_that_it_lives() -> None:
+    async with node([]) as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        assert (await client.get("/elsewhere")).status_code == 404
+        assert (await client.get("/v1/models")).status_code == 503, "nobody has told what it serves"

@@ -1,0 +1,361 @@
+"""PU8 to PU10 through a real Router, the sink and the push protocol's maps, by one clock and without a socket."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.gap_values import Level
+from ranvier_py.core.engine_cache.sources import push_state as push
+from ranvier_py.core.engine_cache.sources.push_keys import key_of
+from ranvier_py.core.engine_cache.sources.push_leases import LEASE_S
+from ranvier_py.core.engine_cache.sources.push_messages import read_eviction, read_sync
+from ranvier_py.core.errors import NotFound
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.prompts.request_body import PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
+from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
+from ranvier_py.core.routing.request_record import scheme_mark
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import COMPLETION_PATH, Flight, Router
+from ranvier_py.core.routing.speculation import Speculation
+from ranvier_py.io.key_inbox import KeyInbox
+from ranvier_py.node.push_parts import Pushing
+
+KEY = b"k" * 32
+MARK = scheme_mark("t", KEY)
+
+
+class World:
+    """A node's core in front of some workers, and what these report."""
+
+    def __init__(self, workers: int = 3, models: tuple[str, ...] = ("m",)) -> None:
+        self.now = 0.0
+        registry = Registry(BackendLimits())
+        for number in range(workers):
+            backend = registry.add(f"http://10.0.0.{number + 1}:8000", name=f"w{number}")
+            registry.probed(backend.id, ProbeResult(True, models=models), 0.0)
+        inbox = KeyInbox(KEY, 16, "sticky_least_loaded")
+        memory = PromptMemory()
+        reader = PromptReader(TextHasher(KEY), inbox.hasher, memory, identity="t", bytes_per_token=4.0, digest_seed=3)
+        self.router = Router(
+            reader=reader,
+            hasher=TokenHasher(KEY),
+            routes=RouteTable(),
+            speculation=Speculation(),
+            registry=registry,
+            policy=make_policy("sticky_least_loaded", PlacementOptions()),
+            rng=Random(1),
+        )
+        self.truth = EngineTruth(self.router.routes, lambda backend: registry[backend].epoch)
+        self.pushing = Pushing(self.router, self.truth, inbox, "t", KEY, clock=lambda: self.now)
+
+    def restart(self) -> None:
+        """The router's process ends and begins again."""
+        now, workers = self.now, len(self.router.registry)
+        self.__init__(workers)  # type: ignore[misc]
+        self.now = now
+
+    def depart(self, ids: Sequence[int], **fields: Any) -> Flight:
+        body = json.dumps({"model": "m", "prompt": list(ids), **fields}).encode()
+        prompt = self.router.read(COMPLETION_PATH, body)
+        self.pushing.drain()
+        decision = self.router.place(prompt, self.router.find(prompt, self.now))
+        return self.router.depart(prompt, decision, self.now)
+
+    def serve(self, ids: Sequence[int], **fields: Any) -> tuple[str, str]:
+        """One request from departure to landing: who served it, and why."""
+        flight = self.depart(ids, **fields)
+        self.router.first_token(flight, self.now)
+        self.router.land(flight, Outcome.SUCCESS, self.now)
+        return flight.decision.backend_name, flight.decision.reason
+
+    def busy(self, worker: str, requests: int = 5) -> None:
+        """So many requests of somebody else's."""
+        backend = self.router.registry.find(worker)
+        assert backend is not None
+        for _ in range(requests):
+            self.router.registry.dispatched(backend.id, self.now)
+
+    async def evict(self, worker: str, *keys: int, **more: Any) -> dict[str, Any]:
+        body = {"worker_id": worker, "evicted_hashes": [f"{key:064x}" for key in keys], **more}
+        return dict(await self.pushing.evicted(read_eviction(body, MARK)))
+
+    async def sync(self, worker: str, *keys: int, **more: Any) -> dict[str, Any]:
+        body = {"worker_id": worker, "active_hashes": [f"{key:064x}" for key in keys], **more}
+        return dict(await self.pushing.synced(read_sync(body, MARK)))
+
+
+def ids(number: int, length: int = 200) -> list[int]:
+    return list(range(1000 * number, 1000 * number + length))
+
+
+def key(number: int) -> int:
+    return key_of(ids(number), 64)
+
+
+async def test_pu8_a_hit_goes_to_the_least_loaded_of_those_that_the_map_names_even_if_others_are_idler() -> None:
+    world = World(4)
+    await world.sync("w1", key(1))
+    await world.sync("w2", key(1))
+    world.busy("w1", 9)
+    world.busy("w2", 3)
+    assert world.serve(ids(1)) == ("w2", "hit")
+
+
+async def test_pu8_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_worker() -> None:
+    world = World()
+    for worker in ("w0", "w1", "w2"):
+        await world.sync(worker)
+    flights = [world.depart([*ids(1, 64), number]) for number in range(100)]
+    assert len({flight.backend for flight in flights}) == 1
+    assert [flight.decision.reason for flight in flights] == ["miss", *["hit"] * 99]
+
+
+async def test_pu2_a_request_may_name_the_length_of_its_prefix_and_0_is_the_default() -> None:
+    world = World(2)
+    await world.sync("w0", key(1), key_of(ids(1), 128))
+    world.busy("w0")
+    beginning = ids(1)[:100]  # w0 has it for 64 tokens, not for 128
+    assert world.serve([*beginning, *ids(8)], prefix_len=0) == ("w0", "hit")
+    assert world.serve([*beginning, *ids(9)], prefix_len=128) == ("w1", "miss")
+    assert world.serve(ids(1), prefix_len=128) == ("w0", "hit"), "that length is known by now"
+
+
+async def test_pu9_cold_start_stickiness_eviction_and_recovery_are_the_four_states_of_the_report() -> None:
+    world = World(2)
+    first, reason = world.serve(ids(1))
+    assert reason == "miss"
+    await world.sync(first, key(1))
+    world.busy(first)
+    assert world.serve(ids(1)) == (first, "hit")
+    await world.evict(first, key(1))
+    other, reason = world.serve(ids(1))
+    assert reason == "miss"
+    assert other != first
+
+
+async def test_pu9_what_lies_below_an_evicted_prefix_goes_with_it_and_nothing_else() -> None:
+    world = World(2)
+    first, _ = world.serve(ids(1, 800))
+    second, _ = world.serve(ids(2, 800))
+    await world.sync(first, *[key(number) for number, name in ((1, first), (2, second)) if name == first])
+    await world.evict(first, key(1))
+    assert world.serve(ids(1, 800))[1] == "miss"
+    assert world.serve(ids(2, 800)) == (second, "hit")
+
+
+async def test_pu10_a_router_that_was_restarted_finds_the_holders_with_the_first_sync_and_the_first_prompt() -> None:
+    world = World()
+    await world.sync("w2", key(1))
+    world.restart()
+    world.busy("w2")
+    assert world.serve(ids(1))[1] == "miss", "it knows nothing yet"
+    world.restart()
+    world.busy("w2")
+    await world.sync("w2", key(1))
+    assert world.serve(ids(1)) == ("w2", "hit")
+
+
+async def test_pu10_a_phantom_is_gone_after_one_sync() -> None:
+    world = World(2)
+    first, _ = world.serve(ids(1))
+    await world.sync(first, key(1))
+    await world.sync(first)  # the report of its eviction was lost
+    world.busy(first)
+    assert world.serve(ids(1))[1] == "miss"
+
+
+async def test_pu10_the_first_sync_of_a_worker_ends_what_was_believed_of_it_before() -> None:
+    world = World(2)
+    first, _ = world.serve(ids(1))  # nobody reports yet: no lease
+    await world.sync(first, key(2))
+    world.busy(first)
+    assert world.serve(ids(1))[1] == "miss"
+
+
+async def test_px4_a_snapshot_does_not_wipe_out_what_was_served_a_moment_ago() -> None:
+    """In the report it does: one request in five, where a worker's table lags by a second."""
+    world = World(2)
+    for worker in ("w0", "w1"):
+        await world.sync(worker)
+    first, _ = world.serve(ids(1))
+    await world.sync(first)  # taken before the prompt was cached
+    world.busy(first)
+    assert world.serve(ids(1)) == (first, "hit")
+    world.now += 5.0
+    await world.sync(first, key(1))
+    world.now += LEASE_S
+    await world.sync(first, key(1))
+    world.pushing.tick(world.now)
+    assert world.serve(ids(1)) == (first, "hit")
+
+
+async def test_px4_what_a_worker_never_confirms_is_withdrawn_at_the_end_of_its_lease() -> None:
+    world = World(2)
+    for worker in ("w0", "w1"):
+        await world.sync(worker)
+    first, _ = world.serve(ids(1))
+    world.busy(first)
+    world.now += LEASE_S - 0.1
+    for worker in ("w0", "w1"):
+        await world.sync(worker)
+    world.pushing.tick(world.now)
+    assert world.depart(ids(1)).decision.reason == "hit"
+    world.now += 0.2
+    world.pushing.tick(world.now)
+    assert world.pushing.counts.leases_ended == 1
+    assert world.router.routes.match([(64, world.pushing.links.part(0, 1)[0].fingerprint, 0)], [1, 1], world.now) == []
+
+
+async def test_px7_a_silent_workers_map_is_not_asked_any_more() -> None:
+    world = World(2)
+    await world.sync("w0", key(1))
+    world.now = 20.0
+    world.pushing.tick(world.now)
+    assert world.serve(ids(1))[1] == "miss"
+    assert world.pushing.views()[0]["level"] == "estimated"
+
+
+async def test_px14_what_another_router_had_computed_is_known_from_what_a_worker_stored() -> None:
+    world = World(2)
+    await world.evict("w0", stored=[f"{key(1):064x}"])
+    world.busy("w0")
+    assert world.serve(ids(1)) == ("w0", "hit")
+
+
+def test_pu11_the_map_is_in_memory_and_needs_nothing_beside_the_node() -> None:
+    """No store, no broker, no framework: what the maps import comes with Python or is a library of arrays and JSON."""
+    allowed = {*sys.stdlib_module_names, "ranvier_py", "numpy", "orjson"}
+    modules = sorted((Path(push.__file__).parent).glob("push*.py"))
+    assert len(modules) > 6
+    for path in modules:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, path.name
+
+
+NUMBERS = st.integers(0, 6) | st.sampled_from([(1 << 64) - 1, 1 << 63, 48, 64, 1 << 30])
+DEPTHS = st.sampled_from([0, 16, 32, 48, 64, 128, 5, 1 << 30])
+ITEMS = st.lists(st.tuples(NUMBERS.filter(bool), DEPTHS, st.integers(0, 3), NUMBERS).map(list), max_size=5)
+WORDS = st.tuples(st.sampled_from(["i1", "i2"]), st.integers(0, 6))
+FORMS = st.sampled_from(["stored", "evicted", "active", "digest", "buckets", "tick", "sweep"])
+
+
+@given(st.lists(st.tuples(FORMS, WORDS, ITEMS), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_whatever_an_admitted_worker_says_costs_its_own_claims_at_most(steps: list[Any]) -> None:
+    """Depths and parents that contradict each other, numbers in any order."""
+    world = World(2)
+
+    async def run() -> None:
+        for form, (incarnation, seq), items in steps:
+            world.now += 1.0
+            head = {"worker_id": "w0", "hash_scheme": f"fingerprint:{MARK}", "incarnation": incarnation, "seq": seq}
+            if form in ("stored", "evicted"):
+                gone = [item[0] for item in items] if form == "evicted" else []
+                body = {**head, "evicted_hashes": gone, "stored": items if form == "stored" else []}
+                await world.pushing.evicted(read_eviction(body, MARK))
+            elif form == "tick":
+                world.pushing.tick(world.now)
+            elif form == "sweep":
+                world.truth.sweep(world.now, 100)
+            else:
+                forms = {"active": {"active_hashes": items}, "buckets": {"buckets": {"1": items}}}
+                more: Any = forms.get(form, {"count": 0, "digest": "0" * 16})
+                await world.pushing.synced(read_sync({**head, **more}, MARK))
+
+    trio.run(run)
+    assert world.serve(ids(1))[0] in ("w0", "w1")
+
+
+async def test_px11_keys_of_one_model_say_nothing_of_another() -> None:
+    world = World(2, models=("m", "other"))
+    await world.sync("w0", key(1), model="other")
+    world.busy("w0")
+    assert world.serve(ids(1))[1] == "miss"
+    assert world.serve(ids(1), model="other") == ("w0", "hit")
+
+
+async def test_pu3_a_prompt_with_a_salt_is_never_taken_for_one_without() -> None:
+    world = World(2)
+    await world.sync("w0", key(1))
+    world.busy("w0")
+    assert world.serve(ids(1), cache_salt="tenant")[1] == "miss"
+    assert world.pushing.counts.keys_foreign == 1
+
+
+async def test_a_worker_that_is_no_backend_is_told_so() -> None:
+    world = World(1)
+    with pytest.raises(NotFound, match="worker_id"):
+        await world.evict("stranger", key(1))
+
+
+async def test_claims_of_what_is_held_outlive_their_time_to_live() -> None:
+    world = World(2)
+    await world.sync("w0", key(1))
+    world.depart(ids(1))
+    for _ in range(80):
+        world.now += 100.0
+        await world.sync("w0", key(1))
+        world.pushing.tick(world.now)
+    link = world.pushing.links.part(0, 1)[0]
+    held = world.router.routes.match([(64, link.fingerprint, 0)], [1, 1], world.now)
+    assert [holder.backend for holder in held] == [0]
+
+
+async def test_a_restarted_engine_holds_nothing_whatever_its_reporter_still_believes() -> None:
+    world = World(2)
+    await world.sync("w0", key(1))
+    backend = world.router.registry.by_name["w0"]
+    world.router.registry.restart(backend, "test", world.now)
+    world.pushing.tick(world.now)
+    assert len(world.pushing.map) == 0
+    world.busy("w0")
+    assert world.serve(ids(1))[1] == "miss"
+
+
+async def test_a_worker_that_is_removed_takes_its_map_with_it() -> None:
+    world = World(2)
+    await world.sync("w0", key(1))
+    world.router.registry.remove("w0")
+    world.pushing.tick(0.0)
+    assert len(world.pushing.map) == 0
+    assert world.pushing.views() == []
+
+
+async def test_pushed_fingerprints_are_confirmed_claims_and_a_worker_in_step_is_known_exactly() -> None:
+    world = World(2)
+    hasher, reader = world.router.hasher, world.router.reader
+    import numpy as np  # noqa: PLC0415
+
+    [segment] = hasher.extend(hasher.start(reader.namespace_of("m")), np.array(ids(1), dtype=np.uint32), [200])
+    stops = [*segment.anchors, segment.end]
+    stored, above = [], 0
+    for tokens, fingerprint in stops:
+        stored.append([fingerprint, tokens, 0, above])
+        above = fingerprint
+    head = {"worker_id": "w1", "hash_scheme": f"fingerprint:{MARK}", "incarnation": "i", "model": "m"}
+    body: dict[str, Any] = {**head, "seq": 1, "evicted_hashes": [], "stored": stored}
+    assert (await world.pushing.evicted(read_eviction(body, MARK)))["resync"], "a comparison is wanted first"
+    table = world.pushing.map.workers[world.router.registry.by_name["w1"].id].table
+    body = {**head, "seq": 2, "count": len(stops), "digest": f"{table.total:016x}"}
+    assert (await world.pushing.synced(read_sync(body, MARK)))["want"] is None
+    assert world.truth.level(world.router.registry.by_name["w1"].id) is Level.EXACT
+    world.busy("w1")
+    assert world.serve(ids(1)) == ("w1", "hit")
+    await world.pushing.evicted(read_eviction({**head, "seq": 3, "evicted_hashes": [stops[2][1]]}, MARK))
+    assert world.serve(ids(1))[1] == "miss"

@@ -1,0 +1,461 @@
+"""How answers end: errors, deadlines, clients that leave or do not read, limits, drain, TLS."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import ssl
+import time
+from functools import partial
+
+import httpx
+import pytest
+import trio
+import trustme
+
+from ranvier_py.core.errors import ClientGone, NoBackend, NotFound, RanvierError, UpstreamClosed
+from ranvier_py.proxy.client_deadlines import Watchdog
+from ranvier_py.proxy.http_values import HttpRequest, Phase
+from ranvier_py.proxy.server import Client, DataServer, ServerLimits, error_response
+from tests.proxy.wire import GET, Wire, echo, post, serving
+
+QUICK = ServerLimits(tick_s=0.01, idle_s=0.1, header_s=0.1, body_s=0.1, send_s=0.1)
+
+
+class Held:
+    """A handler that begins to answer when told, and remembers how it ended."""
+
+    def __init__(self, phase: Phase = Phase.WORK, seconds: float = 60.0, first: bytes = b"") -> None:
+        self.phase, self.seconds, self.first = phase, seconds, first
+        self.running = 0
+        self.entered = trio.Event()
+        self.go_on = trio.Event()
+        self.left = trio.Event()
+        self.verdict: RanvierError | None = None
+        self.missed: Phase | None = None
+
+    async def __call__(self, request: HttpRequest, client: Client) -> None:
+        self.running += 1
+        self.entered.set()
+        try:
+            if self.first:
+                await client.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", self.first)
+            client.arm(self.phase, self.seconds)
+            await self.go_on.wait()
+            await client.respond(200, b"done")
+        finally:
+            self.verdict, self.missed = client.verdict, client.missed
+            self.left.set()
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "kind"),
+    [
+        (NotFound("no such model"), 404, "not_found", "invalid_request_error"),
+        (NoBackend("nobody"), 503, "no_backend", "server_error"),
+        (UpstreamClosed("gone"), 502, "upstream_closed", "server_error"),
+    ],
+)
+async def test_an_error_of_the_handler_becomes_an_answer_and_the_connection_stays(
+    error: RanvierError, status: int, code: str, kind: str
+) -> None:
+    async def fail(request: HttpRequest, client: Client) -> None:
+        raise error
+
+    async with serving(fail) as (server, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(post(b"{}"))
+            got, headers, body = await wire.response()
+            assert got == status
+            assert json.loads(body)["error"] == {"message": str(error), "type": kind, "param": None, "code": code}
+            assert headers.get("retry-after") == ("1" if status == 503 else None)
+        assert server.statistics().errors == {code: 2}
+
+
+async def test_anthropic_clients_get_errors_in_their_shape() -> None:
+    async def fail(request: HttpRequest, client: Client) -> None:
+        raise NotFound("no such model")
+
+    async with serving(fail) as (_, port), await Wire.connect(port) as wire:
+        await wire.send(post(b"{}", target=b"/v1/messages?beta=true"))
+        status, _, body = await wire.response()
+        assert status == 404
+        assert json.loads(body) == {"type": "error", "error": {"type": "not_found_error", "message": "no such model"}}
+
+
+def test_every_error_has_a_status_and_a_body() -> None:
+    def tree(kind: type[RanvierError]) -> list[type[RanvierError]]:
+        return [kind, *(each for sub in kind.__subclasses__() for each in tree(sub))]
+
+    for kind in tree(RanvierError):
+        error = kind(["x"]) if kind.__name__ == "ConfigError" else kind("x")  # type: ignore[arg-type]
+        for api in ("openai", "anthropic"):
+            status, _, body = error_response(error, api)
+            assert 400 <= status < 600
+            assert json.loads(body)["error"]["message"] == "x"
+
+
+@pytest.mark.parametrize("crash", [True, False])
+async def test_a_handler_that_crashes_or_forgets_to_answer_is_a_500(
+    crash: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(request: HttpRequest, client: Client) -> None:
+        if crash:
+            raise ZeroDivisionError("secret detail")
+
+    async with serving(broken) as (_, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        status, headers, body = await wire.response()
+        assert (status, headers["connection"]) == (500, "close")
+        assert b"secret" not in body
+        assert await wire.ended()
+    assert "request.failed" in caplog.text
+
+
+@pytest.mark.parametrize("error", [UpstreamClosed("gone"), ZeroDivisionError()])
+async def test_an_answer_that_cannot_be_finished_ends_in_a_reset(error: Exception) -> None:
+    async def half(request: HttpRequest, client: Client) -> None:
+        await client.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", b"half")
+        raise error
+
+    async with serving(half) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        assert await wire.cut()
+        assert wire.buffer.endswith(b"half") or wire.buffer == b""  # a reset may overtake what was sent
+    assert server.statistics().cut == 1
+
+
+# --- deadlines --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_connection_is_closed_without_a_word() -> None:
+    async with serving(echo, QUICK) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await wire.response()
+        assert await wire.ended()
+        assert server.statistics().timeouts == {"idle": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "phase"),
+    [
+        (b"GET / HT", "header"),
+        (b"\r\n", "header"),
+        (post(b"").replace(b"length: 0", b"length: 9") + b"some", "body"),
+        (b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n9\r\nsome", "body"),
+    ],
+)
+async def test_a_client_that_stalls_in_its_request_gets_a_408(data: bytes, phase: str) -> None:
+    async with serving(echo, QUICK) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(data)
+        status, headers, _ = await wire.response()
+        assert (status, headers["connection"]) == (408, "close")
+        assert await wire.ended()
+        assert server.statistics().timeouts == {phase: 1}
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\na: ", post(b"").replace(b"length: 0", b"length: 900")])
+async def test_a_client_that_drips_byte_by_byte_is_cut_off_all_the_same(start: bytes) -> None:
+    async with serving(echo, QUICK) as (_, port), await Wire.connect(port) as wire:
+        await wire.send(start)
+        async with trio.open_nursery() as nursery:
+
+            async def drip() -> None:
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    with trio.move_on_after(0.02):
+                        await trio.sleep_forever()
+                    await wire.send(b"x")
+
+            nursery.start_soon(drip)
+            assert (await wire.response())[0] == 408
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_long_upload_at_a_fair_rate_is_not_cut_off() -> None:
+    """0.1 s for the body and 1 s for each 100 bytes: pieces of 50 bytes may take their time."""
+    limits = ServerLimits(tick_s=0.01, body_s=0.1, body_bytes_per_s_min=100)
+    async with serving(echo, limits) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(post(b"").replace(b"length: 0", b"length: 300"))
+        for _ in range(6):
+            await wire.send(b"x" * 50)
+            with trio.move_on_after(0.05):
+                await wire.more()
+        assert (await wire.response())[0] == 200
+        assert server.statistics().timeouts == {}
+
+
+async def test_a_backend_that_does_not_begin_is_a_504() -> None:
+    held = Held(Phase.FIRST_BYTE, 0.05)
+    async with serving(held, QUICK) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        status, _, body = await wire.response()
+        assert (status, json.loads(body)["error"]["code"]) == (504, "upstream_timeout")
+        assert await wire.ended()
+        assert held.missed is Phase.FIRST_BYTE
+        assert server.statistics().timeouts == {"first_byte": 1}
+
+
+async def test_a_backend_that_stalls_in_its_answer_means_a_reset() -> None:
+    held = Held(Phase.STALL, 0.05, first=b"x")
+    async with serving(held, QUICK) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        assert await wire.cut()
+        assert server.statistics().timeouts == {"stall": 1}
+
+
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
+    outcome: list[BaseException] = []
+
+    async def endless(request: HttpRequest, client: Client) -> None:
+        client.started = True
+        try:
+            while True:
+                await client.send(b"x" * 65536)
+        except BaseException as error:
+            outcome.append(error)
+            raise
+
+    async with serving(endless, QUICK) as (server, port), await Wire.connect(port, receive_buffer=4096) as wire:
+        await wire.send(GET)
+        while not outcome:
+            with trio.move_on_after(0.02):
+                await trio.sleep_forever()
+        assert isinstance(outcome[0], trio.Cancelled)
+        assert server.statistics().timeouts == {"send": 1}
+        assert await wire.cut()
+
+
+async def test_a_client_that_reads_slowly_gets_everything() -> None:
+    body = bytes(range(256)) * 8_000
+
+    async def large(request: HttpRequest, client: Client) -> None:
+        await client.respond(200, body)
+
+    async with serving(large, ServerLimits(tick_s=0.01)) as (server, port):
+        async with await Wire.connect(port, receive_buffer=65536) as wire:
+            await wire.send(GET * 2)
+            for _ in range(2):
+                assert (await wire.response())[2] == body
+        assert server.statistics().timeouts == {}
+
+
+# --- clients that leave -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [b"", b"some of it"])
+async def test_a_client_that_leaves_cancels_its_request_within_100_ms(first: bytes) -> None:
+    held = Held(first=first)
+    async with serving(held) as (server, port):
+        wire = await Wire.connect(port)
+        await wire.send(GET)
+        await held.entered.wait()
+        if first:
+            await wire.until(first)
+        left_at = time.monotonic()
+        await wire.aclose()
+        await held.left.wait()
+        assert time.monotonic() - left_at < 0.1
+        assert isinstance(held.verdict, ClientGone)
+    assert server.statistics().client_gone == 1
+
+
+async def test_a_client_that_sends_more_is_not_taken_for_one_that_left() -> None:
+    held = Held()
+    async with serving(held) as (_, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await held.entered.wait()
+        await wire.send(GET)
+        with trio.move_on_after(0.1):
+            await held.left.wait()
+        assert not held.left.is_set()
+        held.go_on.set()
+        for _ in range(2):
+            assert (await wire.response())[2] == b"done"
+        assert held.running == 2
+
+
+async def test_a_connection_that_ends_between_requests_is_no_failure() -> None:
+    async with serving(echo) as (server, port):
+        async with await Wire.connect(port) as wire:
+            await wire.send(GET)
+            await wire.response()
+        async with await Wire.connect(port):
+            pass
+    assert (server.statistics().client_gone, server.statistics().cut) == (0, 0)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_connections_beyond_the_limit_are_told_to_come_back() -> None:
+    async with serving(echo, ServerLimits(tick_s=0.01, connections_max=1)) as (server, port):
+        async with await Wire.connect(port) as first:
+            await first.send(GET)
+            await first.response()
+            async with await Wire.connect(port) as second:
+                await second.send(GET)
+                status, headers, body = await second.response()
+                assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+                assert json.loads(body)["error"]["code"] == "node_busy"
+                assert await second.ended()
+            await first.send(GET)
+            assert (await first.response())[0] == 200
+        assert server.statistics().refused == {"connections": 1}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_requests_beyond_the_limit_are_told_to_come_back(whole: bool) -> None:
+    held = Held()
+    async with serving(held, ServerLimits(tick_s=0.01, in_flight_max=1)) as (server, port):
+        async with await Wire.connect(port) as first, await Wire.connect(port) as second:
+            await first.send(GET)
+            await held.entered.wait()
+            await second.send(post(b"abc")[: None if whole else -1])
+            status, headers, _ = await second.response()
+            assert (status, headers["retry-after"]) == (503, "1")
+            held.go_on.set()
+            assert (await first.response())[0] == 200
+            if whole:  # framing is not lost, so the connection lives
+                await second.send(GET)
+                assert (await second.response())[0] == 200
+            else:
+                assert headers["connection"] == "close"
+                assert await second.ended()
+        assert server.statistics().refused == {"in_flight": 1}
+
+
+async def test_a_node_out_of_descriptors_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [errno.EMFILE, errno.ECONNABORTED]
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise OSError(failures.pop(0), "no")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    async with serving(echo) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        assert (await wire.response())[0] == 200
+        assert server.statistics().refused == {"accept": 2}
+
+
+async def test_two_nodes_share_a_port() -> None:
+    first, second = DataServer(echo, QUICK), DataServer(echo, QUICK)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            bound = await nursery.start(partial(first.serve, "127.0.0.1", 0, reuse_port=True))
+            again = await nursery.start(partial(second.serve, "127.0.0.1", bound[0][1], reuse_port=True))
+            assert bound == again
+            await first.drain(0)
+            async with await Wire.connect(bound[0][1]) as wire:
+                await wire.send(GET)
+                assert (await wire.response())[0] == 200
+            await second.drain(0)
+
+
+def test_limits_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="send_s"):
+        ServerLimits(send_s=0)
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+async def test_drain_lets_running_requests_finish_and_closes_idle_connections_at_once() -> None:
+    held = Held()
+    async with serving(held) as (server, port), await Wire.connect(port) as busy, await Wire.connect(port) as idle:
+        await busy.send(GET + GET)
+        await held.entered.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.drain, 60.0)
+            assert await idle.ended()
+            with pytest.raises(OSError, match="refused"):
+                await Wire.connect(port)
+            held.go_on.set()
+            status, headers, body = await busy.response()
+            assert (status, headers["connection"], body) == (200, "close", b"done")
+            assert await busy.ended()
+        assert held.running == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"some of it"])
+async def test_drain_cuts_what_is_left_at_its_deadline(first: bytes) -> None:
+    held = Held(first=first)
+    async with serving(held) as (server, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await held.entered.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.drain, 0.05)
+            if first:
+                assert await wire.cut()
+            else:
+                assert (await wire.response())[0] == 503
+                assert await wire.ended()
+                await wire.aclose()
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def server_context(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+async def test_https_is_served_when_there_is_a_certificate(authority: trustme.CA) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    body = b"x" * 300_000
+    async with (
+        serving(echo, tls=server_context(authority)) as (_, port),
+        httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=context) as client,
+    ):
+        for _ in range(2):
+            response = await client.post("/v1/x", content=body)
+            assert response.content == b"POST /v1/x " + body
+
+
+async def test_plain_text_on_a_tls_port_ends_and_harms_nobody(authority: trustme.CA) -> None:
+    async with serving(echo, QUICK, tls=server_context(authority)) as (server, port):
+        async with await Wire.connect(port) as wire:
+            await wire.send(GET)
+            await wire.cut()
+        async with await Wire.connect(port) as silent:  # a handshake that never comes is given up
+            await silent.cut()
+        assert server.statistics().connections == 0
+
+
+async def test_a_tls_client_that_leaves_cancels_its_request(authority: trustme.CA) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    held = Held()
+    async with serving(held, tls=server_context(authority)) as (_, port):
+        stream = await trio.open_ssl_over_tcp_stream("127.0.0.1", port, ssl_context=context)
+        await stream.send_all(GET)
+        await held.entered.wait()
+        await trio.aclose_forcefully(stream)
+        await held.left.wait()
+        assert isinstance(held.verdict, ClientGone)
+
+
+# --- the watchdog -----------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_ticks_while_nobody_is_connected(autojump_clock: trio.testing.MockClock) -> None:
+    watchdog = Watchdog(0.25)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watchdog.tick)
+        await trio.sleep(100)
+        assert watchdog.ticks == 0
+        nursery.cancel_scope.cancel()

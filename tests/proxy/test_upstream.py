@@ -1,0 +1,634 @@
+"""The way to the backends and back, on real sockets, through a real server."""
+
+from __future__ import annotations
+
+import ssl
+import time
+
+import pytest
+import trio
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamError, UpstreamGarbled
+from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.server import Client, ServerLimits
+from ranvier_py.proxy.upstream import Address, Exchange, ResponseParser, Upstream, UpstreamLimits
+from tests.proxy.wire import (
+    CHUNKED_HEAD,
+    GET,
+    TEST_S,
+    Proxy,
+    Wire,
+    answer,
+    backend,
+    chunk,
+    post,
+    proxying,
+    serving,
+)
+
+LIMITS = UpstreamLimits(header_bytes_max=4000)
+
+
+def request(body: bytes = b"", method: bytes = b"POST", minor: int = 1) -> HttpRequest:
+    return HttpRequest(method, b"/v1/x", [(b"Host", b"h")], body, minor)
+
+
+async def all_of(exchange: Exchange) -> bytes:
+    body = b""
+    while data := await exchange.receive():
+        body += data
+    return body
+
+
+def says(*answers: bytes, close: bool = False):  # type: ignore[no-untyped-def]
+    """A backend that gives these answers in turn on each connection, then waits, or closes."""
+
+    async def script(wire: Wire) -> None:
+        for each in answers:
+            await wire.request()
+            await wire.send(each)
+        if not close:
+            await wire.more()
+
+    return script
+
+
+async def asked(
+    *answers: bytes, close: bool = False, method: bytes = b"POST", minor: int = 1
+) -> tuple[Exchange, bytes]:
+    """What one exchange with such a backend gives: the answer and its body."""
+    upstream = Upstream(LIMITS)
+    failure: UpstreamError | None = None
+    with trio.fail_after(TEST_S):
+        async with backend(says(*answers, close=close)) as found:
+            try:
+                exchange = await upstream.open(found.address, request(method=method, minor=minor))
+                try:
+                    body = await all_of(exchange)
+                finally:
+                    exchange.release()
+            except UpstreamError as error:  # kept, as a nursery would wrap it
+                failure = error
+    await upstream.aclose()
+    assert upstream.statistics().open == 0
+    if failure is not None:
+        raise failure
+    return exchange, body
+
+
+# --- unaltered --------------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_client_says_reaches_the_backend_but_for_what_is_between_it_and_us() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def script(wire: Wire) -> None:
+        seen.append(await wire.request())
+        await wire.send(answer(b"ok"))
+
+    async with proxying(script) as (proxy, _, port), await Wire.connect(port) as wire:
+        fields = [b"AuthoriZation: Bearer KEY", b"X-Odd: a, b", b"x-odd: c", b"Accept-Encoding: gzip"]
+        hop = [
+            b"Connection: keep-alive, X-Mine",
+            b"X-Mine: 1",
+            b"Keep-Alive: 5",
+            b"TE: trailers",
+            b"Expect: 100-continue",
+        ]
+        await wire.send(post(b'{"a": 1}', *fields, *hop, target=b"/v1/chat/completions?q=1"))
+        await wire.response()
+        head, body = seen[0]
+        authority = str(proxy.address).removeprefix("http://").encode()
+        lines = head.strip().split(b"\r\n")
+        assert lines[0] == b"POST /v1/chat/completions?q=1 HTTP/1.1"
+        assert sorted(lines[1:]) == sorted([b"host: " + authority, b"content-length: 8", *fields])
+        assert body == b'{"a": 1}'
+
+
+async def test_chunks_of_the_client_reach_the_backend_with_a_length() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def script(wire: Wire) -> None:
+        seen.append(await wire.request())
+        await wire.send(answer(b"ok"))
+
+    async with proxying(script) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(
+            b"POST / HTTP/1.1\r\nhost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"ab") + chunk(b"c")
+        )
+        await wire.send(b"0\r\nx: y\r\n\r\n")
+        await wire.response()
+        assert b"content-length: 3\r\n" in seen[0][0]
+        assert b"transfer-encoding" not in seen[0][0].lower()
+        assert seen[0][1] == b"abc"
+
+
+async def test_get_and_head_say_no_length() -> None:
+    seen: list[bytes] = []
+
+    async def script(wire: Wire) -> None:
+        for _ in range(2):
+            seen.append((await wire.request())[0])
+            await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with proxying(script) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(GET + GET.replace(b"GET", b"HEAD"))
+        await wire.response()
+        await wire.response(bodiless=True)
+        assert [head.split(b" ")[0] for head in seen] == [b"GET", b"HEAD"]
+        assert b"content-length" not in b"".join(seen)
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"418 I'm a Teapot, \xe9", b"500 ", b"429 Too Many Requests"])
+async def test_what_the_backend_says_reaches_the_client_byte_for_byte(status: bytes) -> None:
+    fields = [b"Server: uvicorn", b"X-Twice: 1", b"x-twice: 2", b"Retry-After: 7", b"content-type: text/plain"]
+    reply = answer(b"\x00\xff\r\n\r\nbody", *fields, b"Connection: Keep-Alive, x-hop", b"x-hop: 1", status=status)
+    async with proxying(says(reply)) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        head = await wire.until(b"\r\n\r\n")
+        expected = [b"HTTP/1.1 " + status, b"content-length: 10", *fields, b"x-ranvier-backend: b0"]
+        assert head.strip().split(b"\r\n") == expected
+        assert await wire.exactly(10) == b"\x00\xff\r\n\r\nbody"
+
+
+async def test_a_chunked_answer_keeps_its_chunks_and_trailers() -> None:
+    body = chunk(b"data: 1\n\n") + b"3;ext=1\r\nabc\r\n" + b"0\r\nx-trailer: y\r\n\r\n"
+    async with proxying(says(CHUNKED_HEAD + body, answer(b"next"))) as (_, found, port):
+        async with await Wire.connect(port) as wire:
+            await wire.send(GET)
+            assert b"transfer-encoding: chunked\r\n" in await wire.until(b"\r\n\r\n")
+            assert await wire.exactly(len(body)) == body
+            await wire.send(GET)
+            assert (await wire.response())[2] == b"next"
+        assert found.connections == 1
+
+
+async def test_a_chunk_leaves_as_soon_as_it_arrives() -> None:
+    """The backend sends the next piece only when the client has the one before: whoever buffers, waits for ever."""
+    received = [trio.Event() for _ in range(5)]
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(CHUNKED_HEAD)
+        await received[0].wait()
+        for number in range(1, 5):
+            await wire.send(chunk(b"piece %d" % number))
+            await received[number].wait()
+        await wire.send(b"0\r\n\r\n")
+
+    async with proxying(script) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await wire.until(b"\r\n\r\n")
+        received[0].set()
+        for number in range(1, 5):
+            await wire.until(b"piece %d\r\n" % number)
+            received[number].set()
+        await wire.until(b"0\r\n\r\n")
+
+
+async def test_half_a_chunk_leaves_at_once_too() -> None:
+    received = trio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(CHUNKED_HEAD + b"6\r\nabc")
+        await received.wait()
+        await wire.send(b"def\r\n0\r\n\r\n")
+
+    async with proxying(script) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await wire.until(b"6\r\nabc")
+        received.set()
+        assert await wire.until(b"\r\n0\r\n\r\n") == b"def\r\n0\r\n\r\n"
+
+
+# --- framings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "reply", "framing", "body"),
+    [
+        (b"GET", answer(b"abc"), "length", b"abc"),
+        (b"GET", answer(b""), "none", b""),
+        (b"GET", CHUNKED_HEAD + chunk(b"a") + b"0\r\n\r\n", "chunked", b"1\r\na\r\n0\r\n\r\n"),
+        (b"HEAD", b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n", "none", b""),
+        (b"HEAD", CHUNKED_HEAD, "none", b""),
+        (b"GET", b"HTTP/1.1 204 No Content\r\n\r\n", "none", b""),
+        (b"GET", b"HTTP/1.1 304 Not Modified\r\ncontent-length: 99\r\n\r\n", "none", b""),
+        (b"POST", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 X\r\na: b\r\n\r\n" + answer(b"abc"), "length", b"abc"),
+    ],
+)
+async def test_a_body_ends_where_its_framing_says(method: bytes, reply: bytes, framing: str, body: bytes) -> None:
+    exchange, got = await asked(reply, method=method)
+    assert (exchange.head.framing, got, exchange.complete) == (framing, body, True)
+
+
+async def test_a_body_without_a_length_ends_with_the_connection_on_both_sides() -> None:
+    async with (
+        proxying(says(b"HTTP/1.1 200 OK\r\n\r\nabc", close=True)) as (_, _, port),
+        await Wire.connect(port) as wire,
+    ):
+        await wire.send(GET)
+        status, headers, _ = await wire.response()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await wire.rest() == b"abc"
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    reply = CHUNKED_HEAD + chunk(b"ab") + chunk(b"c") + b"0\r\n\r\n"
+    async with proxying(says(reply)) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(b"GET / HTTP/1.0\r\n\r\n")
+        _, headers, _ = await wire.response()
+        assert "transfer-encoding" not in headers
+        assert headers["connection"] == "close"
+        assert await wire.rest() == b"abc"
+
+
+GARBLED = {
+    "no HTTP": b"SSH-2.0-OpenSSH\r\n\r\n",
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    "lengths that differ": b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+    "length and chunks": b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "an unknown coding": b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n",
+    "a NUL": b"HTTP/1.1 200 OK\r\na: \0\r\n\r\n",
+    "a folded line": b"HTTP/1.1 200 OK\r\na: b\r\n c\r\n\r\n",
+    "a bad chunk": CHUNKED_HEAD + b"xyz\r\n",
+    "a head too large": b"HTTP/1.1 200 OK\r\na: " + b"b" * 5000 + b"\r\n\r\n",
+    "an endless head": b"HTTP/1.1 200 OK\r\na: " + b"b" * 5000,
+    "interim answers only": b"HTTP/1.1 100 Continue\r\n\r\n" * 100,
+}
+
+
+@pytest.mark.parametrize("case", GARBLED)
+async def test_an_answer_that_is_not_http_is_told_as_such(case: str) -> None:
+    with pytest.raises(UpstreamGarbled):
+        await asked(GARBLED[case])
+
+
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200", answer(b"abcdef")[:-1], CHUNKED_HEAD + b"3\r\nabc\r\n"])
+async def test_a_backend_that_closes_too_early_is_told_as_such(reply: bytes) -> None:
+    with pytest.raises(UpstreamClosed):
+        await asked(reply, close=True)
+
+
+@pytest.mark.parametrize(
+    "reply", [answer(b"x" * 100)[:-50], CHUNKED_HEAD + b"9\r\nabc", CHUNKED_HEAD + b"3\r\nabc\r\n"]
+)
+async def test_a_backend_that_closes_in_mid_body_cuts_the_client(reply: bytes) -> None:
+    async with proxying(says(reply, close=True)) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        assert await wire.cut()
+
+
+async def test_a_backend_that_closes_before_it_answers_is_a_502() -> None:
+    async with proxying(says(b"", close=True)) as (proxy, _, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(GET)
+            assert (await wire.response())[0] == 502
+        assert proxy.upstream.statistics().replaced == 0
+
+
+@given(st.lists(st.sampled_from([b"a", b"\r\n", b"\r\n\r\n", b"\r", b"0\r\n\r\n"]).map(lambda x: x * 2)), st.data())
+def test_the_end_of_a_chunked_answer_is_found_to_the_byte_however_it_is_cut(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    trailer = data.draw(st.sampled_from([b"", b"t: u\r\n"]))
+    message = b"".join(chunk(payload) for payload in payloads) + b"0\r\n" + trailer + b"\r\n"
+    stream = message + data.draw(st.sampled_from([b"", b"\r\n", b"\r\n\r\n", b"x", answer(b"stray")]))
+    parser = ResponseParser()
+    parser.parse(CHUNKED_HEAD, b"GET")
+    at = used = 0
+    while not parser.done:
+        step = data.draw(st.integers(1, 40))
+        used += parser.feed(stream[at : at + step])
+        at += step
+    assert used == len(message)
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_serves_again_and_the_last_used_first() -> None:
+    async with proxying(says(*[answer(b"x")] * 10)) as (proxy, found, port), await Wire.connect(port) as wire:
+        for _ in range(10):
+            await wire.send(GET)
+            await wire.response()
+        assert found.connections == 1
+        assert proxy.upstream.statistics().reuses == 9
+
+
+@pytest.mark.parametrize("reply", [answer(b"x", b"Connection: close"), answer(b"x").replace(b"/1.1", b"/1.0")])
+async def test_a_connection_that_the_backend_wants_closed_serves_no_more(reply: bytes) -> None:
+    async with proxying(says(reply)) as (_, found, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(GET)
+            _, headers, body = await wire.response()
+            assert body == b"x"
+            assert "connection" not in headers  # the client's connection is another matter
+        assert found.connections == 2
+
+
+@pytest.mark.parametrize("surplus", [b"\r\n", b"x", answer(b"stray")])
+@pytest.mark.parametrize("first", [answer(b"x"), CHUNKED_HEAD + chunk(b"x") + b"0\r\n\r\n", b"HTTP/1.1 204 N\r\n\r\n"])
+async def test_bytes_after_an_answer_never_reach_anybody(first: bytes, surplus: bytes) -> None:
+    async with proxying(says(first + surplus, answer(b"wrong"))) as (proxy, found, port):
+        async with await Wire.connect(port) as wire:
+            for _ in range(2):
+                await wire.send(GET)
+                status, _, body = await wire.response()
+                assert (status, body) == (204, b"") if b"204" in first else (200, b"x")
+                assert wire.buffer == b""
+        assert found.connections == 2
+        assert proxy.upstream.statistics().surplus == 2
+
+
+async def test_bytes_that_come_later_never_reach_anybody_either() -> None:
+    stray = trio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(answer(b"x"))
+        if found.connections == 1:
+            await stray.wait()
+            await wire.send(answer(b"stray"))
+            sent.set()
+        await wire.more()
+
+    sent = trio.Event()
+    async with proxying(script) as (proxy, found, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await wire.response()
+        stray.set()
+        await sent.wait()
+        await wire.send(GET)
+        assert (await wire.response())[2] == b"x"
+        assert (found.connections, proxy.upstream.statistics().stale) == (2, 1)
+
+
+async def test_a_pooled_connection_that_was_closed_is_replaced_silently() -> None:
+    closed = trio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(answer(b"x"))
+        await wire.aclose()
+        closed.set()
+
+    async with proxying(script) as (proxy, found, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        await wire.response()
+        await closed.wait()
+        await wire.send(GET)
+        assert (await wire.response())[2] == b"x"
+        assert (found.connections, proxy.upstream.statistics().stale) == (2, 1)
+
+
+async def test_a_pooled_connection_that_dies_at_the_next_request_is_replaced_once() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        if found.connections < 3:
+            await wire.send(answer(b"x"))
+            await wire.request()  # … and closes without a word
+
+    async with proxying(script) as (proxy, found, port), await Wire.connect(port) as wire:
+        await wire.send(GET)
+        assert (await wire.response())[0] == 200
+        await wire.send(GET)  # the first connection dies, a second answers
+        assert (await wire.response())[0] == 200
+        assert proxy.upstream.statistics().replaced == 1
+        await wire.send(GET)  # the second dies, and so does the third, which is fresh: told
+        assert (await wire.response())[0] == 502
+        assert (found.connections, proxy.upstream.statistics().replaced) == (3, 2)
+
+
+async def test_a_pooled_connection_that_dies_in_its_answer_is_not_asked_again() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(answer(b"x"))
+        await wire.request()
+        await wire.send(b"HTTP/1.1 2")
+
+    async with proxying(script) as (_, found, port), await Wire.connect(port) as wire:
+        await wire.send(GET + GET)
+        assert [(await wire.response())[0] for _ in range(2)] == [200, 502]
+        assert found.connections == 1
+
+
+async def test_the_pool_is_bounded_and_forgets() -> None:
+    now = 0.0
+    upstream = Upstream(UpstreamLimits(pooled_max=2, idle_s=10), clock=lambda: now)
+    with trio.fail_after(TEST_S):
+        async with backend(says(answer(b"x"))) as found:
+
+            async def use(count: int) -> None:
+                exchanges = [await upstream.open(found.address, request()) for _ in range(count)]
+                for exchange in exchanges:
+                    await all_of(exchange)
+                    exchange.release()
+                    exchange.release()
+
+            await use(3)
+            assert (upstream.statistics().pooled, upstream.statistics().dropped) == (2, 1)
+            now = 20.0
+            upstream.prune()
+            assert (upstream.statistics().pooled, upstream.statistics().open) == (0, 0)
+            await use(1)
+            upstream.forget(found.address)
+            assert upstream.statistics().open == 0
+            await upstream.aclose()
+
+
+# --- early answers, refusals, cancellation ----------------------------------------------------------------------------
+
+
+async def test_an_answer_that_comes_before_the_request_was_read_is_passed_on() -> None:
+    """The backend never reads the 8 MB that it refuses; nobody may wait for that."""
+
+    async def script(wire: Wire) -> None:
+        await wire.until(b"\r\n\r\n")
+        await wire.send(answer(b"too long", status=b"413 No"))
+        await done.wait()
+
+    done = trio.Event()
+    async with proxying(script) as (_, found, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(post(b"x" * 8_000_000))
+            assert (await wire.response())[::2] == (413, b"too long")
+        done.set()
+        assert found.connections == 2
+
+
+async def test_an_answer_that_comes_before_a_reset_is_passed_on_or_told() -> None:
+    async with proxying(says_early) as (_, _, port), await Wire.connect(port) as wire:
+        await wire.send(post(b"x" * 8_000_000))
+        assert (await wire.response())[0] in (413, 502)
+
+
+async def says_early(wire: Wire) -> None:
+    await wire.until(b"\r\n\r\n")
+    await wire.send(answer(b"too long", status=b"413 No"))
+
+
+async def test_a_large_request_arrives_whole() -> None:
+    body, seen = bytes(range(256)) * 20_000, []
+
+    async def script(wire: Wire) -> None:
+        while True:
+            head = await wire.until(b"\r\n\r\n")
+            parts = [wire.buffer]
+            wire.buffer = b""
+            while sum(map(len, parts)) < len(body):
+                parts.append(await wire.stream.receive_some(1 << 20))
+            seen.append((head[:4], b"".join(parts) == body))
+            await wire.send(answer(b"ok"))
+
+    async with proxying(script) as (_, found, port), await Wire.connect(port) as wire:
+        for _ in range(2):
+            await wire.send(post(body))
+            assert (await wire.response())[0] == 200
+        assert seen == [(b"POST", True)] * 2
+        assert found.connections == 1
+
+
+async def test_a_backend_that_is_not_there_is_told_as_such() -> None:
+    async with backend(says()) as found:
+        pass
+    upstream = Upstream(LIMITS)
+    for address in (found.address, Address("http", "no such host.invalid", 80)):
+        with pytest.raises(ConnectFailed):
+            await upstream.open(address, request())
+    assert upstream.statistics().connect_failures == 2
+
+
+async def test_a_backend_that_does_not_take_the_connection_is_given_up(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(trio, "open_tcp_stream", silence)
+    with pytest.raises(ConnectFailed, match=r"within 5\.0 s"):
+        await Upstream(LIMITS).open(Address("http", "127.0.0.1", 1), request())
+
+
+@pytest.mark.parametrize("first", [b"", CHUNKED_HEAD + chunk(b"x")])
+async def test_a_client_that_leaves_ends_the_backends_work_within_100_ms(first: bytes) -> None:
+    told = trio.Event()
+    asked_ = trio.Event()
+
+    async def script(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(first)
+        asked_.set()
+        await wire.more()
+        told.set()
+
+    async with proxying(script) as (_, _, port):
+        wire = await Wire.connect(port)
+        await wire.send(GET)
+        await asked_.wait()
+        if first:
+            await wire.until(chunk(b"x"))
+        left_at = time.monotonic()
+        await wire.aclose()
+        await told.wait()
+        assert time.monotonic() - left_at < 0.1
+
+
+async def test_a_client_that_does_not_read_holds_no_memory() -> None:
+    """What nobody reads stays with the backend: it can send no more than the socket buffers on the way take."""
+    sent = 0
+    piece = chunk(b"x" * 60_000)
+
+    async def script(wire: Wire) -> None:
+        nonlocal sent
+        await wire.request()
+        await wire.send(CHUNKED_HEAD)
+        while True:
+            await wire.send(piece)
+            sent += len(piece)
+
+    async with (
+        proxying(script, ServerLimits(tick_s=0.01, send_s=0.2)) as (_, _, port),
+        await Wire.connect(port, receive_buffer=4096) as wire,
+    ):
+        await wire.send(GET)
+        await wire.until(b"\r\n\r\n")
+        before = -1
+        while before < sent:
+            before = sent
+            with trio.move_on_after(0.05):
+                await trio.sleep_forever()
+        assert sent < 40_000_000
+        assert await wire.cut()  # and in the end it is cut off
+
+
+# --- addresses and TLS ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "authority", "text"),
+    [
+        ("http://10.0.0.1:8000", "10.0.0.1:8000", "http://10.0.0.1:8000"),
+        ("http://engine/", "engine", "http://engine"),
+        ("https://Engine:443/a/b/", "engine", "https://engine/a/b"),
+        ("http://[::1]:8000", "[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_an_address_is_read_from_a_url(url: str, authority: str, text: str) -> None:
+    address = Address.parse(url)
+    assert (address.authority, str(address)) == (authority, text)
+    assert Address.parse(text) == address
+
+
+@pytest.mark.parametrize("url", ["10.0.0.1:8000", "ftp://x", "http://", "http://u@x", "http://x?y", "http://x:99999"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        Address.parse(url)
+
+
+async def test_a_path_prefix_precedes_the_target() -> None:
+    seen: list[bytes] = []
+
+    async def script(wire: Wire) -> None:
+        seen.append((await wire.request())[0])
+        await wire.send(answer(b"x"))
+
+    upstream = Upstream(LIMITS)
+    async with backend(script) as found:
+        exchange = await upstream.open(Address.parse(f"{found.address}/base"), request(), [(b"x-request-id", b"7")])
+        exchange.release()
+        assert seen[0].startswith(b"POST /base/v1/x HTTP/1.1\r\n")
+        assert b"\r\nx-request-id: 7\r\n" in seen[0]
+
+
+async def test_a_backend_can_speak_tls_and_must_prove_its_name() -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    async def engine(request: HttpRequest, client: Client) -> None:
+        await client.respond(200, request.body)
+
+    body = b"x" * 300_000
+    async with serving(engine, tls=context) as (_, port):
+        address = Address("https", "127.0.0.1", port)
+        proxy = Proxy(address)
+        proxy.upstream = Upstream(LIMITS, tls=trusting)
+        async with serving(proxy) as (_, front), await Wire.connect(front) as wire:
+            for _ in range(2):
+                await wire.send(post(body))
+                assert (await wire.response())[2] == body
+            assert proxy.upstream.statistics().reuses == 1
+        await proxy.upstream.aclose()
+        with pytest.raises(ConnectFailed, match="certificate"):
+            await Upstream(LIMITS).open(address, request())
+
+
+def test_the_errors_of_a_backend_are_one_family() -> None:
+    assert issubclass(ConnectFailed, UpstreamError)

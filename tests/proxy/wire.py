@@ -1,0 +1,235 @@
+"""Raw sockets for the data plane's tests: a client that says exactly what it is told, and backends made of a script."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Self
+
+import trio
+
+from ranvier_py.proxy.http_values import HttpRequest, Phase
+from ranvier_py.proxy.server import Client, DataServer, Handler, ServerLimits
+from ranvier_py.proxy.upstream import Address, Upstream, UpstreamLimits
+
+TEST_S = 10.0
+"""No test waits longer for anything."""
+
+GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
+
+
+def post(body: bytes, *fields: bytes, target: bytes = b"/v1/chat/completions") -> bytes:
+    lines = [b"POST %b HTTP/1.1" % target, b"host: h", b"content-length: %d" % len(body), *fields]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def answer(body: bytes, *fields: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 " + status, b"content-length: %d" % len(body), *fields]) + b"\r\n\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Wire:
+    """One end of a connection, with a memory of what was received and not yet looked at."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self.buffer = b""
+
+    @classmethod
+    async def connect(cls, port: int, *, receive_buffer: int = 0) -> Wire:
+        sock = trio.socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        try:
+            await sock.connect(("127.0.0.1", port))
+        except OSError:
+            sock.close()
+            raise
+        return cls(trio.SocketStream(sock))
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def more(self) -> bool:
+        data = await self.stream.receive_some(65536)
+        self.buffer += data
+        return bool(data)
+
+    async def until(self, token: bytes) -> bytes:
+        while token not in self.buffer:
+            assert await self.more(), f"ended before {token!r}: {self.buffer!r}"
+        head, _, self.buffer = self.buffer.partition(token)
+        return head + token
+
+    async def exactly(self, count: int) -> bytes:
+        while len(self.buffer) < count:
+            assert await self.more(), f"ended after {len(self.buffer)} of {count} bytes"
+        data, self.buffer = self.buffer[:count], self.buffer[count:]
+        return data
+
+    async def rest(self) -> bytes:
+        """All up to a clean end."""
+        while await self.more():
+            pass
+        data, self.buffer = self.buffer, b""
+        return data
+
+    async def response(self, *, bodiless: bool = False) -> tuple[int, dict[str, str], bytes]:
+        head = (await self.until(b"\r\n\r\n")).decode()
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        body = b""
+        if not bodiless and "content-length" in headers:
+            body = await self.exactly(int(headers["content-length"]))
+        elif headers.get("transfer-encoding") == "chunked":
+            while size := int(await self.until(b"\r\n"), 16):
+                body += (await self.exactly(size + 2))[:-2]
+            assert await self.exactly(2) == b"\r\n"
+        return int(first.split()[1]), headers, body
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """As a backend: head and body of one request with a length."""
+        head = await self.until(b"\r\n\r\n")
+        length = next((line[16:] for line in head.split(b"\r\n") if line.startswith(b"content-length: ")), b"0")
+        return head, await self.exactly(int(length))
+
+    async def ended(self) -> bool:
+        """Whether the other side has closed, cleanly and without another byte."""
+        return not self.buffer and not await self.more()
+
+    async def cut(self) -> bool:
+        """Whether the connection ends in a reset, whatever came before."""
+        try:
+            await self.rest()
+        except trio.BrokenResourceError:
+            return True
+        return False
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with trio.CancelScope(shield=True):
+            await self.stream.aclose()
+
+
+@asynccontextmanager
+async def serving(
+    handler: Handler, limits: ServerLimits | None = None, *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[DataServer, int]]:
+    """A server on a free port; drained at the end, so that a task that does not end fails the test."""
+    server = DataServer(handler, limits or ServerLimits(tick_s=0.01), tls=tls)
+    with trio.fail_after(TEST_S):
+        async with trio.open_nursery() as nursery:
+            bound = await nursery.start(partial(server.serve, "127.0.0.1", 0))
+            yield server, bound[0][1]
+            await server.drain(0)
+            assert server.statistics().connections == server.statistics().in_flight == 0
+
+
+@asynccontextmanager
+async def backend(script: Callable[[Wire], Awaitable[object]]) -> AsyncIterator[Backend]:
+    """A backend whose every connection runs `script`, and is closed when that returns."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    found = Backend(Address("http", "127.0.0.1", port))
+
+    async def run(stream: trio.SocketStream) -> None:
+        found.connections += 1
+        try:
+            async with Wire(stream) as wire:
+                await script(wire)
+        except (trio.BrokenResourceError, AssertionError):
+            found.broken += 1
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(trio.serve_listeners, run, listeners))
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+class Backend:
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.connections = 0
+        self.broken = 0
+
+
+class Proxy:
+    """The least that a pipeline does."""
+
+    def __init__(self, address: Address, limits: UpstreamLimits | None = None) -> None:
+        self.upstream = Upstream(limits or UpstreamLimits())
+        self.address = address
+        self.extra = ((b"x-ranvier-backend", b"b0"),)
+        self.first_byte_s = self.stall_s = 5.0
+        self.failures: list[BaseException] = []
+
+    async def __call__(self, request: HttpRequest, client: Client) -> None:
+        client.arm(Phase.FIRST_BYTE, self.first_byte_s)
+        try:
+            exchange = await self.upstream.open(self.address, request)
+            try:
+                await client.relay_head(exchange.head, self.extra, exchange.take())
+                while not exchange.complete:
+                    client.arm(Phase.STALL, self.stall_s)
+                    await client.send(await exchange.receive())
+            finally:
+                exchange.release()
+        except BaseException as error:
+            self.failures.append(error)
+            raise
+
+
+@asynccontextmanager
+async def proxying(
+    script: Callable[[Wire], Awaitable[object]],
+    limits: ServerLimits | None = None,
+    upstream_limits: UpstreamLimits | None = None,
+) -> AsyncIterator[tuple[Proxy, Backend, int]]:
+    """A scripted backend behind a server: proxy, backend, and the server's port."""
+    async with backend(script) as found:
+        proxy = Proxy(found.address, upstream_limits)
+        async with serving(proxy, limits) as (_, port):
+            yield proxy, found, port
+        await proxy.upstream.aclose()
+        assert proxy.upstream.statistics().open == 0
+
+
+async def echo(request: HttpRequest, client: Client) -> None:
+    """A handler that answers with what it understood."""
+    await client.respond(200, request.method + b" " + request.target + b" " + request.body, (), b"text/plain")
+
+
+class Asked:
+    """The requests that come on one stream, for engines that tests write by hand."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream) -> None:
+        self._stream = stream
+        self._data = b""
+
+    async def next(self) -> tuple[bytes, bytes] | None:
+        """Head and body; None when the stream has ended."""
+        while b"\r\n\r\n" not in self._data:
+            more = await self._stream.receive_some()
+            if not more:
+                return None
+            self._data += more
+        head, _, rest = self._data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+        while len(rest) < length:
+            rest += await self._stream.receive_some()
+        self._data = rest[length:]
+        return head, rest[:length]
