@@ -25,6 +25,7 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import Job, SharedIn
 from ranvier_py.core.engine_cache.prefix_index.shared_scripts import SCRIPTS
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.core.sample import Sample
 
 try:
@@ -40,16 +41,30 @@ PREPARE_S = 0.005
 
 ERRORS = ("connection", "timeout", "other")  # kinds of them, as Continuum counts them
 
+PREFIX_CHARACTERS_MAX = 60
 READ_BYTES = 65_536  # in one read of a socket
 
 
 @dataclass(frozen=True, slots=True)
-class RedisOptions:
-    """`prefix` begins every key. A job has `timeout_s`, a connection `connect_s` before that."""
+class RedisOptions(Options):
+    """A job has `timeout_s`, a connection `connect_s` before that."""
 
-    prefix: str = "ranvier:kvidx:"
-    timeout_s: float = 1.0  # CR33
-    connect_s: float = 3.0  # CR12
+    prefix: str = option(
+        "ranvier:kvidx:", "Begins every key in Redis; all nodes need the same.", key="kv_redis_prefix", section="Index"
+    )
+    timeout_s: float = seconds(  # CR33
+        1.0, "A round trip to Redis that takes longer means that it is away.", key="kv_redis_timeout_s", section="Index"
+    )
+    connect_s: float = seconds(  # CR12
+        3.0, "Longest wait for a connection to Redis.", key="kv_redis_connect_timeout_s", section="Index"
+    )
+
+    def contradictions(self) -> list[str]:
+        if not 1 <= len(self.prefix) <= PREFIX_CHARACTERS_MAX or not all("!" <= each <= "~" for each in self.prefix):
+            return [f"prefix: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
+        if any(each in "*?[]\\^" for each in self.prefix):
+            return ["prefix: must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis"]
+        return []
 
 
 class Wire:

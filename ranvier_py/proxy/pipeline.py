@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -33,6 +33,7 @@ from ranvier_py.core.errors import (
     UpstreamTimeout,
 )
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome, Transition
 from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits
@@ -51,13 +52,21 @@ CAPTURE_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineLimits:
+class PipelineLimits(Options):
     """Deadlines of one request, in seconds."""
 
-    tokenize_deadline_s: float = 0.15
-    first_byte_s: float = 600.0
-    stall_s: float = 120.0
-    retries: RetryLimits = field(default_factory=RetryLimits)
+    tokenize_deadline_s: float = option(
+        0.15,
+        "Longest wait for tokens before placing by load. 0 never waits.",
+        most=60.0,
+        key="tokenize_deadline_s",
+        section="Tokens",
+    )
+    first_byte_s: float = seconds(
+        600.0, "Longest wait for a backend to begin its answer.", key="first_byte_timeout_s", section="Limits"
+    )
+    stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s", section="Limits")
+    retries: RetryLimits = part(RetryLimits)
 
     @property
     def waits_once(self) -> bool:

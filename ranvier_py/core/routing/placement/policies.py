@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.options import Options, OptionValue, chosen, options_of
 from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.bounded_load import BoundedLoad, BoundedLoadOptions
@@ -36,7 +37,6 @@ from ranvier_py.core.routing.placement.cache_aware_smg import CacheAwareSmg, Cac
 from ranvier_py.core.routing.placement.chwbl import Chwbl, ChwblOptions
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
 from ranvier_py.core.routing.placement.least_loaded import LeastLoaded
-from ranvier_py.core.routing.placement.policy_options import Options, OptionValue, chosen, limits_of
 from ranvier_py.core.routing.placement.power_of_two import PowerOfTwo
 from ranvier_py.core.routing.placement.random_choice import WeightedRandom
 from ranvier_py.core.routing.placement.round_robin import RoundRobin
@@ -85,7 +85,7 @@ def option_reference() -> list[OptionRow]:
     return [
         OptionRow(policy, name, limits.default, limits.meaning)
         for policy, kind in POLICIES.items()
-        for name, limits in limits_of(kind.options).items()
+        for name, limits in options_of(kind.options).items()
     ]
 
 
