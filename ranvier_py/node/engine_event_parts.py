@@ -26,7 +26,7 @@ import trio
 
 from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.engine_cache.block_namespaces import Names, base_models, names_by_topic
-from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineTruth, Source, TruthView
+from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, EngineCacheView, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.peer_access import Sharing, Unshared
@@ -38,9 +38,9 @@ from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.engine_cache.takeover import Takeovers
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.sample import Sample
 from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, NoZmq
 from ranvier_py.node.event_reader import Reading
@@ -62,7 +62,7 @@ LEVELS_TOLD_MAX, LEVEL_TOLD_S = 20, 10.0
 """Lines of the log on one engine's level, likewise."""
 
 
-class Truthing:
+class EngineEvents:
     """See the module.
 
     Args:
@@ -78,9 +78,9 @@ class Truthing:
         options: DiscoveryOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.truth = EngineTruth(
+        self.engine_caches = EngineCaches(
             router.routes,
-            self._epoch_of,
+            self._generation_of,
             restarted=self._restarted,
             block_tokens=router.hasher.block_tokens,
         )
@@ -187,7 +187,7 @@ class Truthing:
 
     def sweep(self, now: float) -> None:
         """Put the route table right, a little at a time. To be called each second."""
-        self._guarded(lambda _: self.truth.sweep(now, SWEEP_ROWS_MAX))
+        self._guarded(lambda _: self.engine_caches.sweep(now, SWEEP_ROWS_MAX))
 
     def _guarded(self, call: Callable[[float], object]) -> None:
         """A bug of ours here costs hits, not the node."""
@@ -200,18 +200,18 @@ class Truthing:
 
     # Inside
 
-    def _epoch_of(self, backend: BackendId) -> int:
+    def _generation_of(self, backend: BackendId) -> int:
         slots = self._registry.slots
         known = slots[backend] if 0 <= backend < len(slots) else None
-        return -1 if known is None or known.removed else known.epoch
+        return -1 if known is None or known.removed else known.generation
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
         if not self._restarts.setdefault(backend, Quota(RESTARTS_MAX, RESTART_S)).allows(now):
             self.restarts_unbelieved += 1
-            return known.epoch
+            return known.generation
         self._log_transitions(self._registry.restart_told(known, 0.0, now, why))
-        return known.epoch
+        return known.generation
 
     def _backend(self, id_: BackendId) -> Backend | None:
         slots = self._registry.slots
@@ -271,7 +271,7 @@ class Truthing:
         source = Source(id_, f"{CHANNEL}/{publisher.rank}")
         names = Names(self._hasher, self._namespace_of, base)
         settings = GapSettings(replay=publisher.replay is not None, peers=self.shared)
-        stream = EventStream(source, self.truth, self._hasher, names, settings=settings)
+        stream = EventStream(source, self.engine_caches, self._hasher, names, settings=settings)
         told = partial(self._told, stream)
         subscriber = KvSubscriber(self._sockets, publisher, stream, self._rng, told, clock=self._clock)
         reading = Reading(publisher, stream, subscriber, trio.CancelScope(), now)
@@ -326,7 +326,7 @@ class Truthing:
 
     def level(self, backend: BackendId) -> Level:
         """How well this engine is known here, or to the peer who reads it and tells us."""
-        level = self.truth.level(backend)
+        level = self.engine_caches.level(backend)
         if level is Level.ESTIMATED and self._found.get(backend):
             level = self.sharing.level(backend) or level
         return level
@@ -337,16 +337,16 @@ class Truthing:
         return {
             "trouble": self._trouble,
             "faults": self.faults,
-            "counts": asdict(self.truth.counts),
+            "counts": asdict(self.engine_caches.counts),
             "engines": [self._line(backend) for backend in self._registry],
-            "sources": [self._source_view(view, now) for view in self.truth.views(now)],
+            "sources": [self._source_view(view, now) for view in self.engine_caches.views(now)],
         }
 
     def _line(self, backend: Backend) -> dict[str, Any]:
         publishers = self._found.get(backend.id, ())
         return {
             "name": backend.name,
-            "truth": self.level(backend.id).value,
+            "level": self.level(backend.id).value,
             "streams": len(publishers),
             "read_here": backend.id in self._readings,
             **self._totals(backend.id),
@@ -359,7 +359,7 @@ class Truthing:
             connection = reading.subscriber.view()
             if not connection.is_connected:
                 return f"not connected: {connection.why or 'not yet'}"
-        told = self.truth.reason(backend.id)
+        told = self.engine_caches.reason(backend.id)
         return told or ("" if self._found.get(backend.id) else "it tells no events")
 
     def _note(self, backend: Backend) -> str:
@@ -375,7 +375,7 @@ class Truthing:
             return "not to be reached from here"
         return self._trouble or "a peer's to read"
 
-    def _source_view(self, view: TruthView, now: float) -> dict[str, Any]:
+    def _source_view(self, view: EngineCacheView, now: float) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "backend": self._name(view.source.backend),
             "source": view.source.name,
@@ -392,17 +392,19 @@ class Truthing:
 
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
-        yield from plain_samples("truth", self.truth.counts, ())
+        yield from plain_samples("engine_cache", self.engine_caches.counts, ())
         unnamed = len(self._unnamed)
-        yield Sample("truth_unnamed", "gauge", "Engines whose events do not say of which base model they are.", unnamed)
-        yield Sample("truth_faults", "counter", "Exceptions of the engine truth, each a bug.", self.faults)
+        yield Sample(
+            "engine_cache_unnamed", "gauge", "Engines whose events do not say of which base model they are.", unnamed
+        )
+        yield Sample("engine_cache_faults", "counter", "Exceptions of the engine truth, each a bug.", self.faults)
         help_text = "Restarts that events told of more often than engines can restart."
         yield Sample("truth_restarts_unbelieved", "counter", help_text, self.restarts_unbelieved)
         for backend in self._registry:
             label = {"backend": backend.name}
             level = self.level(backend.id).value
             help_text = "1 for the level at which the engine's cache is known."
-            yield Sample("truth_level", "gauge", help_text, 1, {**label, "level": level})
+            yield Sample("engine_cache_level", "gauge", help_text, 1, {**label, "level": level})
             for reading in self._readings.get(backend.id, {}).values():
                 yield from reading.samples(label)
 

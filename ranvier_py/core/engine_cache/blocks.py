@@ -120,7 +120,7 @@ class Block:
         return next(tier for tier in HELD_TIERS if self.count(tier))
 
 
-def stem(state: TokenState | None) -> Block:
+def root(state: TokenState | None) -> Block:
     """What stands above the first blocks of one namespace; without a state, of all that we cannot name."""
     block = Block(0)
     block.known = Known.OPAQUE if state is None else Known.READY

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import (
     Apply,
     AskPeer,
@@ -55,7 +55,7 @@ class EventStream:
     def __init__(
         self,
         source: Source,
-        truth: EngineTruth,
+        engine_caches: EngineCaches,
         hasher: TokenHasher,
         names: Names,
         *,
@@ -67,7 +67,7 @@ class EventStream:
         self.machine = GapMachine(settings)
         self.decoder = EventDecoder()
         self.residency = Residency(hasher, names.namespace, entries_max=entries_max, tells_again=True)
-        self._truth = truth
+        self._engine_caches = engine_caches
         self._hasher = hasher
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
@@ -80,12 +80,12 @@ class EventStream:
         self._closed = False
 
     def open(self, now: float) -> None:
-        self._truth.open(self.source, self.names.held(self.residency), now)
+        self._engine_caches.open(self.source, self.names.held(self.residency), now)
 
     def close(self, now: float) -> None:
         """The truth hears no more of it, whatever its shell still has to say."""
         self._closed = True
-        self._truth.close(self.source, now)
+        self._engine_caches.close(self.source, now)
 
     def resume(self, copy: Copy, now: float) -> None:
         """Go on where the copy stands, before anything was told. It is used up."""
@@ -268,7 +268,7 @@ class EventStream:
 
     def _clear(self) -> None:
         """This rank holds nothing. Of an engine with one that begins an epoch; of others their own is withdrawn."""
-        self.residency.clear(singly=self._truth.ranks(self.source) > 1)
+        self.residency.clear(singly=self._engine_caches.ranks(self.source) > 1)
         self._journal = None
 
     def _install(self, ask: int, now: float) -> None:
@@ -293,7 +293,7 @@ class EventStream:
         frozen = bool(self.residency.frozen)
         complete = changes.complete and not frozen
         self._settle_at = None if complete else now + FROZEN_S * frozen
-        self._truth.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
+        self._engine_caches.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
         self._tell_level(now)
 
     def _tell_level(self, now: float) -> None:
@@ -301,5 +301,5 @@ class EventStream:
         if self._closed:
             return
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
-            self._truth.levelled(self.source, self._level.level, self._level.reason, now)
+            self._engine_caches.levelled(self.source, self._level.level, self._level.reason, now)
             self._level = None

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from ranvier_py.core.engine_cache.blocks import Block, Known
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS, OPAQUE, STEM, RowsMade, Written, written_name
+from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS, OPAQUE, ROOT, RowsMade, Written, written_name
 from ranvier_py.core.engine_cache.sources.event_values import EngineHash
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
@@ -69,7 +69,7 @@ class ChangesWriter(Written):
         super().__init__(residency, hasher, CHANGES)
         self._blocks = self._ordered(names)
         self._places: dict[EngineHash, int] = {}  # of names in these chunks
-        self._stems: dict[int, int] = {}  # by their sum
+        self._roots: dict[int, int] = {}  # by their sum
         self._count = 1
         for _ in range(CHUNKS_AT_ONCE):
             self.step()
@@ -118,10 +118,10 @@ class ChangesWriter(Written):
             return place
         if parent.state is None:
             return 0  # what has no fingerprint of ours
-        place = self._stems.get(parent.state.total)
+        place = self._roots.get(parent.state.total)
         if place is None:
-            rows.add(STEM, 0, 0, parent.state.total, 0)
-            place = self._stems[parent.state.total] = self._count
+            rows.add(ROOT, 0, 0, parent.state.total, 0)
+            place = self._roots[parent.state.total] = self._count
             self._count += 1
         return place
 

@@ -34,7 +34,7 @@ from ranvier_py.core.engine_cache.residency_values import (
     Scope,
     salt_and_media,
 )
-from ranvier_py.core.engine_cache.roots import Stems
+from ranvier_py.core.engine_cache.roots import Roots
 from ranvier_py.core.engine_cache.sources.event_values import (
     BlocksRemoved,
     BlocksStored,
@@ -94,7 +94,7 @@ class Residency:
     def _start(self) -> None:
         self._index = BlockIndex()
         self._held = HeldPrefixes()
-        self._stems = Stems(self._hasher, self._namespace_of)
+        self._roots = Roots(self._hasher, self._namespace_of)
         self._group: int | None = None  # of caches, that counts
         self._reports = False  # it tells of blocks that it reuses
         self.lack = Lack.NOTHING
@@ -162,7 +162,7 @@ class Residency:
 
     def parts(self) -> tuple[Block, Sequence[Block], int | None]:
         """For `snapshot`: what hangs above the blocks that we cannot name, the other stems, the group that counts."""
-        return self._stems.nameless, self._stems.all(), self._group
+        return self._roots.nameless, self._roots.all(), self._group
 
     def catch_up(self) -> None:
         """What waits since the last freeze is applied now: then it stands where its stream does."""
@@ -179,7 +179,7 @@ class Residency:
         before = self._held
         self._start()
         self._index, self._held = copy.index, copy.held
-        self._stems.adopt(copy.nameless, copy.stems)
+        self._roots.adopt(copy.nameless, copy.roots)
         self._group, self.block_tokens = copy.group, copy.block_tokens
         if not self._cleared:
             self._held.replaces(before)
@@ -324,11 +324,11 @@ class Residency:
         """The block that this run continues. None: there is no room for it."""
         if event.parent is not None:
             return self._index.blocks.get(event.parent) or self._add(event.parent)
-        found = self._stems.find(Scope(event.lora_name, event.lora_id, salt))
-        if found is None or found is self._stems.nameless:
-            self.counts.stems_refused += found is None
+        found = self._roots.find(Scope(event.lora_name, event.lora_id, salt))
+        if found is None or found is self._roots.nameless:
+            self.counts.roots_refused += found is None
             self.lack = Lack.NAMES
-        return found or self._stems.nameless
+        return found or self._roots.nameless
 
     def _place(self, key: EngineHash, parent: Block) -> Block | None:
         block = self._index.blocks.get(key) or self._add(key)

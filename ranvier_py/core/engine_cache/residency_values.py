@@ -44,7 +44,7 @@ class Imported:
     index: BlockIndex
     held: HeldPrefixes
     nameless: Block
-    stems: dict[int, Block]  # by their state's total: whose scope that is shows when something is stored there
+    roots: dict[int, Block]  # by their state's total: whose scope that is shows when something is stored there
     group: int | None = None
     block_tokens: int = 0
 
@@ -87,7 +87,7 @@ class ResidencyCounts:
     mismatched: int = 0  # events whose tokens are not those of their blocks
     contradicted: int = 0  # told again with another parent
     other_groups: int = 0  # events
-    stems_refused: int = 0  # events of one namespace too many
+    roots_refused: int = 0  # events of one namespace too many
     uncounted: int = 0  # copies beyond 65,535
     copied: int = 0  # taken from peers
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ranvier_py.core.engine_cache.blocks import Block, stem
+from ranvier_py.core.engine_cache.blocks import Block, root
 from ranvier_py.core.engine_cache.residency_values import Scope
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
-STEMS_MAX = 4096
+ROOTS_MAX = 4096
 """Adapters and salts of which something is held at a time; each costs some 500 bytes."""
 
 
-class Stems:
+class Roots:
     """`nameless` stands above all that has no fingerprint."""
 
     def __init__(self, hasher: TokenHasher, namespace_of: Callable[[Scope], Fingerprint | None]) -> None:
-        self.nameless = stem(None)
+        self.nameless = root(None)
         self._hasher = hasher
         self._namespace_of = namespace_of
         self._named: dict[Scope, Block] = {}
@@ -41,13 +41,13 @@ class Stems:
         found = self._named.get(scope)
         if found is not None:
             return found
-        if len(self._named) >= STEMS_MAX:
+        if len(self._named) >= ROOTS_MAX:
             self._named = {scope: block for scope, block in self._named.items() if block.child is not None}
-            if len(self._named) >= STEMS_MAX:
+            if len(self._named) >= ROOTS_MAX:
                 return None
         namespace = self._namespace_of(scope)
         if namespace is None:
             return self.nameless
         state = self._hasher.start(namespace)
-        self._named[scope] = found = self._unclaimed.pop(state.total, None) or stem(state)
+        self._named[scope] = found = self._unclaimed.pop(state.total, None) or root(state)
         return found

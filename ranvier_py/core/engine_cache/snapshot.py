@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, stem
+from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, root
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Imported
-from ranvier_py.core.engine_cache.roots import STEMS_MAX
+from ranvier_py.core.engine_cache.roots import ROOTS_MAX
 from ranvier_py.core.engine_cache.sources.event_fields import HASH_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, EngineHash, Tier
 from ranvier_py.core.errors import RanvierError
@@ -34,7 +34,7 @@ from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState, is_anch
 CHUNK_BLOCKS = 256
 """Blocks of one chunk: 6 kB, and 2 ms for who reads it."""
 
-STEM, READY, OPAQUE = range(3)
+ROOT, READY, OPAQUE = range(3)
 WIDE = 255
 """In the column of copies: the number is among the extras. Other values count copies in the GPU."""
 
@@ -143,8 +143,8 @@ class Writer(Written):
     def __init__(self, residency: Residency, hasher: TokenHasher) -> None:
         super().__init__(residency, hasher)
         self.written = 0  # blocks
-        nameless, stems, _ = residency.parts()
-        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *stems)]
+        nameless, roots, _ = residency.parts()
+        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *roots)]
         self._places = 1
 
     def stop(self) -> None:
@@ -165,7 +165,7 @@ class Writer(Written):
     def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
         """False: it has no place in the tree, nor has what hangs under it."""
         if block.parent is None:
-            rows.add(STEM, 0, 0, block.state.total if block.state is not None else 0, 0)
+            rows.add(ROOT, 0, 0, block.state.total if block.state is not None else 0, 0)
             return True
         written = rows.write(self._hasher, block, above)
         self.written += written
@@ -230,7 +230,7 @@ class Reader:
     """Builds what chunks say, in their order. After `BadSnapshot` it is to be thrown away."""
 
     def __init__(self, hasher: TokenHasher, *, entries_max: int = 2_000_000) -> None:
-        nameless = stem(None)
+        nameless = root(None)
         self._hasher = hasher
         self._entries_max = entries_max
         self._places: list[Block] = [nameless]
@@ -260,10 +260,10 @@ class Reader:
     def _read(self, kind: int, above: int, width: int, total: int, copies: int) -> None:
         if above >= len(self._places) or kind > OPAQUE:
             raise BadSnapshot("a block that hangs nowhere")
-        if kind == STEM:
-            block = stem(TokenState(0, total, ()))
-            self._state.stems[total] = block
-            if len(self._state.stems) > STEMS_MAX:
+        if kind == ROOT:
+            block = root(TokenState(0, total, ()))
+            self._state.roots[total] = block
+            if len(self._state.roots) > ROOTS_MAX:
                 raise BadSnapshot("too many stems")
             self._places.append(block)
             return

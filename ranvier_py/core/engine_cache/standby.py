@@ -24,7 +24,7 @@ from ranvier_py.core.engine_cache.snapshot import (
     NO_PLACE,
     OPAQUE,
     READY,
-    STEM,
+    ROOT,
     WIDE,
     BadSnapshot,
     BlockRows,
@@ -118,7 +118,7 @@ class StandbyCopy:
         for kind, above, width, total, copies in each:
             if above >= len(self._places) or kind > GONE:
                 raise BadSnapshot("a block that hangs nowhere")
-            if kind == STEM:
+            if kind == ROOT:
                 self._places.append((-1 - total, 0))
             elif kind in (KNOWN, GONE):
                 self._places.append(self._named(kind, names.next()))
@@ -259,7 +259,7 @@ def path_of(source: StandbyCopy, key: EngineHash, placed: Mapping[Above, int]) -
     above: Above = key
     while above not in placed:
         assert above is not None
-        if is_stem(above):
+        if is_root(above):
             path.append(above)
             break
         found = source.rows.get(above)
@@ -272,14 +272,14 @@ def path_of(source: StandbyCopy, key: EngineHash, placed: Mapping[Above, int]) -
     return path[::-1]
 
 
-def is_stem(above: EngineHash) -> bool:
+def is_root(above: EngineHash) -> bool:
     return isinstance(above, int) and above < 0
 
 
 def write_row(source: StandbyCopy, key: EngineHash, places: dict[Above, int], rows: RowsMade) -> None:
-    if is_stem(key):
+    if is_root(key):
         assert isinstance(key, int)
-        rows.add(STEM, 0, 0, -1 - key, 0)
+        rows.add(ROOT, 0, 0, -1 - key, 0)
         return
     above, row = source.rows[key]
     kind, width, _, total, copies = ROW.unpack_from(row)

@@ -104,7 +104,7 @@ class SharedStreams:
         if key is None:
             self._came.append(CopyCame(backend, rank, ask, None))
         else:
-            self._gossip.transfers.ask(Subject(key, rank), ask, self.ownership.donors(key), now)
+            self._gossip.transfers.ask(Subject(key, rank), ask, self.ownership.snapshot_sources(key), now)
 
     def copies(self) -> list[CopyCame]:
         came, self._came = self._came, []
@@ -213,9 +213,9 @@ class SharedStreams:
             reads = self.ownership.reads(key)
             if not (reads or self.ownership.stands_by(key)):
                 continue
-            donors = () if reads else self.ownership.donors(key)
+            snapshot_sources = () if reads else self.ownership.snapshot_sources(key)
             for rank in self._wanted.get(backend, ()):
-                wanted[Subject(key, rank)] = donors
+                wanted[Subject(key, rank)] = snapshot_sources
         self._gossip.following.want(wanted, now)
 
     def _stand(self, key: int, standing: Standing, now: float) -> None:

@@ -197,7 +197,7 @@ class Ownership:
         idle = [member for member in stream.ranking if not self._standing(stream, member).reads]
         return bool(idle) and idle[0] == self._me
 
-    def donors(self, backend: int) -> list[int]:
+    def snapshot_sources(self, backend: int) -> list[int]:
         """Who could give an exact copy, in the order of the ranking."""
         stream = self._streams.get(backend)
         if stream is None:

@@ -46,7 +46,7 @@ class FollowCounts:
 @dataclass(slots=True)
 class _Followed:
     copy: StandbyCopy
-    donors: Sequence[int]
+    snapshot_sources: Sequence[int]
     ask_at: float
     heard_at: float
     interval_s: float = INTERVAL_S
@@ -73,7 +73,7 @@ class Following:
                 return -inf
             if one.asking:
                 asking += 1
-            elif one.donors and one.ask_at < at:
+            elif one.snapshot_sources and one.ask_at < at:
                 at = one.ask_at
         return at if asking < AT_ONCE else inf
 
@@ -86,14 +86,14 @@ class Following:
         """Follow these streams and no others, each by asking one of its donors; nobody is asked where there is none."""
         for subject in [subject for subject in self._followed if subject not in wanted]:
             self._drop(subject)
-        for subject, donors in wanted.items():
+        for subject, snapshot_sources in wanted.items():
             known = self._followed.get(subject)
             if known is not None:
-                known.donors = donors
-            elif donors:
+                known.snapshot_sources = snapshot_sources
+            elif snapshot_sources:
                 ask_at = now + self._rng.uniform(0, INTERVAL_S)
                 copy = StandbyCopy(self._transfers.hasher.block_tokens, self._transfers.entries_max)
-                self._followed[subject] = _Followed(copy, donors, ask_at, now)
+                self._followed[subject] = _Followed(copy, snapshot_sources, ask_at, now)
 
     def tick(self, now: float) -> None:
         if not (self._followed or self._transfers.followed):
@@ -141,12 +141,12 @@ class Following:
                 self._anew(one)
             if asking >= AT_ONCE:
                 return
-            if one.asking or not one.donors or now < one.ask_at or one.copy.is_behind:
+            if one.asking or not one.snapshot_sources or now < one.ask_at or one.copy.is_behind:
                 continue
             asking += 1
             one.asking = True
             self.counts.asked += 1
-            self._transfers.follow(subject, one.copy, one.donors, now)
+            self._transfers.follow(subject, one.copy, one.snapshot_sources, now)
 
     def _answered(self, one: _Followed, copy: StandbyCopy | None, now: float) -> None:
         one.asking = False
