@@ -29,9 +29,9 @@ ALLOWED = {
     "core.routing": ("core", "core.prompts", "core.answers"),
     "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
     "core.gossip": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
-    "config": ("core",),
     "proxy": ("core",),
     "io": ("core", "proxy.transport"),
+    "config": ("core", "proxy", "io"),
     "control": ("core", "config"),
     "node": ("core", "config", "proxy", "io", "control"),
     "replay": ("", "core", "io.tokenizer"),
@@ -55,6 +55,7 @@ LIBRARIES = {
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
     "httpx": (
+        "engine_poller",
         "engine_pages",
         "health_probes",
         "cli",
@@ -67,8 +68,7 @@ LIBRARIES = {
     "redis": ("redis_index",),
     "cryptography": ("seal",),
     "msgpack": ("fields", "event_frames"),
-    "pydantic": ("config_model", "config_loader", "config_values", "config_reference"),
-    "pydantic_settings": ("config_model", "config_loader", "config_values"),
+    "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""
 

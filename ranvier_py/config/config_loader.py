@@ -89,6 +89,15 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tu
     return config, found.origins
 
 
+def config_of(**values: Any) -> Config:
+    """The configuration of these keys alone, whatever the environment says. Raises ConfigError with every problem."""
+    found = Loading(values)
+    config = checked(found)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return config
+
+
 def read_toml(file: Path | None, problems: list[str]) -> Mapping[str, Any]:
     if file is None:
         return {}

@@ -10,7 +10,7 @@ or a file of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -32,6 +32,7 @@ from ranvier_py.config.config_values import (
     PolicyNames,
     PolicyOptions,
     Secret,
+    Text,
     key,
 )
 from ranvier_py.core.addresses import host_port
@@ -56,7 +57,7 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.proxy.connection_pool import UpstreamLimits
-from ranvier_py.proxy.pipeline import PipelineLimits
+from ranvier_py.proxy.pipeline_values import PipelineLimits
 from ranvier_py.proxy.request_reader import ServerLimits
 
 SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key", "kv_redis_url")
@@ -128,7 +129,7 @@ class Config(Options):
         "show how much of a prompt was really cached. Off: the body of a stream reaches the engine as it came.",
     )
 
-    tokenizer: str = key(
+    tokenizer: Text = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
     )
     chat_template: OptionalPath = key(
@@ -361,7 +362,7 @@ class Key(NamedTuple):
     """One key: where its value lies in a Config, of which type it is, and what there is to say of it."""
 
     name: str
-    path: Sequence[str]  # attributes, from the Config on
+    path: tuple[str, ...]  # attributes, from the Config on
     annotation: Any
     option: Option
 
@@ -391,21 +392,16 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 """By name, in the order of the reference."""
 
 
-def assembled(values: Mapping[str, Any], above: tuple[str, ...] = (), kind: type[Any] = Config) -> Any:
-    """A Config of values by key. Raises ConfigError with the names of fields as its components write them."""
-    found = {KEYS[name].path: value for name, value in values.items()}
-    return grown(kind, found, above)
+def assembled(values: Mapping[str, Any]) -> Config:
+    """A Config of values by key. Raises ConfigError with the fields of components by their own names."""
+    config: Config = grown(Config, {KEYS[name].path: value for name, value in values.items()})
+    return config
 
 
-def grown(kind: type[Any], found: Mapping[Sequence[str], Any], above: tuple[str, ...]) -> Any:
-    """One node of the tree, and all below it."""
-    made: dict[str, Any] = {}
-    for path, value in found.items():
-        if path[: len(above)] == above:
-            name = path[len(above)]
-            here = (*above, name)
-            if len(path) == len(here):
-                made[name] = value
-            elif name not in made:
-                made[name] = grown(get_type_hints(kind)[name], found, here)
-    return kind(**made)
+def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any]) -> Any:
+    """One Options of values by path, with all below it."""
+    own = {path[0]: value for path, value in found.items() if len(path) == 1}
+    hints = get_type_hints(kind)
+    for name in dict.fromkeys(path[0] for path in found if len(path) > 1):
+        own[name] = grown(hints[name], {path[1:]: value for path, value in found.items() if path[0] == name})
+    return kind(**own)

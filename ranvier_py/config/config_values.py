@@ -180,6 +180,7 @@ Backends = Annotated[tuple[Annotated[BackendSpec, BeforeValidator(backend_fields
 Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empty_is_none)]
 LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValidator(empty_is_none)]
 Places = tuple[Annotated[str, AfterValidator(place_text)], ...]
+Text = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
 PolicyName = Annotated[str, AfterValidator(policy_name)]
