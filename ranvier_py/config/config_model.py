@@ -40,8 +40,8 @@ from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.gossip.endpoints import (
     ClusterKeys,
-    GossipPlaces,
-    gossip_places,
+    GossipEndpoints,
+    gossip_endpoints,
     key_of_their_own,
     of_worker,
     spelled,
@@ -296,13 +296,13 @@ class Config(Options):
         return self.backend_api_key.get_secret_value() if self.backend_api_key else ""
 
     @property
-    def gossip_places(self) -> GossipPlaces | None:
+    def gossip_endpoints(self) -> GossipEndpoints | None:
         """Where this node gossips; None when it does not."""
-        return gossip_places(self.cluster_keys)
+        return gossip_endpoints(self.cluster_keys)
 
     @property
     def cluster_keys(self) -> ClusterKeys:
-        """What `gossip_places` follows from."""
+        """What `gossip_endpoints` follows from."""
         return ClusterKeys(
             gossip=self.gossip or "",
             advertise=self.advertise or "",
@@ -322,7 +322,7 @@ class Config(Options):
         """
         host, port = host_port(self.control)
         changes: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
-        places = self.gossip_places
+        places = self.gossip_endpoints
         if places is not None:
             places = of_worker(places, index, self.workers)
             changes["gossip"] = spelled(places.listen)
