@@ -1,6 +1,6 @@
 """What makes a node measure itself: the calibration of its predictions, and the engines' own counters.
 
-Wires `Calibration` (an observer of attempts) and what engines' metrics pages say to a node: the size of a cache bounds the
+Wires `Calibration` (an observer of attempts) and the engines' metrics pages to a node: the size of a cache bounds the
 learned capacity, what is in their queues beyond what this node and its peers sent counts as load, biases go to the log
 when they appear and when they go, and all of it to the control port.
 

@@ -173,7 +173,7 @@ class Admin:
         return self._node.engine_events.view()
 
     def calibration(self) -> Mapping[str, Any]:
-        return self._node.calibrating.view()
+        return {**self._node.calibrating.view(), "polls": values(self._node.poller.counters)}
 
     def ready(self) -> tuple[bool, str]:
         if self.draining:
