@@ -58,13 +58,13 @@ def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
     for mind in minds():
         near = mind.gossip.members.neighbours.near()
-        shared = mind.gossip._company._sharing
+        shared = mind.gossip.live_members.sharing
         assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
         assert set(shared) >= set(near)
 
 
 def test_who_deals_with_us_is_heard_though_we_would_not_have_chosen_it() -> None:
     """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
-    guests = [set(mind.gossip._company._sharing) - set(mind.gossip.members.neighbours.near()) for mind in minds()]
+    guests = [set(mind.gossip.live_members.sharing) - set(mind.gossip.members.neighbours.near()) for mind in minds()]
     assert any(guests)
     assert [mind.gossip.routes.statistics().strangers for mind in minds()] == [0] * NODES
