@@ -55,7 +55,7 @@ OLD_WORDS = frozenset(
 
 GERUNDS_THAT_ARE_NONE = frozenset({"ring", "rings", "keyring"})
 
-TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b(Costs?:|[Tt]akes (about )?\d|about \d[\d.,]* ms)")
+TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b([Cc]osts?|[Tt]akes)\b[^.\n]{0,40}\d\s?ms\b")
 """What a docstring says of speed: that is for benchmarks to say."""
 
 

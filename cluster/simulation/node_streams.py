@@ -159,7 +159,7 @@ class SimEngineCaches:
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
-        self._registry.restart_told(known, 0.0, now, why)
+        self._registry.restart_reported(known, 0.0, now, why)
         return known.generation
 
     def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:  # noqa: ARG002
