@@ -74,6 +74,7 @@ class RouterPeer:
         self.orders = Orders(settings.admin_key, outbox, rng, now)
         self.backends = SharedBackends(router.registry, self.facts, settings.fingerprint_key)
         self.routes = SharedRoutes(router.routes, self.backends)
+        self.routes.understood = True
         streams = StreamGossip(settings.gossip.session, router.hasher, outbox, rng, now)
         self.streams = SharedStreams(streams, self.backends, settings.gossip.session, now)
         self.gossip = Gossip(
