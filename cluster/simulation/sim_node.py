@@ -8,16 +8,14 @@ run. One `SimNodes` is shared by the nodes of a run: they would all derive the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from random import Random
 
 from cluster.scenario import Cluster
 from cluster.simulation.node_streams import SimEngineCaches
 from cluster.simulation.node_values import Birth, Bounded, Look, Seen, Trip
 from cluster.simulation.sim_parts import KEY, TABLE_ROWS, Parts
-from cluster.simulation.sim_versions import make_first_version
 from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
-from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
+from ranvier_py.core.gossip.contact.challenges import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
@@ -34,6 +32,7 @@ from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.metrics import values
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
@@ -70,10 +69,7 @@ class SimNodes:
         self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
 
     def __call__(self, birth: Birth) -> SimNode:
-        node = SimNode(birth, self.subkeys)
-        if birth.number in birth.cluster.first_version:
-            make_first_version(node.peer)
-        return node
+        return SimNode(birth, self.subkeys)
 
 
 class SimNode:
@@ -126,9 +122,10 @@ class SimNode:
     def alone(self) -> bool:
         return self.peer.alone
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> Look:  # noqa: ARG002  # as all calls
         me = self.gossip.me
-        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in self.gossip.view(now)}
+        records = [member.record for member in self.gossip.members.everybody()]
+        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in records}
         return Look(
             session=self.session,
             name=me.name,
@@ -152,8 +149,8 @@ class SimNode:
             "contacts": Bounded(members.contacts, CONTACTS_MAX),
             "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
             "relays": Bounded(members.relays, RELAYS_MAX),
-            "sessions": Bounded(sessions["sessions"], SESSIONS_MAX),
-            "own addresses": Bounded(sessions["own_addresses"], OWN_MAX),
+            "sessions": Bounded(sessions.sessions, SESSIONS_MAX),
+            "own addresses": Bounded(sessions.own_addresses, OWN_MAX),
             "backends with facts": Bounded(len(self.peer.facts), BACKENDS_MAX),
             "observers of loads": Bounded(len(self.peer.facts.loads), members.alive + members.dead + 1),
             **self.route_tables(members.alive),
@@ -173,15 +170,17 @@ class SimNode:
         }
 
     def counters(self) -> Mapping[str, int]:
-        statistics = self.gossip.statistics()
-        found = {name: value for name, value in asdict(statistics.members.counts).items() if isinstance(value, int)}
-        found |= statistics.sessions
-        found |= {f"refused_{name}": count for name, count in statistics.refused.items()}
-        found |= {f"sent_{topic}_bytes": traffic.bytes for topic, traffic in statistics.sent.items()}
+        counters = self.gossip.counters
+        found: dict[str, int] = {
+            **values(self.gossip.members.statistics()),
+            **values(self.gossip.sessions.statistics()),
+        }
+        found |= {f"refused_{name}": count for name, count in counters.refused.items()}
+        found |= {f"sent_{topic}_bytes": count for topic, count in counters.bytes_sent.items()}
         return found
 
     def route_bytes(self) -> int:
-        return self.gossip.sent["routes"].bytes
+        return self.gossip.counters.bytes_sent["routes"]
 
     def told(self) -> int:
         return self.gossip.routes.vector().get(self.session, 0)
