@@ -40,7 +40,7 @@ LIBRARIES = {
     "zmq": ("zmq_sockets",),
     "redis": ("redis_index",),
     "cryptography": ("seal",),
-    "msgpack": ("fields", "event_frames"),
+    "msgpack": ("frame", "event_frames"),
     "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""
