@@ -5,7 +5,6 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
