@@ -1,15 +1,15 @@
 """How fast news get about in a simulated cluster of the real core, and what that costs: results/convergence.json.
 
-For each size and loss: lessons of chats under way while the network loses so much of its datagrams (streams are slowed
-instead), then one node killed. Times are virtual and depend on the seed alone; `events_per_wall_s` is the machine's.
-`learned` counts each (lesson, node) from the first token to being usable; `everywhere` each lesson to its last node;
-`noticed` from the kill to the first and to the last node that says so. Bytes are those sent by one node on average,
-from the start on: nodes meet, and compare their tables after the start and after the kill.
+For each size and loss: route updates of chats under way while the network loses so much of its datagrams (streams are
+slowed instead), then one node killed. Times are virtual and depend on the seed alone; `events_per_wall_s` is the
+machine's. `learned` counts each (route update, node) from the first token to being usable; `everywhere` each route
+update to its last node; `noticed` from the kill to the first and to the last node that says so. Bytes are those sent by
+one node on average, from the start on: nodes meet, and compare their tables after the start and after the kill.
 `route_bytes_per_turn_and_peer` is what all nodes sent about routes but whole tables, by turns served and peers to tell;
-it falls with the rate, since lessons share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From CROWD
-nodes on there are fewer chats and losses and no idle run: three copies of each lesson go to every node, and a run takes
-minutes. With `--formed` the nodes know each other from the start (`cluster/sim_formed.py`): a tenth of that, and bytes
-of a cluster that runs. `--keep` keeps what the file says of other runs; each row has its own commit.
+it falls with the rate, since route updates share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From
+CROWD nodes on there are fewer chats and losses and no idle run: three copies of each route update go to every node, and
+a run takes minutes. With `--formed` the nodes know each other from the start (`cluster/sim_formed.py`): a tenth of
+that, and bytes of a cluster that runs. `--keep` keeps what the file says of other runs; each row has its own commit.
 
     python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--formed]
 """

@@ -9,7 +9,8 @@ and about 40 anchors. Every chat starts with one of 200 system prompts, each hel
 same table, as the node makes it (policy affinity), with two requests in flight per backend and uneven loads:
 
 - `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
-- `flight_…`: `depart`, `first_token` and `land`, which is all the bookkeeping of a request that succeeds;
+- `flight_…`: `start_attempt`, `first_token` and `finish_attempt`, which is all the bookkeeping of a request that
+succeeds;
 - `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known.
 
 The result goes to stdout, to benchmarks/results/decision.json, and to FILE. Times are in microseconds, each of one
@@ -38,7 +39,7 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 from ranvier_py.core.routing.router import CHAT_PATH, Found, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Load
@@ -49,7 +50,7 @@ SYSTEM_PROMPTS = 200
 HOLDERS_PER_SYSTEM_PROMPT = 16
 MESSAGES = 20
 CHAT_TOKENS = 10_000
-EPOCH = 1
+GENERATION = 1
 SWEEPS = 100
 ROWS_PER_ROUND = 80
 """A new chat and two turns more bring no more rows than this."""
@@ -58,7 +59,7 @@ CHATS_PER_S = 20.0
 """How fast the filled chats are spread over time: 1 M routes are then about 15 minutes of traffic, within the TTL."""
 
 LOAD_MAX = 5  # uneven enough that holders are told apart, even enough that none is too busy
-FLIGHTS = 2 * BACKENDS  # running while others are decided
+ATTEMPTS = 2 * BACKENDS  # running while others are decided
 DOCUMENT_TOKENS = 8_000  # of a prompt's 10,000: a shared prefix that is worth following
 BODY_BYTES = (3_000, 60_000)
 GOALS = {"decide_p50_us": 50, "decide_p99_us": 150}
@@ -68,7 +69,7 @@ GOALS = {"decide_p50_us": 50, "decide_p99_us": 150}
 class Chat:
     """One chat: its stops, deepest first, and the backend that serves it."""
 
-    stops: Sequence[Stop]
+    chain: Sequence[PrefixKey]
     backend: BackendId
 
 
@@ -83,37 +84,37 @@ class Chats:
         """A chat of MESSAGES messages that starts with one of the system prompts."""
         rng = self._rng
         number = rng.randrange(SYSTEM_PROMPTS)
-        stops = self.branch(self._systems[number])
-        return Chat(stops, BackendId((number + rng.randrange(HOLDERS_PER_SYSTEM_PROMPT)) % BACKENDS))
+        chain = self.branch(self._systems[number])
+        return Chat(chain, BackendId((number + rng.randrange(HOLDERS_PER_SYSTEM_PROMPT)) % BACKENDS))
 
-    def prefix(self, tokens: int) -> Sequence[Stop]:
+    def prefix(self, tokens: int) -> Sequence[PrefixKey]:
         """A first message of so many tokens."""
         return self._extend([], tokens)
 
-    def branch(self, stops: Sequence[Stop]) -> Sequence[Stop]:
+    def branch(self, chain: Sequence[PrefixKey]) -> Sequence[PrefixKey]:
         """A chat of MESSAGES messages and CHAT_TOKENS tokens behind a first one."""
-        mean = (CHAT_TOKENS - stops[0][0]) / (MESSAGES - 1)
+        mean = (CHAT_TOKENS - chain[0][0]) / (MESSAGES - 1)
         for _ in range(MESSAGES - 1):
-            stops = self._extend(stops, int(self._rng.uniform(0.2, 1.8) * mean))
-        return stops
+            chain = self._extend(chain, int(self._rng.uniform(0.2, 1.8) * mean))
+        return chain
 
     def next_turn(self, chat: Chat) -> Chat:
         """The same chat with an answer and a question more, of 300 tokens each."""
-        return Chat(self._extend(self._extend(chat.stops, 300), 300), chat.backend)
+        return Chat(self._extend(self._extend(chat.chain, 300), 300), chat.backend)
 
     def stranger(self) -> Chat:
         """A chat that shares nothing with any other."""
-        stops: Sequence[Stop] = []
+        chain: Sequence[PrefixKey] = []
         for _ in range(MESSAGES):
-            stops = self._extend(stops, CHAT_TOKENS // MESSAGES)
-        return Chat(stops, BackendId(0))
+            chain = self._extend(chain, CHAT_TOKENS // MESSAGES)
+        return Chat(chain, BackendId(0))
 
-    def _extend(self, stops: Sequence[Stop], tokens: int) -> Sequence[Stop]:
+    def _extend(self, chain: Sequence[PrefixKey], tokens: int) -> Sequence[PrefixKey]:
         """One message more. Depths are kept aligned: what a message is short of a block is not counted."""
-        low = stops[0][0] // BLOCK_TOKENS if stops else 0
+        low = chain[0][0] // BLOCK_TOKENS if chain else 0
         end = low + max(1, tokens // BLOCK_TOKENS)
         anchors = [(depth * BLOCK_TOKENS, self._fingerprint(), 0) for depth in anchors_between(low, end - 1)]
-        return [(end * BLOCK_TOKENS, self._fingerprint(), self._fingerprint()), *reversed(anchors), *stops]
+        return [(end * BLOCK_TOKENS, self._fingerprint(), self._fingerprint()), *reversed(anchors), *chain]
 
     def _fingerprint(self) -> int:
         return self._rng.getrandbits(64) | 1
@@ -128,7 +129,7 @@ def fill(table: RouteTable, chats: Chats, routes: int, now: float = 0.0) -> floa
 
 
 def learn(table: RouteTable, chat: Chat, now: float) -> int:
-    return table.learn(chat.stops, chat.backend, EPOCH, Trust.LOCAL, now)
+    return table.learn(chat.chain, chat.backend, GENERATION, Trust.LOCAL, now)
 
 
 def measure(prepare: Callable[[int], Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -207,13 +208,13 @@ def times_when_full(table: RouteTable, chats: Chats, rounds: int, now: float) ->
     known = [chats.new() for _ in range(rounds)]
     branches = [chats.new() for _ in range(rounds)]
     strangers = [chats.stranger() for _ in range(rounds)]
-    epochs = [EPOCH] * BACKENDS
+    generations = [GENERATION] * BACKENDS
     new = measure(lambda i: partial(learn, table, known[i], now), rounds)
     turns = [chats.next_turn(chat) for chat in known]
     later = now + 30.0
 
     def match(several: Sequence[Chat]) -> dict[str, float]:
-        return measure(lambda i: partial(table.match, several[i].stops, epochs, now), rounds)
+        return measure(lambda i: partial(table.match, several[i].chain, generations, now), rounds)
 
     return {
         "match_at_the_deepest_stop": match(known),
@@ -224,7 +225,7 @@ def times_when_full(table: RouteTable, chats: Chats, rounds: int, now: float) ->
         "learn_the_next_turn_when_full": measure(
             lambda i: partial(learn, table, turns[i], later + i / CHATS_PER_S), rounds
         ),
-        "sweep_2000_rows": measure(lambda _: partial(table.sweep, later + rounds / CHATS_PER_S, epochs), SWEEPS),
+        "sweep_2000_rows": measure(lambda _: partial(table.sweep, later + rounds / CHATS_PER_S, generations), SWEEPS),
     }
 
 
@@ -237,7 +238,7 @@ def make_router(table: RouteTable, seed: int) -> Router:
     rng = Random(seed)
     for number in range(BACKENDS):
         backend = registry.add(f"http://10.0.0.{number + 1}:8000")
-        assert backend.epoch == EPOCH
+        assert backend.generation == GENERATION
         registry.set_peer_load(backend.id, Load(rng.randrange(LOAD_MAX)), 0.0)
     key = rng.randbytes(32)
     hasher, memory = TokenHasher(key, BLOCK_TOKENS), PromptMemory()
@@ -253,12 +254,12 @@ def make_router(table: RouteTable, seed: int) -> Router:
     )
 
 
-def prompt_of(stops: Sequence[Stop], new: int = 0) -> Prompt:
+def prompt_of(chain: Sequence[PrefixKey], new: int = 0) -> Prompt:
     """The prompt of a chat, tokenized but for its last `new` messages, of which only the text is known."""
     root = end = Boundary(None, Fingerprint(1), 0)
-    messages = sum(text != 0 for _, _, text in stops)
+    messages = sum(text != 0 for _, _, text in chain)
     anchors: list[tuple[int, Fingerprint]] = []
-    for tokens, token, text in reversed(stops):
+    for tokens, token, text in reversed(chain):
         if not text:
             anchors.append((tokens, Fingerprint(token)))
             continue
@@ -275,17 +276,17 @@ def decide(router: Router, prompt: Prompt, now: float) -> Decision:
 
 def fly(router: Router, prompt: Prompt, found: Found, decision: Decision, now: float) -> None:
     """All that is noted of a request that succeeds."""
-    flight = router.depart(prompt, decision, now, b"", found)
-    router.first_token(flight, now)
-    router.land(flight, Outcome.SUCCESS, now)
+    attempt = router.start_attempt(prompt, decision, now, b"", found)
+    router.first_token(attempt, now)
+    router.finish_attempt(attempt, Outcome.SUCCESS, now)
 
 
 def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) -> dict[str, Any]:
     """Microseconds of what a request costs in the core, by kind of prompt."""
     router = make_router(table, rounds)
-    for _ in range(FLIGHTS):
-        running = prompt_of(chats.stranger().stops)
-        router.depart(running, decide(router, running, now), now)
+    for _ in range(ATTEMPTS):
+        running = prompt_of(chats.stranger().chain)
+        router.start_attempt(running, decide(router, running, now), now)
     prompts = prompts_of_requests(table, chats, rounds, now)
     times: dict[str, Any] = {
         f"decide_{kind}": measure(lambda i, several=several: partial(decide, router, several[i], now), rounds)  # type: ignore[misc]
@@ -294,7 +295,7 @@ def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) 
     for kind in ("the_next_turn", "a_new_chat_behind_a_shared_system_prompt", "a_cold_prompt"):
         several = prompts[kind]
         found = [router.find(prompt, now) for prompt in several]
-        times[f"flight_of_{kind}"] = measure(partial(prepare_flight, router, several, found, now), rounds)
+        times[f"flight_of_{kind}"] = measure(partial(prepare_attempt, router, several, found, now), rounds)
     for size in BODY_BYTES:
         times[f"read_the_next_turn_of_{size // 1000}_kB"] = measure(partial(prepare_read, router, size, 2), rounds)
         times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(prepare_read, router, size, 0), rounds)
@@ -307,20 +308,20 @@ def prompts_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float
     for chat in known:
         learn(table, chat, now)
     shared = [chats.prefix(1_000), chats.prefix(DOCUMENT_TOKENS)]
-    for stops in shared:
+    for chain in shared:
         for number in range(BACKENDS):
-            learn(table, Chat(stops, BackendId(number)), now - number)
+            learn(table, Chat(chain, BackendId(number)), now - number)
     of_all, document = shared
     return {
-        "the_next_turn": [prompt_of(chats.next_turn(chat).stops, new=2) for chat in known],
-        "a_new_chat_behind_a_shared_system_prompt": [prompt_of(chats.new().stops) for _ in range(rounds)],
+        "the_next_turn": [prompt_of(chats.next_turn(chat).chain, new=2) for chat in known],
+        "a_new_chat_behind_a_shared_system_prompt": [prompt_of(chats.new().chain) for _ in range(rounds)],
         "the_same_where_all_64_backends_hold_it": [prompt_of(chats.branch(of_all)) for _ in range(rounds)],
         "a_question_on_a_document_that_all_64_hold": [prompt_of(chats.branch(document)) for _ in range(rounds)],
-        "a_cold_prompt": [prompt_of(chats.stranger().stops) for _ in range(rounds)],
+        "a_cold_prompt": [prompt_of(chats.stranger().chain) for _ in range(rounds)],
     }
 
 
-def prepare_flight(
+def prepare_attempt(
     router: Router, prompts: Sequence[Prompt], found: Sequence[Found], now: float, number: int
 ) -> Callable[[], object]:
     prompt, holders = prompts[number], found[number]

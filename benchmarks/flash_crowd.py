@@ -80,19 +80,19 @@ class WatchedPlacement:
         self._seen = seen
 
     def route(self, item: Prepared, now: float) -> tuple[int, Any]:
-        engine, flight = self._placement.route(item, now)
+        engine, attempt = self._placement.route(item, now)
         counts = item.request.session == "crowd"
         self._seen.by_engine[engine] += counts
-        return engine, (flight, counts, now)
+        return engine, (attempt, counts, now)
 
-    def first_token(self, flight: tuple[Any, bool, float], now: float) -> None:
-        inner, counts, departed_at = flight
+    def first_token(self, attempt: tuple[Any, bool, float], now: float) -> None:
+        inner, counts, sent_at = attempt
         if counts:
-            self._seen.first_token_s.append(now - departed_at)
+            self._seen.first_token_s.append(now - sent_at)
         self._placement.first_token(inner, now)
 
-    def finished(self, flight: tuple[Any, bool, float], item: Prepared, cached_tokens: int, now: float) -> None:
-        inner, counts, _ = flight
+    def finished(self, attempt: tuple[Any, bool, float], item: Prepared, cached_tokens: int, now: float) -> None:
+        inner, counts, _ = attempt
         if counts:
             self._seen.prompt_tokens += item.job.prompt_tokens
             self._seen.cached_tokens += cached_tokens

@@ -1,7 +1,7 @@
 """Replay of a text trace over several engines in virtual time, placed by the router's real core.
 
 The clock, the engines and the books are those of `ranvier replay` (`ranvier_py.replay.replay_run`). What is different
-here is that requests have text: a Placement reads, tokenizes and teaches as a node does, at once, so a lesson is
+here is that requests have text: a Placement reads, tokenizes and teaches as a node does, at once, so a route update is
 learned before the next request comes.
 """
 
@@ -23,8 +23,8 @@ class Placement(Protocol):
     """The router under test. `route` names an engine by its index and returns what is handed back later."""
 
     def route(self, item: Prepared, now: float) -> tuple[int, Any]: ...
-    def first_token(self, flight: Any, now: float) -> None: ...
-    def finished(self, flight: Any, item: Prepared, cached_tokens: int, now: float) -> None: ...
+    def first_token(self, attempt: Any, now: float) -> None: ...
+    def finished(self, attempt: Any, item: Prepared, cached_tokens: int, now: float) -> None: ...
 
 
 class Background(Protocol):
@@ -78,8 +78,8 @@ class TextPlacer:
         self.advance = background.advance
 
     def place(self, item: Prepared, now: float) -> Sent:
-        engine, flight = self._placement.route(item, now)
-        return Sent(engine, "", 0, own=flight)
+        engine, attempt = self._placement.route(item, now)
+        return Sent(engine, "", 0, own=attempt)
 
     def first_token(self, placed: Sent, now: float) -> None:
         self._placement.first_token(placed.own, now)

@@ -1,7 +1,8 @@
 """The node's own router, driven in virtual time: read, find, tokenize first where that is wanted, place, learn.
 
-The router is composed exactly as a node composes it. What the node's learner does in worker threads happens here at
-once, with the learner's own code: the tail is taught when the first token comes, the answer when it is complete.
+The router is composed exactly as a node composes it. What the node's tokenizer worker does in worker threads happens
+here at once, with the tokenizer worker's own code: the tail is taught when the first token comes, the answer when it is
+complete.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from cluster.engine_api import usage_of
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
-from ranvier_py.core.routing.router import CHAT_PATH, Flight
+from ranvier_py.core.routing.router import CHAT_PATH, Attempt
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.io.tokenizer_worker import Learner, Lesson, Tokenizer
+from ranvier_py.io.tokenizer_worker import TokenizeJob, Tokenizer, TokenizerWorker
 from ranvier_py.node.parts import make_router, scheme_of
 
 
 class TraceTokenizer(Tokenizer, Protocol):
-    """What a node needs of a tokenizer: the learner's part, and what the reader is made with."""
+    """What a node needs of a tokenizer: the tokenizer worker's part, and what the reader is made with."""
 
     identity: str
     keeps_turns: bool
@@ -77,35 +78,35 @@ class RouterPlacement:
         self.scheme = scheme_of(config, known, None)
         self.router = make_router(config, known, self.scheme, registry, Random(seed))
         self.router.hasher.short = 0  # these engines keep every token of an answer, and messages may end with a block
-        self._learner = Learner(tokenizer, self.router.hasher, self.router)
+        self._tokenizer_worker = TokenizerWorker(tokenizer, self.router.hasher, self.router)
 
-    def route(self, item: Prepared, now: float, kept_out: Collection[int] = ()) -> tuple[int, Flight]:
+    def route(self, item: Prepared, now: float, kept_out: Collection[int] = ()) -> tuple[int, Attempt]:
         """`kept_out`: engines that are out of the question."""
         router = self.router
         prompt = router.read(CHAT_PATH, item.body)
         tried = [self._ids[engine] for engine in kept_out]
         found = router.find(prompt, now, tried)
         if router.too_little(prompt, found):
-            taught = self._learner.teach(prompt)
+            taught = self._tokenizer_worker.teach(prompt)
             if taught is not None:
                 router.absorb(prompt, taught.ancestor, taught.segments)
                 found = router.find(prompt, now, tried)
         decision = router.place(prompt, found)
-        return self._engine_of[decision.backend], router.depart(prompt, decision, now)
+        return self._engine_of[decision.backend], router.start_attempt(prompt, decision, now)
 
-    def first_token(self, flight: Flight, now: float) -> None:
-        self.router.first_token(flight, now)
-        self.teach(Lesson(flight), now)
+    def first_token(self, attempt: Attempt, now: float) -> None:
+        self.router.first_token(attempt, now)
+        self.teach(TokenizeJob(attempt), now)
 
-    def finished(self, flight: Flight, item: Prepared, cached_tokens: int, now: float) -> None:
-        self.teach(Lesson(flight, answer_body(item, cached_tokens)), now)
-        self.router.land(flight, Outcome.SUCCESS, now)
+    def finished(self, attempt: Attempt, item: Prepared, cached_tokens: int, now: float) -> None:
+        self.teach(TokenizeJob(attempt, answer_body(item, cached_tokens)), now)
+        self.router.finish_attempt(attempt, Outcome.SUCCESS, now)
 
-    def teach(self, lesson: Lesson, now: float) -> None:
+    def teach(self, route_update: TokenizeJob, now: float) -> None:
         if not self.router.policy.depths_wanted:
             return  # a policy that asks for no prefix is not changed by what is known of them
-        for taught in self._learner.teach_all([lesson]):
-            self.router.taught(lesson.flight, taught.ancestor, taught.segments, taught.answer, now)
+        for taught in self._tokenizer_worker.teach_all([route_update]):
+            self.router.taught(route_update.attempt, taught.ancestor, taught.segments, taught.answer, now)
 
 
 def answer_body(item: Prepared, cached_tokens: int) -> bytes:

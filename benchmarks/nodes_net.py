@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.hit_rate_router import RouterPlacement
 from benchmarks.hit_rate_traces import Prepared
 from ranvier_py.core.gossip.peer import RouterPeer
-from ranvier_py.core.routing.router import Flight
+from ranvier_py.core.routing.router import Attempt
 from ranvier_py.replay.replay_network import PeerNet, make_peers
 
 
@@ -43,17 +43,17 @@ class NodesPlacement:
 
     def route(self, item: Prepared, now: float) -> tuple[int, Any]:
         index = self._node_of(item)
-        engine, flight = self.nodes[index].route(item, now, self._kept_out(item))
+        engine, attempt = self.nodes[index].route(item, now, self._kept_out(item))
         self._touched(index, now)
-        return engine, (index, flight)
+        return engine, (index, attempt)
 
-    def first_token(self, flight: tuple[int, Flight], now: float) -> None:
-        index, own = flight
+    def first_token(self, attempt: tuple[int, Attempt], now: float) -> None:
+        index, own = attempt
         self.nodes[index].first_token(own, now)
         self._touched(index, now)
 
-    def finished(self, flight: tuple[int, Flight], item: Prepared, cached_tokens: int, now: float) -> None:
-        index, own = flight
+    def finished(self, attempt: tuple[int, Attempt], item: Prepared, cached_tokens: int, now: float) -> None:
+        index, own = attempt
         self.nodes[index].finished(own, item, cached_tokens, now)
         self._touched(index, now)
 

@@ -205,10 +205,10 @@ async def run_node(case: Case, requests: int, batches: int) -> list[dict[str, fl
             ((_, port),) = await nursery.start(node.server.serve, "127.0.0.1", 0)
             await ask(port)
             async with trio.open_nursery() as learning:
-                await learning.start(node.learner.run)
+                await learning.start(node.tokenizer_worker.run)
                 await ask(WARM_UP_REQUESTS)
                 await answers.readline()
-                while node.learner.statistics().queued:  # noqa: ASYNC110  # it tells nobody
+                while node.tokenizer_worker.statistics().queued:  # noqa: ASYNC110  # it tells nobody
                     await trio.sleep(0.05)
                 learning.cancel_scope.cancel()
             for _ in range(batches):

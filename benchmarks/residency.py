@@ -4,8 +4,8 @@
 
 - `events`: busy engines whose caches are full (residency_streams.py), one stream each, by turns. `block_us` is what a
   stored block costs together with the removal that makes room for it, all of a node's core work included: gap machine,
-  decoder, residency, settling, and with `truth` the route table. By parts, and in instructions where valgrind is there.
-  Goal: 20 us, which is ten engines at 5,000 blocks a second each.
+  decoder, residency, settling, and with `engine_caches` the route table. By parts, and in instructions where valgrind
+  is there. Goal: 20 us, which is ten engines at 5,000 blocks a second each.
 - `memory`: bytes of a residency for each block it holds.
 - `match`: microseconds of `RouteTable.match` among so many CONFIRMED rows, at the depths of chats.
 - `radix_tree`: NVIDIA Dynamo's RadixTree (Rust), in its own environment where `make test-engines` made one: applying
@@ -33,7 +33,7 @@ import orjson
 
 from benchmarks.common import ROOT, to_json, write_result
 from benchmarks.decision import Chats, measure, memory_of_process
-from benchmarks.residency_node import BLOCK_TOKENS, EPOCH, KEY, NAMESPACE, PARTS, apply_streams
+from benchmarks.residency_node import BLOCK_TOKENS, GENERATION, KEY, NAMESPACE, PARTS, apply_streams
 from benchmarks.residency_streams import make_streams
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
@@ -59,10 +59,10 @@ def measure_events(options: argparse.Namespace) -> dict[str, Any]:
         ),
         "events_of_a_block": round(sum(each.events for each in streams) / sum(each.blocks for each in streams), 2),
     }
-    for name, truth in (("residency", False), ("truth", True)):
+    for name, engine_caches in (("residency", False), ("truth", True)):
         runs = []
         for _ in range(options.runs):
-            _, blocks, spent = apply_streams(streams, options.engines, truth=truth)
+            _, blocks, spent = apply_streams(streams, options.engines, engine_caches=engine_caches)
             runs.append({part: round(took / blocks / 1000, 2) for part, took in zip(PARTS, spent, strict=True)})
         best = min(runs, key=lambda run: sum(run.values()))
         cost = round(sum(best.values()), 2)
@@ -118,16 +118,16 @@ def measure_match(rows: int, seed: int) -> dict[str, Any]:
     now, known = 0.0, []
     while len(table) < rows:
         chat = chats.new()
-        table.learn(chat.stops, chat.backend, EPOCH, Trust.CONFIRMED, now)
+        table.learn(chat.chain, chat.backend, GENERATION, Trust.CONFIRMED, now)
         known.append(chat)
         now += 0.05
     known = known[-MATCHES:]
     branches, strangers = [chats.new() for _ in known], [chats.stranger() for _ in known]
-    epochs = [EPOCH] * 64
+    generations = [GENERATION] * 64
     gc.disable()
 
     def match(several: Sequence[Any]) -> dict[str, float]:
-        call: Callable[[int], Callable[[], object]] = lambda i: partial(table.match, several[i].stops, epochs, now)  # noqa: E731
+        call: Callable[[int], Callable[[], object]] = lambda i: partial(table.match, several[i].chain, generations, now)  # noqa: E731
         return measure(call, len(several))
 
     found = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import process_time_ns
 
 from benchmarks.residency_streams import Streams
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Apply, GapSettings, Level
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.residency import Residency
@@ -27,7 +27,7 @@ from ranvier_py.core.routing.route_table import RouteTable
 BLOCK_TOKENS = 16
 KEY = b"a key of thirty-two bytes' length"
 NAMESPACE = Fingerprint(7)
-EPOCH = 1
+GENERATION = 1
 STEPS_PER_S = 50.0
 PARTS = ("gap_machine", "decoder", "residency", "settle", "truth")
 
@@ -46,19 +46,19 @@ class Fed:
 class Node:
     """The core of a node that listens to engines."""
 
-    def __init__(self, engines: int, *, truth: bool) -> None:
+    def __init__(self, engines: int, *, engine_caches: bool) -> None:
         hasher = TokenHasher(KEY, BLOCK_TOKENS)
         self.routes = RouteTable(capacity=1_000_000)
-        self.truth = EngineTruth(self.routes, lambda _backend: EPOCH) if truth else None
+        self.engine_caches = EngineCaches(self.routes, lambda _backend: GENERATION) if engine_caches else None
         self.engines = []
         for number in range(engines):
             residency = Residency(hasher, lambda _scope: NAMESPACE)
             source = Source(BackendId(number), "zmq/0")
             machine = GapMachine(GapSettings(replay=False))
             machine.connected(0.0)
-            if self.truth is not None:
-                self.truth.open(source, residency, 0.0)
-                self.truth.levelled(source, Level.EXACT, "", 0.0)
+            if self.engine_caches is not None:
+                self.engine_caches.open(source, residency, 0.0)
+                self.engine_caches.levelled(source, Level.EXACT, "", 0.0)
             self.engines.append(Fed(machine, EventDecoder(), residency, source))
 
     def feed(self, engine: Fed, payload: bytes, now: float, spent: list[int]) -> None:
@@ -76,8 +76,8 @@ class Node:
         applied = clock()
         changes = engine.residency.settle()
         settled = clock()
-        if self.truth is not None:
-            self.truth.changed(engine.source, changes, now)
+        if self.engine_caches is not None:
+            self.engine_caches.changed(engine.source, changes, now)
         told = clock()
         for place, took in enumerate(
             (gap - start, decoded - gap, applied - decoded, settled - applied, told - settled)
@@ -85,9 +85,9 @@ class Node:
             spent[place] += took
 
 
-def apply_streams(streams: Sequence[Streams], engines: int, *, truth: bool) -> tuple[Node, int, list[int]]:
+def apply_streams(streams: Sequence[Streams], engines: int, *, engine_caches: bool) -> tuple[Node, int, list[int]]:
     """Fill the engines, then go through what is measured, a message of each by turns. Returns blocks and times."""
-    node, spent, blocks = Node(engines, truth=truth), [0] * len(PARTS), 0
+    node, spent, blocks = Node(engines, engine_caches=engine_caches), [0] * len(PARTS), 0
     for payloads in ("filling", "payloads"):
         spent = [0] * len(PARTS)
         gc.collect()
@@ -105,7 +105,7 @@ def main() -> None:
     name, *thresholds = sys.argv[1:]
     streams: Streams = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  # our own parent wrote it
     gc.set_threshold(*map(int, thresholds))
-    apply_streams([streams], 1, truth=name == "truth")
+    apply_streams([streams], 1, engine_caches=name == "truth")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Writer:
             model=MODEL,
             prompt_tokens=depths[-2] * BLOCK_TOKENS,
             answer_tokens=answer.blocks * BLOCK_TOKENS,
-            stops=tuple(Depth(blocks * BLOCK_TOKENS, Fingerprint(names[blocks - 1])) for blocks in wanted),
+            chain=tuple(Depth(blocks * BLOCK_TOKENS, Fingerprint(names[blocks - 1])) for blocks in wanted),
             ends=tuple(places[blocks] for blocks in depths[1:]),
             blocks=names,
             block_tokens=BLOCK_TOKENS,

@@ -23,9 +23,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from benchmarks.engine_caches import CAPACITY, cache_tokens_of, errors_of
+
 from benchmarks.common import RESULTS, commit, machine
 from benchmarks.policies_workloads import ENGINES, WORKLOADS
-from benchmarks.truth import CAPACITY, cache_tokens_of, errors_of
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
 from ranvier_py.replay.replay_run import Plan, Restart

@@ -230,15 +230,15 @@ class Ways:
     relay: socket.socket
     control: str
 
-    def learner(self) -> Mapping[str, int]:
+    def tokenizer_worker(self) -> Mapping[str, int]:
         with urllib.request.urlopen(f"{self.control}/admin/routes", timeout=10) as response:  # noqa: S310  # loopback
-            found: dict[str, int] = json.load(response)["learner"]
+            found: dict[str, int] = json.load(response)["tokenizer_worker"]
         return found
 
     def await_learned(self) -> None:
         """Until nothing has been learned for a second."""
         until, before = time.monotonic() + LEARNED_S, {"queued": 1}
-        while (now := dict(self.learner())) != before or now["queued"]:
+        while (now := dict(self.tokenizer_worker())) != before or now["queued"]:
             if time.monotonic() > until:
                 raise TimeoutError(f"still learning after {LEARNED_S:.0f} s: {now}")
             before = now
@@ -307,7 +307,7 @@ def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: 
     for chat in chats:
         send(through.node, request_of(chat), "in_one_send_busy")
     through.await_learned()
-    before = through.learner()
+    before = through.tokenizer_worker()
     times: dict[str, list[float]] = {}
     matched = []
     for kind in [*KINDS] * TURNS:
@@ -320,7 +320,7 @@ def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: 
                 times.setdefault(f"{kind}_{name}_us", []).append(waited)
                 if found := MATCHED.search(answer):
                     matched.append(int(found[1]))
-    after = through.learner()
+    after = through.tokenizer_worker()
     result: dict[str, Any] = {
         "history_tokens": tokens,
         "body_bytes": len(data),

@@ -77,7 +77,7 @@ def read_ask(body: bytes, *, chat: bool, default_model: str) -> Ask:
         template_options=read_template_options(fields),
         limit=read_limit(fields, chat=chat),
         exact=bool(fields.get("ignore_eos")),
-        stop=read_stop(fields.get("stop")),
+        stop=read_prefix_key(fields.get("stop")),
         stream=bool(fields.get("stream")),
         stream_usage=bool(isinstance(options, dict) and options.get("include_usage")),
         salt=str(fields.get("cache_salt") or ""),
@@ -131,7 +131,7 @@ def read_limit(fields: Mapping[str, Any], *, chat: bool) -> int:
     return limit
 
 
-def read_stop(stop: object) -> tuple[str, ...]:
+def read_prefix_key(stop: object) -> tuple[str, ...]:
     if stop is None:
         return ()
     words = stop if isinstance(stop, list) else [stop]

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 
 from ranvier_py.core.gossip.gossip import read_state
 from ranvier_py.core.gossip.gossip_values import Plane
-from ranvier_py.core.gossip.replication import removals
-from ranvier_py.core.gossip.replication import route_updates as lessons
+from ranvier_py.core.gossip.replication import removals, route_updates
 from ranvier_py.core.gossip.replication.removals import Removal
-from ranvier_py.core.gossip.replication.route_updates import BadLesson, Lesson
+from ranvier_py.core.gossip.replication.route_updates import BadRouteUpdate, RouteUpdate
 from ranvier_py.core.gossip.wire import codec as wire
 from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.frame import BadFrame
@@ -23,12 +22,12 @@ from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import (
     Digest,
     Entry,
-    Lessons,
     Loads,
     Members,
     Message,
     Ping,
     Record,
+    RouteUpdates,
     State,
     Update,
     Vector,
@@ -49,11 +48,11 @@ def read_message(kind: int, data: bytes) -> None:
     assert wire.decode(*wire.encode(message)) == message
 
 
-def read_lesson(data: bytes) -> None:
+def read_update(data: bytes) -> None:
     if removals.is_removal(data):
         assert removals.encode_removal(removals.decode_removal(data)) == data
     else:
-        assert lessons.encode(lessons.decode(data)) == data
+        assert route_updates.encode(route_updates.decode(data)) == data
 
 
 def read_packet(data: bytes) -> None:
@@ -64,11 +63,11 @@ def read_packet(data: bytes) -> None:
 def readers() -> Sequence[Callable[[bytes], object]]:
     """One for each message, and the others. A reader's place is the first byte of its inputs."""
     of_kinds = [lambda data, kind=kind: read_message(kind, data) for kind in KINDS]
-    return (*of_kinds, read_lesson, read_packet, read_state)
+    return (*of_kinds, read_update, read_packet, read_state)
 
 
 READERS = readers()
-LESSON, PACKET, STATE = range(len(KINDS), len(KINDS) + 3)
+ROUTE_UPDATE, PACKET, STATE = range(len(KINDS), len(KINDS) + 3)
 
 
 def check(data: bytes) -> None:
@@ -81,7 +80,7 @@ def check(data: bytes) -> None:
         tracemalloc.start()
     try:
         read(body)
-    except (BadFrame, BadLesson):
+    except (BadFrame, BadRouteUpdate):
         pass
     finally:
         if looks:
@@ -94,17 +93,17 @@ def check(data: bytes) -> None:
 def beginnings() -> Sequence[bytes]:
     """Inputs that are well formed, to start from."""
     record = Record("n1", 11, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 1, 1, 99, "10.1.2.3:8080")
-    lesson = lessons.encode(Lesson(7, 1, 5, ((320, 11, 12), (320, 11, 13), (288, 14, 0))))
+    route_update = route_updates.encode(RouteUpdate(7, 1, 5, ((320, 11, 12), (320, 11, 13), (288, 14, 0))))
     messages: Sequence[Message] = (
         Ping(1, (Update(record), Update(record._replace(state=State.SUSPECT), 77))),
         Members((record,), True),
-        Lessons(0, 41, (Entry(0, lesson), Entry(9, b"")), 12),
+        RouteUpdates(0, 41, (Entry(0, route_update), Entry(9, b"")), 12),
         Digest(1, 2),
         Vector(((11, 5), (12, 9)), True),
         Loads(3, ((7, 2), (8, 1)), ((1, 600), (0, 0))),
     )
     written = [wire.encode(message) for message in messages]
     found = [bytes((KINDS.index(Kind(kind)),)) + body for kind, body in written]
-    found += [bytes((LESSON,)) + each for each in (lesson, removals.encode_removal(Removal(7, 1, (1, 2))))]
+    found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removals.encode_removal(Removal(7, 1, (1, 2))))]
     packet = SEALER.seal(Plane.DATAGRAM, 0, *written[0])
     return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + b"RGS1" + bytes(8) + written[1][1]]

@@ -112,9 +112,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check(options: argparse.Namespace) -> None:
     """Raises LoadError with everything that is wrong."""
-    paces = [options.users is not None, options.rate is not None, options.arrivals]
+    service_rates = [options.users is not None, options.rate is not None, options.arrivals]
     wrong = [
-        (sum(paces) > 1, "give only one of --users, --rate, --arrivals"),
+        (sum(service_rates) > 1, "give only one of --users, --rate, --arrivals"),
         (options.arrivals and not options.trace, "--arrivals needs a --trace"),
         (options.users is not None and options.users < 1, "--users must be at least 1"),
         (options.rate is not None and not options.rate > 0, "--rate must be above 0"),

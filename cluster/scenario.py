@@ -57,7 +57,7 @@ class Cluster:
     names: tuple[str, ...] = ()  # of the nodes, where they matter (two alike); default n0, n1, …
     budget_bytes_per_s: int = 0  # of one node for gossip; 0 = the default of the node
     route_ttl_s: float = 0.0  # 0 = the default of the node
-    log_entries: int = 0  # lessons an origin keeps for repair; 0 = the default of the node
+    log_entries: int = 0  # route updates an origin keeps for repair; 0 = the default of the node
     events: bool = False  # engines publish KV events, chats have tokens
     cache_blocks: int = 4000  # of 16 tokens, of each engine that publishes events
     replay_messages: int = 10_000  # of its last ones that it can tell again
@@ -101,7 +101,7 @@ class Step:
     dns: str = "all"
     keys: tuple[int, ...] = ()  # the key ring from now on, primary first; keys are numbers here, secrets in a run
     label: str = ""  # of another cluster
-    lessons_per_s: float = 0.0
+    updates_per_s: float = 0.0
     chats_per_s: float = 0.0
     packets_per_s: float = 0.0
 
@@ -118,7 +118,7 @@ class Expect:
     unknown_share_max: float | None = None  # of what engines hold at depths that are told, at the end
     same_routes_s: float | None = None  # after that moment, and without traffic since: no bucket differs
     dead_s: float | None = None  # each kill that lasts is known to every running node within
-    learned_s: float | None = None  # a lesson of a running node is at every other within (p99)
+    learned_s: float | None = None  # a route update of a running node is at every other within (p99)
     false_deaths_max: int | None = None  # (observer, subject) pairs, over the whole run
     hit_share_min: float | None = None  # hit rate of the last third over that before the first step
     hits_back_s: float | None = None  # 95 % of that rate is back so soon after the last step; processes only
@@ -156,7 +156,7 @@ VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dns": (("dns",), ("nodes", "for_s")),  # for these nodes, default all
     "keys": (("nodes", "keys"), ("every_s",)),
     "foreign": (("nodes", "label"), ()),  # these addresses belong to another cluster from now on (restart)
-    "flood": (("nodes", "lessons_per_s", "for_s"), ()),  # so many chats learned there, whoever asks
+    "flood": (("nodes", "updates_per_s", "for_s"), ()),  # so many chats learned there, whoever asks
     "attack": (("nodes", "packets_per_s", "for_s"), ()),  # replayed, misdirected and forged packets for these
     "engine_stop": (("engines",), ("for_s",)),
     "engine_restart": (("engines",), ("down_s",)),  # comes back with an empty cache: a new boot

@@ -90,7 +90,7 @@ class SimClients:
         end = Boundary(parent, text, parent.length + tokens, BLOCK_TOKENS)
         if exact or parent.token:
             end.token = Fingerprint(self.rng.getrandbits(63) | 1)
-            end.own_stops = ((end.tokens, end.token, text),)
+            end.own_chain = ((end.tokens, end.token, text),)
         return end
 
     def prefix(self) -> Boundary:
@@ -118,18 +118,20 @@ class SimClients:
             self._next_turn(chat)
             return
         tried: list[int] = []
-        trip = self._depart(host, chat.end, tried)
+        trip = self._start_attempt(host, chat.end, tried)
         if trip is None:
             self._unanswered(host, tried)
             self._next_turn(chat)
         else:
-            self.heap.after(self.engines[trip.engine].seconds(), self._land, host, host.generation, chat, trip)
+            self.heap.after(
+                self.engines[trip.engine].seconds(), self._finish_attempt, host, host.generation, chat, trip
+            )
 
-    def _depart(self, host: SimHost, end: Boundary, tried: list[int]) -> Trip | None:
+    def _start_attempt(self, host: SimHost, end: Boundary, tried: list[int]) -> Trip | None:
         """What the node does with it: try engines until one serves."""
         found: list[Trip | None] = []
         while len(tried) < TRIES_MAX:
-            host.run(lambda mind, now: found.append(mind.depart(end, tried, now)))
+            host.run(lambda mind, now: found.append(mind.start_attempt(end, tried, now)))
             trip = found.pop() if found else None
             if trip is None or self.engines[trip.engine].serve_end(end, self.heap.now, self.rng):
                 return trip
@@ -138,14 +140,14 @@ class SimClients:
         return None
 
     def _back(self, host: SimHost, trip: Trip, *, served: bool) -> None:
-        host.run(lambda mind, now: mind.land(trip, served, now))
+        host.run(lambda mind, now: mind.finish_attempt(trip, served, now))
 
-    def _land(self, host: SimHost, generation: int, chat: Chat, trip: Trip) -> None:
+    def _finish_attempt(self, host: SimHost, generation: int, chat: Chat, trip: Trip) -> None:
         """The first token is out."""
         if host.generation != generation:
             self.statistics.torn += 1
         elif host.paused:
-            self.heap.after(STOPPED_S, self._land, host, generation, chat, trip)
+            self.heap.after(STOPPED_S, self._finish_attempt, host, generation, chat, trip)
             return
         else:
             self._back(host, trip, served=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 from cluster.sim_kv import SimKv
-from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backends import ProbeResult
 
-STOPS_MAX = 20_000
+CHAIN_KEYS_MAX = 20_000
 FIRST_TOKEN_S = 0.05
 PROBE_S = 0.003
 
@@ -68,7 +68,7 @@ class SimEngine:
     def serve_end(self, end: Boundary, now: float, rng: Random) -> bool:
         """Serve the prompt that ends there. False: nobody listens."""
         if self.kv is None or not self.running:
-            return self.serve(end.stops())
+            return self.serve(end.chain())
         hits, messages = self.kv.serve(end, now, rng)
         self.prompt_tokens += end.tokens
         self.cached_tokens += hits
@@ -76,19 +76,19 @@ class SimEngine:
         self.published(self.number, messages)
         return True
 
-    def serve(self, stops: Iterable[Stop]) -> bool:
+    def serve(self, chain: Iterable[PrefixKey]) -> bool:
         """Serve a prompt, given deepest first. False: nobody listens."""
         if not self.running:
             self.refused += 1
             return False
-        path = list(stops)
+        path = list(chain)
         cached = next((tokens for tokens, token, text in path if token in self.held or text in self.held), 0)
         for _, token, text in reversed(path):
             for name in (token, text):
                 if name:
                     self.held[name] = None
                     self.held.move_to_end(name)
-        while len(self.held) > STOPS_MAX:
+        while len(self.held) > CHAIN_KEYS_MAX:
             self.held.popitem(last=False)
         self.prompt_tokens += path[0][0] if path else 0
         self.cached_tokens += cached

@@ -171,16 +171,16 @@ class Expectations:
 
     def _lacking(self) -> tuple[tuple[int, ...], str] | None:
         """L3: a node that lacks a route somebody was served by."""
-        now, truth = self.world.heap.now, self.invariants.truth
+        now, engine_caches = self.world.heap.now, self.invariants.engine_caches
         life_s = min(YOUNG_S, (self.world.scenario.cluster.route_ttl_s or YOUNG_S) / 2)
-        young = [key for key, at in truth.items() if now - at < life_s and self._held(*key)][-ROUTES_ASKED_MAX:]
+        young = [key for key, at in engine_caches.items() if now - at < life_s and self._held(*key)][-ROUTES_ASKED_MAX:]
         for group in self.groups():
             if len(group) < len(self.world.live()):
                 continue  # served by others too, who need not have told these
             for host in group:
                 for name, engine in young:
                     if host.mind is not None and not host.mind.holds(name, engine, now):
-                        age = now - truth[name, engine]
+                        age = now - engine_caches[name, engine]
                         text = f"node {host.index} lacks route {name:x} to engine {engine}, served {age:.1f} s ago"
                         return (host.index,), text
         return None

@@ -170,7 +170,7 @@ class Faults:
                 if host.running and not host.paused:
                     clients = self.world.clients
                     clients.turn(Chat(clients.prefix(), 1), host)
-                self.heap.after(1 / max(step.lessons_per_s, 0.01), one, host)
+                self.heap.after(1 / max(step.updates_per_s, 0.01), one, host)
 
         for host in self.hosts(step):
             one(host)

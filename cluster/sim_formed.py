@@ -35,7 +35,7 @@ def form(minds: Sequence[Mind], engines: Sequence[SimEngine], now: float) -> Non
     for mind, node in zip(minds, nodes, strict=True):
         gossip = node.gossip
         know(gossip.members, records, now)
-        neighbours = gossip.members.circle.unmet()
+        neighbours = gossip.members.neighbours.unmet()
         prove(gossip, neighbours, now)
         for engine in engines:
             mind.probed(engine.number, engine.probe(), now)
@@ -49,10 +49,10 @@ def form(minds: Sequence[Mind], engines: Sequence[SimEngine], now: float) -> Non
 def know(members: Members, records: Sequence[Record], now: float) -> None:
     """All others are alive, and nobody needs to be told so."""
     ledger, lists, mine = members._ledger, members._lists, members.me.session
-    roster, circle = ledger.roster, ledger.circle
+    roster, neighbours = ledger.roster, ledger.neighbours
     for record in records:
         if record.session != mine:
-            circle.join(roster.add(record, now))
+            neighbours.join(roster.add(record, now))
     members._broadcasts.members = ledger.members
     members._broadcasts.drop(mine)
     lists._read = dict.fromkeys([member.session for member in members.alive()[:JOIN_LISTS]])

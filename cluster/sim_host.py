@@ -14,10 +14,10 @@ from math import inf
 from random import Random
 from typing import Any
 
+from cluster.sim_engine_caches import Ask
 from cluster.sim_heap import Heap, Trace
 from cluster.sim_net import SimNet
 from cluster.sim_node import Mind
-from cluster.sim_truth import Ask
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane
 
 KERNEL_BUFFER_BYTES = 1024 * 1024
@@ -202,8 +202,8 @@ class SimHost:
     def _flush(self, mind: Mind) -> int:
         sends = mind.node.take()
         net = self.net
-        if self.asked is not None and mind.truth is not None:
-            self.asked(self, mind.truth.take())
+        if self.asked is not None and mind.engine_caches is not None:
+            self.asked(self, mind.engine_caches.take())
         if net is not None:
             for to, plane, data in sends:
                 net.send(self.index, to, plane, data)

@@ -66,8 +66,8 @@ class Invariants:
     def __init__(self, world: World) -> None:
         self.world = world
         self.memories: dict[tuple[int, int], Memory] = {}
-        self.truth: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
-        self.told: dict[int, int] = {}  # session -> lessons of its own
+        self.engine_caches: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
+        self.told: dict[int, int] = {}  # session -> route updates of its own
         self.looks = 0
         self._known_since: dict[tuple[int, int, int, int], float] = {}  # of a process of an engine, by one of a node
         self.held_back_s = 0.0  # the longest that an attacker kept what then came from him alone
@@ -93,10 +93,10 @@ class Invariants:
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:  # noqa: ARG002  # as all listeners
         now = self.world.heap.now
-        for _, token, text in end.stops():
+        for _, token, text in end.chain():
             for name in (token, text):
                 if name:
-                    self.truth[name, engine] = now
+                    self.engine_caches[name, engine] = now
         if len(self._served) < SERVED_MAX:
             self._served.append(end.token or end.text)
         else:
@@ -187,7 +187,7 @@ class Invariants:
         memory.vector = dict(look.vector)
 
     def _told(self, session: int, number: int) -> int:
-        """How many lessons a session has told: the last look at it, or one now."""
+        """How many route updates a session has told: the last look at it, or one now."""
         mind = self.world.hosts[number].mind
         if mind is not None and mind.session == session:
             self.told[session] = max(self.told.get(session, 0), mind.told())
@@ -225,7 +225,7 @@ class Invariants:
         slack_s += self.held_back_s
         for fingerprint, number, _, age_s in (*mind.claims(0, now), *mind.claims(below, now)):
             engine = self.world.engines[number]
-            seen_at = self.truth.get((fingerprint, number))
+            seen_at = self.engine_caches.get((fingerprint, number))
             if engine.kv is not None:  # what it holds is true, whoever was answered
                 seen_at = engine.kv.last_held_at(fingerprint, now)
             if seen_at is None:

@@ -49,7 +49,7 @@ class Words:
         before = self._ids.get(parent.text)
         self._ids[end.text] = ids = own if before is None else np.concatenate((before, own))
         self._jobs[end.text] = job = Job.of(ids, np.zeros(1, np.uint32), BLOCK_TOKENS)
-        for depth, token, text in end.own_stops:
+        for depth, token, text in end.own_chain:
             self.keys[token] = job.keys[depth // BLOCK_TOKENS - 1]
             if text:
                 self.keys[text] = self.keys[token]

@@ -1,8 +1,8 @@
 """What a run is measured by: how fast news gets about, how death is noticed, what it costs. One flat object for a run.
 
-A *followed* lesson is one whose arrival is looked for at every node that lived when it was learned: each time a node
-has heard something on the bulk plane, and at each sample. At most FOLLOWED_MAX are under way at a time; the others are
-not followed, so what is measured is a sample of all. Times are virtual seconds from learned to usable.
+A *followed* route update is one whose arrival is looked for at every node that lived when it was learned: each time a
+node has heard something on the bulk plane, and at each sample. At most FOLLOWED_MAX are under way at a time; the others
+are not followed, so what is measured is a sample of all. Times are virtual seconds from learned to usable.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ranvier_py.core.prompts.prompt import Boundary
 
 FOLLOWED_MAX = 16
 FOLLOW_S = 20.0
-"""A lesson that is not everywhere by then is counted as late and left to the check at the end."""
+"""A route update that is not everywhere by then is counted as late and left to the check at the end."""
 
 PERCENTILES = (("t50", 0.5), ("t99", 0.99), ("t100", 1.0))
 
 
 @dataclass(slots=True)
 class Followed:
-    """A lesson on its way."""
+    """A route update on its way."""
 
     fingerprint: int
     engine: int
@@ -40,15 +40,16 @@ class Measure:
     def __init__(self, world: World) -> None:
         self.world = world
         self.followed: list[Followed] = []
-        self.learned_s: list[float] = []  # of each (lesson, node)
-        self.everywhere_s: list[float] = []  # of each lesson, when it had reached all
-        self.late = 0  # (lesson, node) pairs given up
+        self.learned_s: list[float] = []  # of each (route update, node)
+        self.everywhere_s: list[float] = []  # of each route update, when it had reached all
+        self.late = 0  # (route update, node) pairs given up
         self.overtaken = 0  # nodes that died, engines that restarted meanwhile
         self.noticed_s: dict[int, list[float]] = {}  # session that ended -> when each other node said so
         self.false_deaths: list[tuple[float, int, int]] = []  # (when, observer, subject)
         self.deaths = 0
 
-    # --- lessons ----------------------------------------------------------------------------------------------------
+    # --- route updates
+    # ----------------------------------------------------------------------------------------------------
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:
         if len(self.followed) >= FOLLOWED_MAX or not end.token:
@@ -66,38 +67,38 @@ class Measure:
     def heard(self, host: SimHost, plane: Plane) -> None:
         """A node has heard something: has it what it lacked?"""
         if plane is Plane.BULK and self.followed:
-            for lesson in self.followed:
-                if host.index in lesson.missing:
-                    self._look(host, lesson)
+            for route_update in self.followed:
+                if host.index in route_update.missing:
+                    self._look(host, route_update)
 
-    def _look(self, host: SimHost, lesson: Followed) -> None:
+    def _look(self, host: SimHost, route_update: Followed) -> None:
         now, mind = self.world.heap.now, host.mind
-        if mind is None or lesson.missing.get(host.index) != host.generation:
+        if mind is None or route_update.missing.get(host.index) != host.generation:
             return
-        if mind.holds(lesson.fingerprint, lesson.engine, now):
-            del lesson.missing[host.index]
-            self.learned_s.append(now - lesson.at_s)
-            if not lesson.missing:
-                self.everywhere_s.append(now - lesson.at_s)
+        if mind.holds(route_update.fingerprint, route_update.engine, now):
+            del route_update.missing[host.index]
+            self.learned_s.append(now - route_update.at_s)
+            if not route_update.missing:
+                self.everywhere_s.append(now - route_update.at_s)
 
     def sample(self) -> None:
         """Once a second: look everywhere, let go of what will not come."""
         now, kept = self.world.heap.now, []
-        for lesson in self.followed:
-            if self.world.engines[lesson.engine].boots != lesson.boots:
-                self.overtaken += len(lesson.missing)
+        for route_update in self.followed:
+            if self.world.engines[route_update.engine].boots != route_update.boots:
+                self.overtaken += len(route_update.missing)
                 continue
-            for number in [*lesson.missing]:
+            for number in [*route_update.missing]:
                 host = self.world.hosts[number]
-                if host.generation != lesson.missing[number]:
-                    del lesson.missing[number]
+                if host.generation != route_update.missing[number]:
+                    del route_update.missing[number]
                     self.overtaken += 1
                 else:
-                    self._look(host, lesson)
-            if lesson.missing and now - lesson.at_s < FOLLOW_S:
-                kept.append(lesson)
+                    self._look(host, route_update)
+            if route_update.missing and now - route_update.at_s < FOLLOW_S:
+                kept.append(route_update)
             else:
-                self.late += len(lesson.missing)
+                self.late += len(route_update.missing)
         self.followed = kept
 
     # --- members ----------------------------------------------------------------------------------------------------

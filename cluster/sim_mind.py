@@ -12,9 +12,9 @@ from dataclasses import asdict
 from random import Random
 
 from cluster.scenario import Cluster
+from cluster.sim_engine_caches import SimEngineCaches
 from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
 from cluster.sim_parts import KEY, TABLE_ROWS, Parts
-from cluster.sim_truth import SimTruth
 from cluster.sim_versions import make_first_version
 from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
 from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
@@ -100,15 +100,17 @@ class RealMind:
         )
         self.gossip = self.node.gossip
         parts = self.parts
-        self.truth = SimTruth(parts.router, parts.ids, self.node.streams) if birth.cluster.events else None
+        self.engine_caches = (
+            SimEngineCaches(parts.router, parts.ids, self.node.streams) if birth.cluster.events else None
+        )
 
     # --- traffic ----------------------------------------------------------------------------------------------------
 
-    def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
-        return self.parts.depart(end, tried, now)
+    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+        return self.parts.start_attempt(end, tried, now)
 
-    def land(self, trip: Trip, served: bool, now: float) -> None:
-        self.parts.land(trip, served, now)
+    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
+        self.parts.finish_attempt(trip, served, now)
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:
         return self.parts.holds(fingerprint, engine, now)
@@ -160,7 +162,7 @@ class RealMind:
     def route_tables(self, peers: int) -> Mapping[str, Bounded]:
         gossip, shared, table = self.gossip.routes.statistics(), self.node.routes, self.parts.router.routes
         return {
-            "lessons kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
+            "route updates kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
             "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),

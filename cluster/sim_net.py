@@ -326,9 +326,9 @@ class SimNet:
             delay += RETRANSMIT_S * 2**losses
             losses += 1
         stream.ready_at = max(stream.ready_at, now + delay)
-        self.heap.at(stream.ready_at, self._land, key, stream)
+        self.heap.at(stream.ready_at, self._finish_attempt, key, stream)
 
-    def _land(self, key: tuple[int, int, Plane], stream: Stream) -> None:
+    def _finish_attempt(self, key: tuple[int, int, Plane], stream: Stream) -> None:
         source, target, plane = key
         if self._streams.get(key) is not stream or not stream.waiting:
             return
@@ -340,7 +340,9 @@ class SimNet:
             return
         data, sent_at = stream.waiting[0]
         if not host.arrive(data, self.addresses[source], plane):
-            self.heap.after(RETRANSMIT_S, self._land, key, stream)  # the reader's buffer is full: the sender waits
+            self.heap.after(
+                RETRANSMIT_S, self._finish_attempt, key, stream
+            )  # the reader's buffer is full: the sender waits
             return
         self.statistics.delivered += 1
         self.slowest_s = max(self.slowest_s, self.heap.now - sent_at)

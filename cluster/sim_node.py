@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from cluster.scenario import Cluster
-from cluster.sim_truth import SimTruth
+from cluster.sim_engine_caches import SimEngineCaches
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.prompts.prompt import Boundary
@@ -77,7 +77,7 @@ class Trip(NamedTuple):
     """One chat turn under way to an engine."""
 
     engine: int
-    flight: Any  # what the router made of it
+    attempt: Any  # what the router made of it
 
 
 class Mind(Protocol):
@@ -90,15 +90,15 @@ class Mind(Protocol):
     def session(self) -> int: ...
 
     @property
-    def truth(self) -> SimTruth | None:
+    def engine_caches(self) -> SimEngineCaches | None:
         """What it does about engines' event streams, where the scenario has any."""
         ...
 
-    def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
         """Place one chat turn, but not at engines that were tried. None: the node knows of no engine. Never waits."""
         ...
 
-    def land(self, trip: Trip, served: bool, now: float) -> None:
+    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
         """It came back. If it was served, the engine holds the prompt: learn and tell."""
         ...
 
@@ -119,7 +119,7 @@ class Mind(Protocol):
         ...
 
     def told(self) -> int:
-        """Lessons of its own since the start."""
+        """Route updates of its own since the start."""
         ...
 
     def counters(self) -> Mapping[str, int]:

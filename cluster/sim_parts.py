@@ -51,41 +51,41 @@ class Parts:
             rng=rng,
         )
 
-    def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
         prompt = Prompt(kind="chat", model="m", stream=True, end=end, base=end.root(), tail=(), body=b"")
         try:
             found = self.router.find(prompt, now, [self.ids[number] for number in tried])
         except (NoBackend, NotFound):
             return None
         decision = self.router.place(prompt, found)
-        flight = self.router.depart(prompt, decision, now)
-        return Trip(self.ids.index(decision.backend), flight)
+        attempt = self.router.start_attempt(prompt, decision, now)
+        return Trip(self.ids.index(decision.backend), attempt)
 
-    def land(self, trip: Trip, served: bool, now: float) -> None:
+    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
         if served:
-            self.router.first_token(trip.flight, now)
-        self.router.land(trip.flight, Outcome.SUCCESS if served else Outcome.CONNECT_ERROR, now)
+            self.router.first_token(trip.attempt, now)
+        self.router.finish_attempt(trip.attempt, Outcome.SUCCESS if served else Outcome.CONNECT_ERROR, now)
 
     def probed(self, engine: int, result: ProbeResult, now: float) -> None:
         self.registry.probed(self.ids[engine], result, now)
 
-    def epochs(self) -> list[int]:
+    def generations(self) -> list[int]:
         """Of all backends, whether they may serve now or not."""
-        return [-1 if backend is None else backend.epoch for backend in self.registry.slots]
+        return [-1 if backend is None else backend.generation for backend in self.registry.slots]
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:
-        found = self.routes.match([(1, fingerprint, 0)], self.epochs(), now, wanted=len(self.ids), touch=False)
+        found = self.routes.match([(1, fingerprint, 0)], self.generations(), now, wanted=len(self.ids), touch=False)
         return any(holder.backend == self.ids[engine] for holder in found)
 
     def claims(self, fingerprint: int, now: float) -> list[tuple[int, int, int, float]]:
         """(fingerprint, engine, epoch, age) of the live claims below a fingerprint, or of all (0)."""
-        epochs = self.epochs()
-        self.routes.match((), epochs, now, touch=False)  # so that ages are of now
+        generations = self.generations()
+        self.routes.match((), generations, now, touch=False)  # so that ages are of now
         found: list[tuple[int, int, int, float]] = []
         for row in self.routes.subtree(fingerprint, limit=CLAIMS_LOOKED_AT_MAX):
             for claim in row.holders:
-                if claim.epoch == epochs[claim.backend] and claim.age_s < self.ttl_s:
+                if claim.generation == generations[claim.backend] and claim.age_s < self.ttl_s:
                     names = (row.token_fingerprint, *row.text_fingerprints)
                     number = self.ids.index(BackendId(claim.backend))
-                    found += [(name, number, claim.epoch, claim.age_s) for name in names if name]
+                    found += [(name, number, claim.generation, claim.age_s) for name in names if name]
         return found

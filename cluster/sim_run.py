@@ -16,7 +16,7 @@ from cluster.sim_host import SimHost
 from cluster.sim_invariants import Invariants
 from cluster.sim_measure import Measure
 from cluster.sim_node import Maker
-from cluster.sim_true import Truths
+from cluster.sim_true import SimResidencies
 from cluster.sim_world import Result, Violated, World
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.prompts.prompt import Boundary
@@ -34,7 +34,7 @@ class Run:
         self.invariants = Invariants(self.world)
         self.measure = Measure(self.world)
         self.expectations = Expectations(self.world, self.faults, self.invariants, self.measure)
-        self.truths = Truths(self.world, self.invariants)
+        self.truths = SimResidencies(self.world, self.invariants)
         if any(step.do == "attack" for step in self.world.scenario.steps):
             self.faults.attacker = Attacker(self.world.net, self.world.rng("attacker"), self.invariants)
         for host in self.world.hosts:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from cluster.sim_engine_caches import Ask, AskedReplay, Subscribed, Unsubscribed
 from cluster.sim_heap import Heap
 from cluster.sim_host import SimHost
 from cluster.sim_kv import SimKv
-from cluster.sim_truth import Ask, AskedReplay, Subscribed, Unsubscribed
 
 DELAY_S = 0.001
 REPLAY_S = 0.005
@@ -127,21 +127,25 @@ class SimStreams:
         if wire.host.paused:
             self.heap.after(STOPPED_S, self._arrive, wire, seq, payload)
             return
-        wire.host.run(lambda mind, now: mind.truth.live(wire.engine, seq, payload, now) if mind.truth else None)
+        wire.host.run(
+            lambda mind, now: mind.engine_caches.live(wire.engine, seq, payload, now) if mind.engine_caches else None
+        )
 
     def _replay(self, wire: Wire, ask: AskedReplay) -> None:
         kv = self.kvs[wire.engine]
         if not self._lives(wire):
             return
         answers = None if not kv.reachable else [message for message in kv.buffer if message[0] >= ask.first]
-        wire.host.run(lambda mind, now: mind.truth.answered(ask, answers, now) if mind.truth else None)
+        wire.host.run(lambda mind, now: mind.engine_caches.answered(ask, answers, now) if mind.engine_caches else None)
 
     def _tell(self, wire: Wire, what: str) -> None:
-        wire.host.run(lambda mind, now: mind.truth.wired(wire.engine, what, now) if mind.truth else None)
+        wire.host.run(
+            lambda mind, now: mind.engine_caches.wired(wire.engine, what, now) if mind.engine_caches else None
+        )
 
     def _look(self, host: SimHost, generation: int) -> None:
         if host.generation != generation or host.mind is None:
             return
         if not host.paused:
-            host.run(lambda mind, now: mind.truth.look(now) if mind.truth else None)
+            host.run(lambda mind, now: mind.engine_caches.look(now) if mind.engine_caches else None)
         self.heap.after(LOOK_S, self._look, host, generation)

@@ -162,7 +162,7 @@ def engine_gone(draw: Draw) -> Step:
 
 def flood(draw: Draw) -> Step:
     at = draw.when()
-    return Step(at, "flood", nodes=(draw.rng.randrange(draw.nodes),), lessons_per_s=50.0, for_s=draw.long(1.0, 5.0, at))
+    return Step(at, "flood", nodes=(draw.rng.randrange(draw.nodes),), updates_per_s=50.0, for_s=draw.long(1.0, 5.0, at))
 
 
 def attack(draw: Draw) -> Step:

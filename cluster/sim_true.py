@@ -16,7 +16,7 @@ from cluster.sim_world import World
 from ranvier_py.core.engine_cache.gap_values import Level
 
 
-class Truths:
+class SimResidencies:
     """Of one run; nothing where no engine publishes."""
 
     def __init__(self, world: World, invariants: Invariants) -> None:
@@ -76,10 +76,10 @@ class Truths:
         }
 
     def _claims(self, host: SimHost) -> Iterator[tuple[int, int]]:
-        truth = host.mind.truth if host.mind is not None else None
-        return truth.claims(self.world.heap.now) if truth is not None else iter(())
+        engine_caches = host.mind.engine_caches if host.mind is not None else None
+        return engine_caches.claims(self.world.heap.now) if engine_caches is not None else iter(())
 
 
 def level_of(host: SimHost, engine: int) -> Level | None:
-    truth = host.mind.truth if host.mind is not None else None
-    return truth.level(engine) if truth is not None else None
+    engine_caches = host.mind.engine_caches if host.mind is not None else None
+    return engine_caches.level(engine) if engine_caches is not None else None

@@ -1,7 +1,7 @@
 """A node of the version before: what version 2 of the protocol brought is taken away from a node of this one.
 
-It says so in its record, compares tables by all their sums, makes no sheaves, and does with what it does not know as
-version 1 did: a message of a later kind is skipped and counted, a sheaf counts as a bad lesson.
+It says so in its record, compares tables by all their sums, makes no update batches, and does with what it does not
+know as version 1 did: a message of a later kind is skipped and counted, a update batch counts as a bad route update.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from ranvier_py.core.gossip.gossip import Gossip
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.peer.router_peer import RouterPeer
-from ranvier_py.core.gossip.replication.update_batches import is_sheaf
+from ranvier_py.core.gossip.replication.update_batches import is_batch
 from ranvier_py.core.gossip.wire.messages import Message, PartSums, TotalSum, Update
 
 FIRST_VERSION = 1
@@ -37,11 +37,11 @@ def make_first_version(peer: RouterPeer) -> None:
         else:
             receive(sender, message, now)
 
-    def refuse(lesson: bytes, age_s: float, now: float) -> bool:
-        if is_sheaf(lesson):
+    def refuse(route_update: bytes, age_s: float, now: float) -> bool:
+        if is_batch(route_update):
             shared.counters.bad += 1
             return False
-        return hear(lesson, age_s, now)
+        return hear(route_update, age_s, now)
 
     routes.receive = skip  # type: ignore[assignment]
     routes._pull._comparison._version_of = lambda _: FIRST_VERSION

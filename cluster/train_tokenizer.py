@@ -70,7 +70,7 @@ client clock cloud cluster code collection colour column command comment company
 context control conversation copy core corner cost counter country course credit customer data date day deadline
 decision default degree delay delivery depth design detail device difference digest direction discount disk distance
 document door driver edge effect effort element email end engine entry epoch error event evidence example exception
-expert express fact failure family fare feature fee field file flight flow folder food force form frame friend
+expert express fact failure family fare feature fee field file attempt flow folder food force form frame friend
 function future garden gate gateway goal gossip government group guest half hand hash head header health heart help
 history holder home hotel hour house idea identity image index industry information input instance insurance interest
 interface issue item job journey key kind language latency law layer leaf length letter level library life light limit

@@ -28,7 +28,7 @@ from ranvier_py.core.errors import ConfigError
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
 BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
-ENGINE_TRUTH = {"name": "a", "truth": "exact", "read_here": True, "applied": 12, "gaps": 1, "blocks": 90}
+ENGINE_CACHE = {"name": "a", "level": "exact", "read_here": True, "applied": 12, "gaps": 1, "blocks": 90}
 
 CALIBRATION = {
     "route_precision": 0.98,
@@ -62,7 +62,10 @@ class FakeControl(BaseHTTPRequestHandler):
             "/readyz": (503, {"ready": False, "reason": "no backend can be asked"}),
             "/admin/backends": (200, {"backends": [BACKEND]}),
             "/admin/cluster": (404, {"error": {"message": "this node does not gossip"}}),
-            "/admin/truth": (200, {"engines": [ENGINE_TRUTH], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""}),
+            "/admin/engine-cache": (
+                200,
+                {"engines": [ENGINE_CACHE], "counts": {"confirmed": 7, "voided": 0}, "trouble": ""},
+            ),
             "/admin/calibration": (200, CALIBRATION),
             "/admin/routes": (200, {"rows": 3, "decisions": {"holder": 5}, "predicted_share": 0.875}),
         }
@@ -244,7 +247,7 @@ def test_status_is_one_page_about_the_node(
         "  a     http://a:1  healthy  no             1         -",
         "",
         "Engine truth",
-        "  name  truth  read_here  applied  gaps  blocks",
+        "  name  level  read_here  applied  gaps  blocks",
         "  a     exact  yes             12     1      90",
         "  claims  confirmed=7",
         "",
@@ -400,7 +403,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NODES = """
 import sys, types, trio, signal
-import ranvier_py
+import ranvier_py.node
 from ranvier_py import cli
 
 async def run(config):

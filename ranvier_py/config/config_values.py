@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from ranvier_py.core.addresses import host_port, is_address
-from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, spot
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, parse_endpoint
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.gossip.endpoints import OFF, place
 from ranvier_py.core.routing.backend import normal_url
@@ -118,7 +118,7 @@ def backend_fields(value: object) -> object:
 
 
 def kv_endpoint(text: str) -> str:
-    if text and spot(text) is None:
+    if text and parse_endpoint(text) is None:
         raise ValueError("must be tcp://HOST:PORT, or tcp://*:PORT on the backend's own host")
     return text
 

@@ -44,7 +44,7 @@ from ranvier_py.control.control_server import ServerLimits, serve_app
 from ranvier_py.control.worker_reports import InternalHandlers, InternalPort, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
-from ranvier_py.core.sample import Sample
+from ranvier_py.core.metrics import Sample
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ControlPort(Protocol):
         """How well each engine's cache is predicted, and why not."""
         ...
 
-    def truth(self) -> Mapping[str, Any]:
+    def engine_caches(self) -> Mapping[str, Any]:
         """How well each engine's cache is known, by which sources."""
         ...
 
@@ -254,7 +254,7 @@ class Handlers:
             ("GET", "/admin/routes/<fingerprint>", self.route_tree),
             ("GET", "/admin/decisions", self.decisions),
             ("GET", "/admin/config", self.config),
-            ("GET", "/admin/truth", self.truth),
+            ("GET", "/admin/engine-cache", self.engine_caches),
             ("GET", "/admin/calibration", self.calibration),
             ("GET", "/admin/cluster", self.cluster),
             ("GET", "/admin/cluster/sums", self.route_sums),
@@ -315,8 +315,8 @@ class Handlers:
     async def config(self) -> Response:
         return json_response(self._port.config())
 
-    async def truth(self) -> Response:
-        return json_response(self._port.truth())
+    async def engine_caches(self) -> Response:
+        return json_response(self._port.engine_caches())
 
     async def calibration(self) -> Response:
         return json_response(self._port.calibration())

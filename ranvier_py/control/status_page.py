@@ -25,7 +25,7 @@ class NodeStatus:
     routes: Mapping[str, Any]
     cluster: Mapping[str, Any] | None = None  # None: it has no peers
     divergence: str = ""  # in words, if another node was asked, too
-    truth: Mapping[str, Any] | None = None  # None: it is too old to tell
+    engine_caches: Mapping[str, Any] | None = None  # None: it is too old to tell
     calibration: Mapping[str, Any] | None = None
 
 
@@ -37,7 +37,7 @@ def status_page(status: NodeStatus) -> str:
     if status.cluster is not None:
         lines += cluster_lines(status.cluster)
         lines += [f"  divergence  {status.divergence}"] if status.divergence else []
-    lines += truth_lines(status.truth) if status.truth is not None else []
+    lines += engine_cache_lines(status.engine_caches) if status.engine_caches is not None else []
     lines += calibration_lines(status.calibration) if status.calibration is not None else []
     shadows = status.routes.get("shadows", ())
     lines += ["", "Shadows: what other policies would have done", *table(shadows)] if shadows else []
@@ -45,11 +45,11 @@ def status_page(status: NodeStatus) -> str:
     return "\n".join(lines) + "\n"
 
 
-def truth_lines(truth: Mapping[str, Any]) -> list[str]:
+def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
     """How well this node knows what each engine holds."""
-    lines = ["", "Engine truth", *table(truth["engines"])]
-    counts = {name: count for name, count in truth["counts"].items() if count}
-    told = {"claims": counts, "trouble": truth["trouble"]}
+    lines = ["", "Engine truth", *table(engine_caches["engines"])]
+    counts = {name: count for name, count in engine_caches["counts"].items() if count}
+    told = {"claims": counts, "trouble": engine_caches["trouble"]}
     return [*lines, *pairs({name: fact for name, fact in told.items() if fact})]
 
 

@@ -1,14 +1,14 @@
-"""`ranvier serve --record FILE`: a line for each flight, for a replay (core/routing/request_record.py says what is in
+"""`ranvier serve --record FILE`: a line for each attempt, for a replay (core/routing/request_record.py says what is in
 it).
 
-A flight's line is made when its answer has been read, since its tokens are known only then (io/tokenizer_worker.py), or
-`LESSON_WAIT_S` after it landed, or at the end. Lines wait in a bounded queue for one worker thread, which alone touches
-the disk: a slow disk costs lines, a broken one all of them, and neither costs a request anything.
+A attempt's line is made when its answer has been read, since its tokens are known only then (io/tokenizer_worker.py),
+or `LESSON_WAIT_S` after it landed, or at the end. Lines wait in a bounded queue for one worker thread, which alone
+touches the disk: a slow disk costs lines, a broken one all of them, and neither costs a request anything.
 
 Files: FILE grows to `bytes_max`, then becomes FILE.1, FILE.1 becomes FILE.2 and so on; at most `files_max` of them are
 kept. A new process begins a new file, because its clock and perhaps its secret are others. A file that is no recording
 is never touched. Only their owner may read them: they tell who talked how much, though not what about.
-Cost: when off, nothing. When on, about 50 us of the event loop for a flight of 10,000 tokens, and 2 kB of disk.
+Cost: when off, nothing. When on, about 50 us of the event loop for a attempt of 10,000 tokens, and 2 kB of disk.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ import trio
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.health import Outcome
 from ranvier_py.core.routing.request_record import MARK, Header, Record, record_of
 
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2048  # lines that wait for the disk: some 10 MB
-PENDING_MAX = 4096  # flights that wait for their lesson, as many as the learner's queue may hold and more
-PENDING_BYTES_MAX = 64 << 20  # of their bodies, which a flight keeps alive
-LESSON_WAIT_S = 30.0  # a lesson that comes later was dropped, or might as well have been
-SWEEP_S = 1.0  # between two looks for flights whose lesson did not come
+PENDING_MAX = (
+    4096  # attempts that wait for their route update, as many as the tokenizer worker's queue may hold and more
+)
+PENDING_BYTES_MAX = 64 << 20  # of their bodies, which a attempt keeps alive
+LESSON_WAIT_S = 30.0  # a route update that comes later was dropped, or might as well have been
+SWEEP_S = 1.0  # between two looks for attempts whose route update did not come
 BATCH_MAX = 256  # lines in one hop to the thread: some 5 ms
 LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
 MARK_BYTES = f'{{"{MARK}"'.encode()  # what every file of ours begins with
@@ -44,26 +46,26 @@ MARK_BYTES = f'{{"{MARK}"'.encode()  # what every file of ours begins with
 
 @dataclass(frozen=True, slots=True)
 class RecorderStatistics:
-    waiting: int  # lines and flights, now
+    waiting: int  # lines and attempts, now
     lines: int  # written
     bytes: int  # written, headers too
     dropped: int  # lines that found the queue full
-    unlearned: int  # lines without what a lesson would have told, though one was due
+    unlearned: int  # lines without what a route update would have told, though one was due
     failures: int  # of the disk
     lost: int  # lines that a failing disk did not take
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """A flight that is over."""
+class Finished:
+    """A attempt that is over."""
 
-    flight: Flight
+    attempt: Attempt
     outcome: Outcome
     at: float
 
 
 class Recorder:
-    """Observes flights and writes them down. `run` writes; without it lines are dropped when the queue is full.
+    """Observes attempts and writes them down. `run` writes; without it lines are dropped when the queue is full.
 
     Args:
         header: of every file; `started` is the wall clock at `started_at`.
@@ -84,7 +86,7 @@ class Recorder:
         self._files = RecordFiles(path, header.line(), bytes_max, files_max)
         self._started_at = started_at
         self._clock = clock
-        self._pending: dict[Flight, Landed] = {}
+        self._pending: dict[Attempt, Finished] = {}
         self._pending_bytes = 0
         self._queue: deque[Record] = deque()
         self._wake = trio.Event()
@@ -94,51 +96,53 @@ class Recorder:
 
     # --- what a router tells ----------------------------------------------------------------------------------------
 
-    def departed(self, flight: Flight, now: float) -> None:
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
         pass
 
-    def started(self, flight: Flight, now: float) -> None:
+    def started(self, attempt: Attempt, now: float) -> None:
         pass
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
-        landed = Landed(flight, outcome, now)
-        if flight.first_at is None or flight.prompt.kind == "opaque":  # nothing will be learned of it
-            self._append(landed)
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        finished = Finished(attempt, outcome, now)
+        if attempt.first_at is None or attempt.prompt.kind == "opaque":  # nothing will be learned of it
+            self._append(finished)
             return
-        self._pending[flight] = landed
-        self._pending_bytes += len(flight.prompt.body)
+        self._pending[attempt] = finished
+        self._pending_bytes += len(attempt.prompt.body)
         while len(self._pending) > PENDING_MAX or (self._pending_bytes > PENDING_BYTES_MAX and self._pending):
             self._give_up(next(iter(self._pending)))
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002  # as told
-        if answer is not NOTHING and flight in self._pending:  # else its prompt alone: the answer has another lesson
-            self._append(self._released(flight), end, answer)
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002  # as told
+        if (
+            answer is not NOTHING and attempt in self._pending
+        ):  # else its prompt alone: the answer has another route update
+            self._append(self._released(attempt), end, answer)
 
     # --- lines ------------------------------------------------------------------------------------------------------
 
-    def _append(self, landed: Landed, end: Boundary | None = None, answer: Answer = NOTHING) -> None:
+    def _append(self, finished: Finished, end: Boundary | None = None, answer: Answer = NOTHING) -> None:
         if len(self._queue) >= QUEUE_MAX:
             self._dropped += 1
             return
-        record = record_of(landed.flight, landed.outcome, landed.at, self._started_at, end, answer)
+        record = record_of(finished.attempt, finished.outcome, finished.at, self._started_at, end, answer)
         self._queue.append(record)
         self._wake.set()
 
-    def _give_up(self, flight: Flight) -> None:
+    def _give_up(self, attempt: Attempt) -> None:
         self._unlearned += 1
-        self._append(self._released(flight))
+        self._append(self._released(attempt))
 
-    def _released(self, flight: Flight) -> Landed:
-        self._pending_bytes -= len(flight.prompt.body)
-        return self._pending.pop(flight)
+    def _released(self, attempt: Attempt) -> Finished:
+        self._pending_bytes -= len(attempt.prompt.body)
+        return self._pending.pop(attempt)
 
     def _sweep(self, before: float) -> None:
-        """Let no flight wait that landed before then: they are in the order of their landing."""
+        """Let no attempt wait that landed before then: they are in the order of their landing."""
         while self._pending:
-            flight, landed = next(iter(self._pending.items()))
-            if landed.at > before:
+            attempt, finished = next(iter(self._pending.items()))
+            if finished.at > before:
                 return
-            self._give_up(flight)
+            self._give_up(attempt)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled, and then what is left. Never raises for the file's sake."""

@@ -25,7 +25,7 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import Job, SharedIn
 from ranvier_py.core.engine_cache.prefix_index.shared_scripts import SCRIPTS
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.sample import Sample
+from ranvier_py.core.metrics import Sample
 
 try:
     import redis

@@ -1,13 +1,13 @@
 """Learning off the request's path: tails and answers are tokenized while the engines work.
 
-One task takes lessons from a bounded queue in batches and hands each batch to one worker thread, where encoding
-releases the interpreter lock. What comes back is given to the Router in one synchronous call per lesson. When lessons
-come faster than one thread can tokenize, the oldest is dropped and counted: its text fingerprints were learned at the
-first token, so the chat goes on being placed; only mid-message matches of that turn are lost.
+One task takes route updates from a bounded queue in batches and hands each batch to one worker thread, where encoding
+releases the interpreter lock. What comes back is given to the Router in one synchronous call per route update. When
+route updates come faster than one thread can tokenize, the oldest is dropped and counted: its text fingerprints were
+learned at the first token, so the chat goes on being placed; only mid-message matches of that turn are lost.
 
-Rules: whatever a client sends, and whatever a template makes of it, costs its own lesson at most: it is counted as
-failed, and the others of its batch are taught. What waits is bounded in number and in bytes, what is tokenized at once
-in tokens. Counters change on the event loop alone.
+Rules: whatever a client sends, and whatever a template makes of it, costs its own route update at most: it is counted
+as failed, and the others of its batch are taught. What waits is bounded in number and in bytes, what is tokenized at
+once in tokens. Counters change on the event loop alone.
 
 The same tokenizer serves the few prompts that must be tokenized before placement, each with a deadline.
 """
@@ -29,20 +29,22 @@ from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob, TokenIds,
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState, media_of
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.prompts.request_body import Prompt
-from ranvier_py.core.routing.router import Flight, Router
+from ranvier_py.core.routing.router import Attempt, Router
 
 log = logging.getLogger(__name__)
 
-BATCH_MAX = 64  # lessons in one hop to the worker thread: about 5 ms of work, so that no lesson waits long
-GATHER_S = 0.004  # how long the first lesson of a batch waits for company: a hop costs as much as two lessons
+BATCH_MAX = 64  # route updates in one hop to the worker thread: about 5 ms of work, so that no route update waits long
+GATHER_S = (
+    0.004  # how long the first route update of a batch waits for company: a hop costs as much as two route updates
+)
 LEARN_SHARE = 0.1
 """Most of the time that learning may take, in its thread and on the event loop. It competes with requests for the
 interpreter lock: measured under full load (benchmarks/data_plane.py), more learning costs more requests than its
 matches can save."""
 
 QUEUE_BYTES_MAX = 64 << 20
-"""Bodies and answers that wait. A lesson keeps its body, for templates that need the whole chat: a thousand of the
-largest would be 64 GB."""
+"""Bodies and answers that wait. A route update keeps its body, for templates that need the whole chat: a thousand of
+the largest would be 64 GB."""
 
 TOKENS_MAX = 1 << 19
 """Tokens, as estimated, of one prompt and of one batch. The tokenizer takes about 200 bytes and 1 us for each while it
@@ -54,7 +56,7 @@ UNDER_WAY_MAX = 64  # prompts waiting to be tokenized before placement; a furthe
 
 
 class Tokenizer(Protocol):
-    """What the learner needs; io/tokenizer.py has the real one. Called in worker threads."""
+    """What the tokenizer worker needs; io/tokenizer.py has the real one. Called in worker threads."""
 
     def tokenize(self, chat: Chat) -> TokenizedChat: ...
     def tokenize_tails(self, jobs: Sequence[TailJob]) -> Sequence[TokenizedChat | None]: ...
@@ -62,10 +64,10 @@ class Tokenizer(Protocol):
 
 
 @dataclass(slots=True)
-class Lesson:
-    """One flight's tokens to be learned; with `raw`, its answer as well."""
+class TokenizeJob:
+    """One attempt's tokens to be learned; with `raw`, its answer as well."""
 
-    flight: Flight
+    attempt: Attempt
     raw: bytes | None = None
     chunked: bool = False
     streamed: bool = False
@@ -74,18 +76,18 @@ class Lesson:
     @property
     def size_bytes(self) -> int:
         """What it keeps alive."""
-        return len(self.flight.prompt.body) + len(self.raw or b"")
+        return len(self.attempt.prompt.body) + len(self.raw or b"")
 
     @property
     def tokens(self) -> int:
         """How many tokens there are to find, as far as is known."""
-        end = self.flight.prompt.end
+        end = self.attempt.prompt.end
         return end.length - end.tokenized_ancestor().length
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What a worker thread made of one prompt or lesson."""
+    """What a worker thread made of one prompt or route update."""
 
     ancestor: Boundary
     segments: Sequence[Segment | None]
@@ -94,7 +96,7 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerStatistics:
+class TokenizerCounters:
     queued: int
     learned: int
     dropped: int
@@ -103,7 +105,7 @@ class LearnerStatistics:
     deadlines_missed: int
 
 
-class Learner:
+class TokenizerWorker:
     """Owns the tokenizing threads. `submit` and `finish` cost an append; nothing comes of them unless `run` runs."""
 
     def __init__(
@@ -118,7 +120,7 @@ class Learner:
         self._tokenizer = tokenizer
         self._hasher = hasher
         self._router = router
-        self._queue: deque[Lesson] = deque()
+        self._queue: deque[TokenizeJob] = deque()
         self._queue_max = queue_max
         self._queue_bytes = 0
         self._queue_bytes_max = queue_bytes_max
@@ -130,22 +132,22 @@ class Learner:
         self._learned = self._dropped = self._failed = 0
         self._tokenized_first = self._deadlines_missed = 0
 
-    def submit(self, flight: Flight) -> Lesson | None:
-        """Have the flight's tail tokenized, if it is not yet."""
-        if flight.prompt.kind == "opaque" or flight.prompt.end.state is not None:
+    def submit(self, attempt: Attempt) -> TokenizeJob | None:
+        """Have the attempt's tail tokenized, if it is not yet."""
+        if attempt.prompt.kind == "opaque" or attempt.prompt.end.state is not None:
             return None
-        lesson = Lesson(flight)
-        self._append(lesson)
-        return lesson
+        job = TokenizeJob(attempt)
+        self._append(job)
+        return job
 
-    def finish(self, flight: Flight, lesson: Lesson | None, raw: bytes, *, chunked: bool, streamed: bool) -> None:
-        """The answer is complete: learn it too, in the lesson that still waits or in a new one."""
-        if flight.prompt.kind == "opaque":
+    def finish(self, attempt: Attempt, job: TokenizeJob | None, raw: bytes, *, chunked: bool, streamed: bool) -> None:
+        """The answer is complete: learn it too, in the route update that still waits or in a new one."""
+        if attempt.prompt.kind == "opaque":
             return
-        if lesson is None or lesson.taken:
-            self._append(Lesson(flight, raw, chunked, streamed))
+        if job is None or job.taken:
+            self._append(TokenizeJob(attempt, raw, chunked, streamed))
             return
-        lesson.raw, lesson.chunked, lesson.streamed = raw, chunked, streamed
+        job.raw, job.chunked, job.streamed = raw, chunked, streamed
         self._queue_bytes += len(raw)
         self._trim()
 
@@ -199,15 +201,15 @@ class Learner:
         results = await trio.to_thread.run_sync(self.teach_all, batch)
         now = time.monotonic()
         took_s = now - began
-        for lesson, taught in zip(batch, results, strict=True):
+        for job, taught in zip(batch, results, strict=True):
             began = time.monotonic()
-            self._learn(lesson.flight, taught, now)
+            self._learn(job.attempt, taught, now)
             took_s += time.monotonic() - began
             await trio.lowlevel.checkpoint()  # each takes 0.1 ms of the event loop
         await trio.sleep(took_s * (1 / LEARN_SHARE - 1))
 
-    def statistics(self) -> LearnerStatistics:
-        return LearnerStatistics(
+    def statistics(self) -> TokenizerCounters:
+        return TokenizerCounters(
             queued=len(self._queue),
             learned=self._learned,
             dropped=self._dropped,
@@ -216,18 +218,18 @@ class Learner:
             deadlines_missed=self._deadlines_missed,
         )
 
-    def _learn(self, flight: Flight, taught: Taught, now: float) -> None:
+    def _learn(self, attempt: Attempt, taught: Taught, now: float) -> None:
         try:
-            self._router.taught(flight, taught.ancestor, taught.segments, taught.answer, now)
+            self._router.taught(attempt, taught.ancestor, taught.segments, taught.answer, now)
         except (TypeError, UnicodeError):  # an answer with values beyond JSON, such as lone surrogates
             self._failed += 1
             return
         self._failed += taught.failed
         self._learned += bool(taught.segments)
 
-    def _append(self, lesson: Lesson) -> None:
-        self._queue.append(lesson)
-        self._queue_bytes += lesson.size_bytes
+    def _append(self, job: TokenizeJob) -> None:
+        self._queue.append(job)
+        self._queue_bytes += job.size_bytes
         self._trim()
         if self._asleep:
             self._asleep = False
@@ -239,9 +241,9 @@ class Learner:
             self._take()
             self._dropped += 1
 
-    def _take_batch(self) -> list[Lesson]:
-        """The oldest lessons: at least one if there is any, no more than one hop should carry."""
-        batch: list[Lesson] = []
+    def _take_batch(self) -> list[TokenizeJob]:
+        """The oldest route updates: at least one if there is any, no more than one hop should carry."""
+        batch: list[TokenizeJob] = []
         tokens = 0
         while self._queue and len(batch) < BATCH_MAX:
             tokens += self._queue[0].tokens
@@ -250,22 +252,22 @@ class Learner:
             batch.append(self._take())
         return batch
 
-    def _take(self) -> Lesson:
-        lesson = self._queue.popleft()
-        lesson.taken = True
-        self._queue_bytes -= lesson.size_bytes
-        return lesson
+    def _take(self) -> TokenizeJob:
+        job = self._queue.popleft()
+        job.taken = True
+        self._queue_bytes -= job.size_bytes
+        return job
 
     # --- in worker threads: these read prompts and never change them ------------------------------------------------
 
-    def teach_all(self, batch: Sequence[Lesson]) -> list[Taught]:
-        """One Taught for each lesson. Does not raise, whatever is in them."""
+    def teach_all(self, batch: Sequence[TokenizeJob]) -> list[Taught]:
+        """One Taught for each route update. Does not raise, whatever is in them."""
         try:
-            return self._taught([Task.of(lesson) for lesson in batch])
+            return self._taught([Task.of(job) for job in batch])
         except Exception as error:
             if len(batch) > 1:  # one of them spoils it: each alone
-                return [self.teach_all([lesson])[0] for lesson in batch]
-            return [untaught(batch[0].flight.prompt, error)]
+                return [self.teach_all([job])[0] for job in batch]
+            return [untaught(batch[0].attempt.prompt, error)]
 
     def teach(self, prompt: Prompt) -> Taught:
         """The same for a prompt without an answer."""
@@ -348,10 +350,10 @@ class Task:
             self.messages = (*prompt.messages_after(self.ancestor), *([answer.message] if answer.message else ()))
 
     @classmethod
-    def of(cls, lesson: Lesson) -> Task:
-        prompt, answer = lesson.flight.prompt, NOTHING
-        if lesson.raw is not None:
-            answer = read_answer(lesson.raw, chunked=lesson.chunked, streamed=lesson.streamed, kind=prompt.kind)
+    def of(cls, job: TokenizeJob) -> Task:
+        prompt, answer = job.attempt.prompt, NOTHING
+        if job.raw is not None:
+            answer = read_answer(job.raw, chunked=job.chunked, streamed=job.streamed, kind=prompt.kind)
         return cls(prompt, answer)
 
     @property

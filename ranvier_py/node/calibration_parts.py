@@ -1,6 +1,6 @@
 """What makes a node measure itself: the calibration of its predictions, and looks at the engines' own counters.
 
-Wires `Calibration` (an observer of flights) and `Scraper` to a node: what engines tell of their caches bounds the
+Wires `Calibration` (an observer of attempts) and `Scraper` to a node: what engines tell of their caches bounds the
 learned capacity, what is in their queues beyond what this node and its peers sent counts as load, biases go to the log
 when they appear and when they go, and all of it to the control port.
 
@@ -28,9 +28,9 @@ from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChan
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.sample import Sample
 from ranvier_py.io.metrics_scraper import ScrapeOptions, Scraper
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Calibrating:
         self._looks[backend] = Look(self._clock(), metrics, excess)
         self._set_foreign(backend, min(excess, before.excess) if before is not None else 0)
         capacity = 0 if metrics.caches is False else metrics.capacity_tokens
-        self.calibration.told(backend, slot.url, slot.epoch, Told(capacity, metrics.block_tokens))
+        self.calibration.told(backend, slot.url, slot.generation, Told(capacity, metrics.block_tokens))
 
     # --- what is seen of it -----------------------------------------------------------------------------------------
 

@@ -31,9 +31,9 @@ from ranvier_py.core.gossip.peer import PeerSettings, RouterPeer
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.sample import Sample
 from ranvier_py.io.discovery import Discovery, DiscoveryOptions, own_host
 from ranvier_py.io.gossip.gossip_port import GossipNet, GossipSockets, open_sockets
 from ranvier_py.io.gossip.state_file import StateFile

@@ -36,10 +36,10 @@ from ranvier_py.core.engine_cache.sources.events import BadBatch
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import samples
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.sample import Sample
+
 from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, NoZmq
 from ranvier_py.node.event_reader import SubscribedStream

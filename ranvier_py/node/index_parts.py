@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import Entry, IndexEvent, IndexSettings, KvIndex, Storage
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
@@ -31,9 +31,9 @@ from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
-from ranvier_py.core.sample import Sample
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
 from ranvier_py.proxy.pipeline_values import Teacher
@@ -57,12 +57,12 @@ class IndexedBackend:
 class Listened:
     """One source and its backend. What it holds by our own names is a `Held` of engine truth."""
 
-    def __init__(self, backend: IndexedBackend, index: KvIndex, truth: EngineTruth | None) -> None:
+    def __init__(self, backend: IndexedBackend, index: KvIndex, engine_caches: EngineCaches | None) -> None:
         self.backend = backend
         self.source = Source(backend.id, "index")
         self.shared: SharedIndex | None = None
         self._index = index
-        self._truth = truth
+        self._engine_caches = engine_caches
 
     def tier(self, fingerprint: Fingerprint) -> Tier:
         return tier_of(self._index.peek(f"{fingerprint:016x}", self.backend.id))
@@ -72,9 +72,9 @@ class Listened:
         self._index.forget((self.backend.id,))
         if self.shared is not None:
             self.shared.began(self.backend.id, now)
-        if self._truth is not None:
-            self._truth.open(self.source, self, now)
-            self._truth.levelled(self.source, Level.DEGRADED, "events without numbers", now)
+        if self._engine_caches is not None:
+            self._engine_caches.open(self.source, self, now)
+            self._engine_caches.levelled(self.source, Level.DEGRADED, "events without numbers", now)
 
     def heard(self, events: Sequence[IndexEvent]) -> None:
         now = time.monotonic()
@@ -89,8 +89,8 @@ class Listened:
                 continue
             tokens = entry.tokens if entry is not None else event.tokens or 0
             changes.append(Change(Fingerprint(int(event.prefix, 16)), tokens, tier_of(entry), Fingerprint(0)))
-        if changes and self._truth is not None:
-            self._truth.changed(self.source, Changes(cleared=False, changes=tuple(changes), complete=True), now)
+        if changes and self._engine_caches is not None:
+            self._engine_caches.changed(self.source, Changes(cleared=False, changes=tuple(changes), complete=True), now)
 
 
 class Preparing:
@@ -121,7 +121,7 @@ class Indexing:
         options: SourceOptions,
         rng: Random,
         *,
-        truth: EngineTruth | None = None,
+        engine_caches: EngineCaches | None = None,
         api_key: str = "",
     ) -> None:
         self.index = KvIndex(settings)
@@ -129,7 +129,7 @@ class Indexing:
         self._scoring = KvScoreOptions()
         self._backends = backends
         self._sources: list[EventSource] = []
-        self._listened = [Listened(backend, self.index, truth) for backend in backends]
+        self._listened = [Listened(backend, self.index, engine_caches) for backend in backends]
         self._link: RedisLink | None = None
         self._rng = rng
         self._is_asked = False

@@ -36,10 +36,10 @@ from ranvier_py.io.allocator import keep_freed_memory
 from ranvier_py.io.health_probes import Prober
 from ranvier_py.io.logs import request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.io.tokenizer_worker import Learner
+from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.cluster_parts import Clustering, NodeHooks, load_keys, open_cluster, secret_of
-from ranvier_py.node.engine_event_parts import Truthing
+from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.operations import Admin
 from ranvier_py.node.parts import (
@@ -105,17 +105,19 @@ class Node:
         self.recorder = recorder_of(config, self.scheme)
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
-        self.learner = Learner(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
+        self.tokenizer_worker = TokenizerWorker(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
-        self.truthing = Truthing(self.router, rng, log_transitions)
-        self.pushing = Pushing(self.router, self.truthing.truth, keys, self.scheme.identity, self.scheme.key)
+        self.engine_events = EngineEvents(self.router, rng, log_transitions)
+        self.pushing = Pushing(
+            self.router, self.engine_events.engine_caches, keys, self.scheme.identity, self.scheme.key
+        )
         self.asking = UsageAsking(enabled=config.ask_usage)
-        self.calibrating = calibrating_of(config, self.router, self.asking, self.truthing, rng)
+        self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events, rng)
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
-            Preparing(self.learner, lambda: self.indexing),
+            Preparing(self.tokenizer_worker, lambda: self.indexing),
             pipeline_limits(config),
             address_of=self._address_of,
             asking=self.asking,
@@ -135,7 +137,7 @@ class Node:
         self.admin = Admin(self)
         for spec in config.backend:
             self.add_backend(spec.url, spec.weight, spec.name, spec)
-        self.indexing: Indexing = indexing_of(config, self.registry, self.truthing.truth, rng)
+        self.indexing: Indexing = indexing_of(config, self.registry, self.engine_events.engine_caches, rng)
         self.indexing.join(self.router.policy)
 
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
@@ -146,7 +148,7 @@ class Node:
         secret = key.get_secret_value() if key else ""
         self.prober.watch(backend.id, backend.url, secret)
         if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
-            self.truthing.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
+            self.engine_events.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
         self.calibrating.watch(backend.id, backend.url, secret)
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
@@ -154,7 +156,7 @@ class Node:
     def remove_backend(self, name_or_url: str) -> None:
         backend = self.registry.remove(name_or_url)
         self.prober.forget(backend.id)
-        self.truthing.forget(backend.id)
+        self.engine_events.forget(backend.id)
         self.calibrating.forget(backend.id)
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
@@ -188,11 +190,13 @@ class Node:
             if time.monotonic() - collected_at > COLLECT_INTERVAL_S and self.server.statistics().in_flight == 0:
                 gc.collect()
                 collected_at = time.monotonic()
-            epochs = [slot.epoch if slot is not None and not slot.removed else -1 for slot in self.registry.slots]
-            self.truthing.sweep(time.monotonic())
-            self.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+            generations = [
+                slot.generation if slot is not None and not slot.removed else -1 for slot in self.registry.slots
+            ]
+            self.engine_events.sweep(time.monotonic())
+            self.router.routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
             for shadow in self.shadows.shadows if self.shadows is not None else ():
-                shadow.router.routes.sweep(time.monotonic(), epochs, SWEEP_ROWS_MAX)
+                shadow.router.routes.sweep(time.monotonic(), generations, SWEEP_ROWS_MAX)
             self.upstream.prune()
 
     async def stop_on_signal(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -247,7 +251,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     node = Node(config, tokenizer, Random(secrets.randbits(64)), secret_of(keys))  # noqa: S311  # placement draws no secrets
     if keys is not None:
         node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
-        node.truthing.share(node.clustering.peer.streams)
+        node.engine_events.share(node.clustering.peer.streams)
         node.calibrating.share(looked_at_by(node.clustering.peer))
     try:
         await run_parts(node, task_status)
@@ -262,7 +266,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
     config = node.config
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
-        await nursery.start(node.learner.run)
+        await nursery.start(node.tokenizer_worker.run)
         nursery.start_soon(node.sweep)
         if node.recorder is not None:
             await nursery.start(node.recorder.run)
@@ -270,7 +274,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             await nursery.start(node.clustering.run)
         nursery.start_soon(node.indexing.run)
         await nursery.start(node.prober.run)
-        await nursery.start(node.truthing.run)
+        await nursery.start(node.engine_events.run)
         await nursery.start(node.calibrating.run)
         await nursery.start(node.pushing.run)
         settings = control_settings(config)

@@ -16,18 +16,18 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control.metric_list import plain_samples, samples_of, shadow_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import BackendStatistics, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
 from ranvier_py.core.routing.shadow import Shadows
-from ranvier_py.core.sample import Sample
 from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import Clustering
-from ranvier_py.node.engine_event_parts import Truthing
+from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing
 from ranvier_py.node.push_parts import Pushing
 
-STOPS_SHOWN_MAX = 64
+KEYS_SHOWN_MAX = 64
 """Depths of a prompt in an explanation, the deepest first: a screen."""
 
 
@@ -41,7 +41,7 @@ class Administered(Protocol):
     @property
     def router(self) -> Router: ...
     @property
-    def learner(self) -> Any: ...
+    def tokenizer_worker(self) -> Any: ...
     @property
     def recorder(self) -> Any: ...
     @property
@@ -57,7 +57,7 @@ class Administered(Protocol):
     @property
     def upstream(self) -> Any: ...
     @property
-    def truthing(self) -> Truthing: ...
+    def engine_events(self) -> EngineEvents: ...
     @property
     def calibrating(self) -> Calibrating: ...
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId: ...
@@ -105,7 +105,7 @@ class Admin:
             **asdict(router.routes.statistics()),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": asdict(router.speculation.statistics()),
-            "learner": asdict(self._node.learner.statistics()),
+            "tokenizer_worker": asdict(self._node.tokenizer_worker.statistics()),
             **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
             **({"shadows": shadow_view(self._node.shadows)} if self._node.shadows is not None else {}),
             "decisions": dict(counters.decisions),
@@ -144,9 +144,9 @@ class Admin:
         router = self._node.router
         prompt = router.read(path_of(body), body)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
-            await self._node.learner.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
-        stops = islice(router.stops(prompt.end), STOPS_SHOWN_MAX)
-        return {**router.explain(prompt, time.monotonic()), "stops": [stop_view(*stop) for stop in stops]}
+            await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
+        chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
+        return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         now = time.monotonic()
@@ -169,8 +169,8 @@ class Admin:
             raise NotFound("this node does not gossip")
         return self._node.clustering
 
-    def truth(self) -> Mapping[str, Any]:
-        return self._node.truthing.view()
+    def engine_caches(self) -> Mapping[str, Any]:
+        return self._node.engine_events.view()
 
     def calibration(self) -> Mapping[str, Any]:
         return self._node.calibrating.view()
@@ -191,11 +191,11 @@ class Admin:
             node.registry.statistics(),
             node.server.statistics(),
             node.upstream.statistics(),
-            node.learner.statistics(),
+            node.tokenizer_worker.statistics(),
         )
         shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder
-        samples = chain(samples, node.truthing.samples(), node.calibrating.samples())
+        samples = chain(samples, node.engine_events.samples(), node.calibrating.samples())
         recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
         indexed = node.indexing.samples()
         return [
@@ -237,7 +237,7 @@ def backend_view(backend: BackendStatistics) -> dict[str, Any]:
         "in_flight": backend.inflight,
         "peer_load": backend.peer_load,
         "weight": backend.weight,
-        "epoch": backend.epoch,
+        "generation": backend.generation,
         "models": backend.models,
         "outcomes": {name: count for name, count in backend.outcomes.items() if count},
         "probe_ms": None if backend.probe_latency_s is None else round(backend.probe_latency_s * 1000, 2),
@@ -261,7 +261,7 @@ def shadow_view(shadows: Shadows) -> list[dict[str, Any]]:
     ]
 
 
-def stop_view(tokens: int, token: int, text: int) -> dict[str, Any]:
+def prefix_key_view(tokens: int, token: int, text: int) -> dict[str, Any]:
     """A depth of a prompt by the names that /admin/routes takes; None for what it has none of."""
     names = {"token_fingerprint": token, "text_fingerprint": text}
     return {"tokens": tokens, **{name: f"{value:016x}" if value else None for name, value in names.items()}}

@@ -19,7 +19,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control import control_port as control
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsking
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
@@ -45,7 +45,7 @@ from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
-from ranvier_py.node.engine_event_parts import Truthing
+from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
 from ranvier_py.proxy.pipeline import PipelineLimits
 from ranvier_py.proxy.server import ServerLimits
@@ -129,7 +129,7 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
     return Shadows(made, router.registry)
 
 
-def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Random) -> Indexing:
+def indexing_of(config: Config, registry: Registry, engine_caches: EngineCaches, rng: Random) -> Indexing:
     """The index that event streams of Continuum's shape fill; empty without any."""
     settings = IndexSettings(
         entries_max=config.kv_index_entries_max,
@@ -142,7 +142,7 @@ def indexing_of(config: Config, registry: Registry, truth: EngineTruth, rng: Ran
     options = SourceOptions(config.kv_index_reconnect_s, idle_s=config.kv_index_ttl_s)
     api_key = config.backend_api_key.get_secret_value() if config.backend_api_key else ""
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
-    indexing = Indexing(settings, backends, options, own_rng, truth=truth, api_key=api_key)
+    indexing = Indexing(settings, backends, options, own_rng, engine_caches=engine_caches, api_key=api_key)
     if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
         limits = RedisOptions(config.kv_redis_prefix, config.kv_redis_timeout_s, config.kv_redis_connect_timeout_s)
         indexing.share(config.kv_redis_url.get_secret_value(), limits, partial(backend_at, registry))
@@ -155,23 +155,25 @@ def backend_at(registry: Registry, url: str) -> BackendId | None:
     return found.id if found is not None else None
 
 
-def calibrating_of(config: Config, router: Router, asking: UsageAsking, truthing: Truthing, rng: Random) -> Calibrating:
+def calibrating_of(
+    config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents, rng: Random
+) -> Calibrating:
     """What measures the predictions, and corrects those of engines that nobody hears."""
     made = Calibrating(
         router,
         asking,
         Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
         scrape_interval_s=config.engine_metrics_interval_s,
-        estimated=lambda backend: truthing.level(backend) is Level.ESTIMATED,
-        contradicted=truthing.contradicted,
+        estimated=lambda backend: engine_events.level(backend) is Level.ESTIMATED,
+        contradicted=engine_events.contradicted,
     )
     if made.scraper is not None:
-        truthing.load_heard = made.scraper.heard
+        engine_events.load_heard = made.scraper.heard
     return made
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
-    """What writes flights down, where the operator wants that."""
+    """What writes attempts down, where the operator wants that."""
     if config.record_file is None:
         return None
     return Recorder(

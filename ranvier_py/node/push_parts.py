@@ -28,7 +28,7 @@ import trio
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Held
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Held
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
@@ -42,13 +42,13 @@ from ranvier_py.core.engine_cache.sources.push_state import PushMap, PushSetting
 from ranvier_py.core.engine_cache.sources.push_table import Entry, tier_in
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.metrics import Sample
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Backend, Outcome
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_len_of
 from ranvier_py.core.routing.request_record import scheme_mark
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.sample import Sample
 from ranvier_py.io.key_inbox import KeyInbox
 
 TICK_S = 0.5
@@ -82,7 +82,7 @@ class PushScheme:
 
 
 class Pushing:
-    """The port of control/worker_reports.py; an observer of flights as soon as a worker reports prefix hashes.
+    """The port of control/worker_reports.py; an observer of attempts as soon as a worker reports prefix hashes.
 
     Args:
         identity, key: how this node makes fingerprints.
@@ -91,7 +91,7 @@ class Pushing:
     def __init__(
         self,
         router: Router,
-        truth: EngineTruth,
+        engine_caches: EngineCaches,
         inbox: KeyInbox,
         identity: str,
         key: bytes,
@@ -106,11 +106,11 @@ class Pushing:
         self.scheme = PushScheme(identity, scheme_mark(identity, key), key, block_tokens, prefix_tokens)
         self._registry = router.registry
         self._router = router
-        self._truth = truth
+        self._engine_caches = engine_caches
         self._inbox = inbox
         self._clock = clock
         self._names: dict[BackendId, Names] = {}
-        self._epochs: dict[BackendId, int] = {}
+        self._generations: dict[BackendId, int] = {}
         self._models: dict[int, str] = {}  # by the running sum that a prompt of the model begins with
         self._models_version = -1
         self._leases = Leases()
@@ -155,22 +155,22 @@ class Pushing:
             await self._reconcile(backend, worker)
         return {"status": "ok", "resync": not worker.synced, "want": want}
 
-    # --- flights: a claim that traffic made has to be confirmed -----------------------------------------------------
+    # --- attempts: a claim that traffic made has to be confirmed -----------------------------------------------------
 
-    def departed(self, flight: Flight, now: float) -> None:  # noqa: ARG002
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
         """Requests may name another length of their prefix: its keys are noted from then on."""
-        length, lengths = prefix_len_of(flight.prompt.body), self._inbox.hasher.lengths
+        length, lengths = prefix_len_of(attempt.prompt.body), self._inbox.hasher.lengths
         if length and length not in lengths and len(lengths) < LENGTHS_MAX:
             self._inbox.hasher.keep((*lengths, length))
 
-    def started(self, flight: Flight, now: float) -> None:
-        self._lease(flight.backend, flight.prompt.end, now)
+    def started(self, attempt: Attempt, now: float) -> None:
+        self._lease(attempt.backend, attempt.prompt.end, now)
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
-        if flight.first_at is not None:
-            self._lease(flight.backend, end, now)
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
+        if attempt.first_at is not None:
+            self._lease(attempt.backend, end, now)
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None: ...
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
 
     # --- by and by --------------------------------------------------------------------------------------------------
 
@@ -266,16 +266,16 @@ class Pushing:
             names = names_of(backend, worker)
             self._names[backend.id] = Names(self._router.hasher, self._router.reader.namespace_of, names)
             held = self._names[backend.id].held(worker)
-        self._epochs[backend.id] = backend.epoch
-        self._truth.open(source_of(backend.id), held, now)
+        self._generations[backend.id] = backend.generation
+        self._engine_caches.open(source_of(backend.id), held, now)
         self._level(backend.id)
 
     def _close(self, backend: BackendId, now: float) -> None:
         self.map.forget(backend)
-        self._truth.close(source_of(backend), now)
+        self._engine_caches.close(source_of(backend), now)
         self._levels.pop(backend, None)
         self._names.pop(backend, None)
-        self._epochs.pop(backend, None)
+        self._generations.pop(backend, None)
         self._inbox.urgent = any(worker.scheme == PREFIX_HASH for worker in self.map.workers.values())
 
     def _look(self, id_: BackendId, now: float) -> None:
@@ -285,8 +285,8 @@ class Pushing:
             self._close(id_, now)
         elif id_ in self._names and self._names[id_].base != names_of(backend, self.map.workers[id_]):
             self._close(id_, now)  # its names are in every fingerprint: all is told again
-        elif self._epochs.setdefault(id_, backend.epoch) != backend.epoch:
-            self._epochs[id_] = backend.epoch
+        elif self._generations.setdefault(id_, backend.generation) != backend.generation:
+            self._generations[id_] = backend.generation
             self.map.empty(id_, "the engine was restarted")
             self._level(id_)
 
@@ -298,7 +298,7 @@ class Pushing:
             level, why = Level.ESTIMATED, f"prefix hashes tell one depth each: {worker.why}"
         if self._levels.get(backend) != (level, why):
             self._levels[backend] = (level, why)
-            self._truth.levelled(source_of(backend), level, why, self._clock())
+            self._engine_caches.levelled(source_of(backend), level, why, self._clock())
 
     async def _replace(
         self, backend: BackendId, worker: Worker, buckets: Mapping[int, Mapping[int, Entry]], *, whole: bool
@@ -322,7 +322,7 @@ class Pushing:
         if changes:
             told = Changes(False, tuple(changes), complete=True)
             names = self._names.get(backend)
-            self._truth.changed(source_of(backend), told if names is None else names.told(told), self._clock())
+            self._engine_caches.changed(source_of(backend), told if names is None else names.told(told), self._clock())
 
     def _claim(self, link: Link) -> None:
         """Those who hold this key hold this prefix."""
@@ -347,7 +347,7 @@ class Pushing:
             lost = [link for link in part if self._is_unfounded(backend, worker, link)]
             gone = tuple(Change(link.fingerprint, link.tokens, Tier.ABSENT, UNKNOWN) for link in lost)
             if gone:
-                self._truth.changed(source_of(backend), Changes(False, gone, complete=True), self._clock())
+                self._engine_caches.changed(source_of(backend), Changes(False, gone, complete=True), self._clock())
             await trio.lowlevel.checkpoint()
 
     def _is_unfounded(self, backend: BackendId, worker: Worker, link: Link) -> bool:
@@ -362,7 +362,7 @@ class Pushing:
         worker = self.map.workers.get(backend)
         if worker is None or worker.scheme != PREFIX_HASH or end.tokens < self.scheme.prefix_tokens:
             return
-        for tokens, token, _ in end.stops():
+        for tokens, token, _ in end.chain():
             if tokens == self.scheme.prefix_tokens and token:
                 self._expect(backend, worker, Fingerprint(token), now)
 
@@ -381,7 +381,7 @@ class Pushing:
             return
         self.counts.leases_ended += 1
         change = Change(fingerprint, links[0].tokens, Tier.ABSENT, UNKNOWN)
-        self._truth.changed(source_of(backend), Changes(False, (change,), complete=True), now)
+        self._engine_caches.changed(source_of(backend), Changes(False, (change,), complete=True), now)
 
     # Models
 

@@ -170,16 +170,16 @@ class Pipeline:
             await self._teacher.tokenize_first(prompt, self._limits.tokenize_deadline_s)
             found = router.find(prompt, self._clock())
         budget = RetryBudget(self._limits.retries)
-        going = self._depart(request, client, prompt, found, budget, progress, self._clock())
+        going = self._start_attempt(request, client, prompt, found, budget, progress, self._clock())
         await self._fly(going)
 
     async def _fly(self, going: Going) -> None:
         """To one backend after the other, until one has answered."""
         while (elsewhere := await self._attempt(going)) is not None:
             request, client, prompt, budget = going.request, going.client, going.prompt, going.budget
-            going = self._depart(request, client, prompt, elsewhere, budget, going.progress, self._clock())
+            going = self._start_attempt(request, client, prompt, elsewhere, budget, going.progress, self._clock())
 
-    def _depart(
+    def _start_attempt(
         self,
         request: HttpRequest,
         client: Client,
@@ -191,25 +191,25 @@ class Pipeline:
     ) -> Going:
         """Place. What departs is to be landed."""
         decision = self._router.place(prompt, found)
-        flight = self._router.depart(prompt, decision, now, progress.request_id, found, quiet=True)
-        progress.flight = flight
+        attempt = self._router.start_attempt(prompt, decision, now, progress.request_id, found, quiet=True)
+        progress.attempt = attempt
         progress.tries += 1
-        return Going(request, client, progress, prompt, budget, flight)
+        return Going(request, client, progress, prompt, budget, attempt)
 
     def _prepare(self, going: Going) -> None:
         """Ask for its counts."""
-        going.asking = self._asking.body(going.prompt, going.flight.backend, going.flight.epoch)
+        going.asking = self._asking.body(going.prompt, going.attempt.backend, going.attempt.generation)
         going.prepared = True
 
     def _is_sent(self, going: Going) -> None:
         """What need not be done before: observers are told, and it will be learned."""
-        if not going.flight.announced:
-            self._router.announce(going.flight)
-            going.lesson = self._teacher.submit(going.flight)
+        if not going.attempt.announced:
+            self._router.announce(going.attempt)
+            going.job = self._teacher.submit(going.attempt)
 
     async def _attempt(self, going: Going) -> Found | None:
         """Forward, relay, land. Returns whom to ask instead, or None when the request has ended."""
-        flight, client = going.flight, going.client
+        attempt, client = going.attempt, going.client
         outcome, asked = Outcome.CANCELLED, False
         try:
             if going.failure is not None:
@@ -222,8 +222,8 @@ class Pipeline:
                 else:
                     going.exchange, asked = await self._ask(going.asking, going)
             exchange = going.exchange
-            flight.status = exchange.head.status
-            answered = outcome_of(flight.status)
+            attempt.status = exchange.head.status
+            answered = outcome_of(attempt.status)
             if self._limits.retries.retries(exchange.head.status):
                 elsewhere = self._elsewhere(going, answered)
                 if elsewhere is not None:
@@ -233,21 +233,21 @@ class Pipeline:
             outcome = answered
         except UpstreamError as error:
             outcome = outcome_of_error(error, relayed=client.started)
-            self._trouble(flight.backend)
+            self._trouble(attempt.backend)
             elsewhere = None if client.started else self._elsewhere(going, outcome)
             if elsewhere is None:
                 raise
             return elsewhere
         finally:
-            self._land(going, outcome)
+            self._finish_attempt(going, outcome)
         going.progress.outcome = outcome.value
         return None
 
-    def _land(self, going: Going, outcome: Outcome) -> None:
+    def _finish_attempt(self, going: Going, outcome: Outcome) -> None:
         """The attempt is over, however it ended."""
-        if going.landed:
+        if going.finished:
             return
-        going.landed = True
+        going.finished = True
         client, progress = going.client, going.progress
         if going.exchange is not None:
             going.exchange.release()
@@ -257,11 +257,11 @@ class Pipeline:
             outcome = Outcome.TIMEOUT
             progress.outcome = outcome.value
             progress.status = progress.status or UpstreamTimeout.status  # what the server answers for us
-        transitions = self._router.land(going.flight, outcome, self._clock())
+        transitions = self._router.finish_attempt(going.attempt, outcome, self._clock())
         if transitions:
             self._changed(transitions)
 
-    # --- the short way: the same by calls that never wait ----------------------------------------------------------
+    # --- the short path: the same by calls that never wait ----------------------------------------------------------
 
     def begin(self, request: HttpRequest, client: Client, tell: Callable[[bool], None]) -> Going | None:
         """Send a chat that goes on to its backend, if that is all there is to do before the answer. See ShortWay."""
@@ -279,7 +279,7 @@ class Pipeline:
         if router.too_little(prompt, found):
             return None
         budget, progress = RetryBudget(self._limits.retries), self._progress(request, client, now)
-        going = self._depart(request, client, prompt, found, budget, progress, now)
+        going = self._start_attempt(request, client, prompt, found, budget, progress, now)
         going.tell = tell
         try:
             self._send_shortly(going)
@@ -290,7 +290,7 @@ class Pipeline:
     def _send_shortly(self, going: Going) -> None:
         self._prepare(going)
         if going.asking is None:
-            address, extra = self._address_of(going.flight.url), self._extra_fields(going.request, going.progress)
+            address, extra = self._address_of(going.attempt.url), self._extra_fields(going.request, going.progress)
             going.client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
             going.sent = self._upstream.begin(address, going.request, extra)
             self._is_sent(going)
@@ -317,13 +317,13 @@ class Pipeline:
         status = exchange.head.status
         if not exchange.complete or self._limits.retries.retries(status):
             return False
-        going.flight.status = status
+        going.attempt.status = status
         relay = self._begin_relay(going, exchange)
         going.client.relay_at_once(exchange.head, relay.extra, going.taken)
         self._passed(going, relay, going.taken)
         self._passed_all(going, relay)
         outcome = outcome_of(status)
-        self._land(going, outcome)
+        self._finish_attempt(going, outcome)
         going.progress.outcome = outcome.value
         if self._report is not None:
             self._report(going.progress.summary(going.request, self._clock()))
@@ -331,34 +331,34 @@ class Pipeline:
 
     async def resume(self, going: Going) -> None:
         """Do the rest of what was begun, as `handle` does."""
-        if going.landed and going.failure is None:
+        if going.finished and going.failure is None:
             await going.client.flush()
         else:
             await self._see_through(going.request, going.client, going.progress, self._fly(going))
 
     def abandon(self, going: Going) -> None:
         """Nobody waits for it any more."""
-        if going.landed:
+        if going.finished:
             return
-        self._land(going, Outcome.CANCELLED)
+        self._finish_attempt(going, Outcome.CANCELLED)
         if self._report is not None:
             self._report(going.progress.summary(going.request, self._clock()))
 
     async def _ask(self, asking: bytes, going: Going) -> tuple[Exchange, bool]:
         """`_open` with another body, and as it came where that is refused. Whether the answer is to the first."""
-        request, flight = going.request, going.flight
+        request, attempt = going.request, going.attempt
         head = (request.method, request.target, request.headers)
         asked = HttpRequest(*head, asking, request.http_minor, request.keep_alive, request.fields)
         exchange = await self._open(asked, going)
-        backend, epoch = flight.backend, flight.epoch
-        if exchange.head.status not in REFUSALS or self._asking.terms(backend, epoch) is Terms.TAKES:
+        backend, generation = attempt.backend, attempt.generation
+        if exchange.head.status not in REFUSALS or self._asking.terms(backend, generation) is Terms.TAKES:
             if exchange.head.status == 200:
-                self._asking.taken(backend, epoch)
+                self._asking.taken(backend, generation)
             return exchange, True
         exchange.take()  # all of it is here, as a rule
         exchange.release()
         exchange = await self._open(request, going)
-        self._asking.refused(backend, epoch, exchange.head.status)
+        self._asking.refused(backend, generation, exchange.head.status)
         return exchange, False
 
     async def _open(self, request: HttpRequest, going: Going) -> Exchange:
@@ -370,7 +370,7 @@ class Pipeline:
         if going.sent is not None:
             return await self._upstream.finish(going.sent)
         first_byte_s = self._limits.first_byte_s
-        address, extra = self._address_of(going.flight.url), self._extra_fields(request, going.progress)
+        address, extra = self._address_of(going.attempt.url), self._extra_fields(request, going.progress)
         if self._clock() - going.progress.started_at + 2 * first_byte_s > FIRST_BYTE_TOTAL_S:
             going.client.arm(Phase.FIRST_BYTE, first_byte_s)
             return await self._send(address, request, extra, going)
@@ -394,7 +394,7 @@ class Pipeline:
 
     def _elsewhere(self, going: Going, outcome: Outcome) -> Found | None:
         """Whom to ask after a failed attempt; None when it is over."""
-        prompt, budget, backend = going.prompt, going.budget, going.flight.backend
+        prompt, budget, backend = going.prompt, going.budget, going.attempt.backend
         others = self._found_without(prompt, (*budget.tried, backend))
         step = budget.next_attempt(backend, outcome, relayed=False, others=others is not None)
         if step is Next.AGAIN:
@@ -413,13 +413,13 @@ class Pipeline:
         if not asked or b"text/event-stream" not in fields.lines:
             return None
         if not fields.readable:
-            self._asking.unreadable(going.flight.backend, going.flight.epoch)
+            self._asking.unreadable(going.attempt.backend, going.attempt.generation)
             return None
         return UsageRemover(exchange.head.framing, exchange.mark_chunks())
 
     async def _relay(self, going: Going, exchange: Exchange, remover: UsageRemover | None) -> None:
         """Pass the answer on as it comes, but for what only we asked for. What is proved by it is learned beside."""
-        client, flight = going.client, going.flight
+        client, attempt = going.client, going.attempt
         relay = self._begin_relay(going, exchange)
         data = going.taken or exchange.take()
         kept = data if remover is None else remover.feed(data, exchange.complete)
@@ -435,13 +435,13 @@ class Pipeline:
                 break
             self._passed(going, relay, data)
         if remover is not None:
-            self._asking.answered(remover, flight.backend, flight.epoch)
+            self._asking.answered(remover, attempt.backend, attempt.generation)
         self._passed_all(going, relay)
 
     def _begin_relay(self, going: Going, exchange: Exchange) -> Relay:
         """What goes on with the answer's head, and whether it teaches anything."""
-        head, flight, progress = exchange.head, going.flight, going.progress
-        decision, fields = flight.decision, head.fields
+        head, attempt, progress = exchange.head, going.attempt, going.progress
+        decision, fields = attempt.decision, head.fields
         extra = [
             (b"x-ranvier-backend", decision.backend_name.encode()),
             (b"x-ranvier-reason", decision.reason.encode()),
@@ -450,32 +450,32 @@ class Pipeline:
         if not fields.names_request:  # the backend's own stands
             extra.append((b"x-request-id", progress.request_id))
         progress.status = head.status
-        teaches = 200 <= head.status < 300 and flight.prompt.kind != "opaque" and fields.readable
+        teaches = 200 <= head.status < 300 and attempt.prompt.kind != "opaque" and fields.readable
         return Relay(extra, teaches, head.framing == "chunked", [])
 
     def _passed(self, going: Going, relay: Relay, data: bytes) -> None:
         """A piece of the answer is with the client."""
-        flight, progress = going.flight, going.progress
+        attempt, progress = going.attempt, going.progress
         now = self._clock()
         if not progress.first_byte_at:
             progress.first_byte_at = now
         if relay.teaches and data:
-            if flight.first_at is None and (not flight.prompt.stream or has_token(data)):
-                self._router.first_token(flight, now)
+            if attempt.first_at is None and (not attempt.prompt.stream or has_token(data)):
+                self._router.first_token(attempt, now)
             if progress.sent_bytes <= CAPTURE_BYTES_MAX:
                 relay.captured.append(data)
-        progress.sent_bytes = flight.sent_bytes = progress.sent_bytes + len(data)
+        progress.sent_bytes = attempt.sent_bytes = progress.sent_bytes + len(data)
 
     def _passed_all(self, going: Going, relay: Relay) -> None:
         """The answer is complete. One without output proves a prefill only if the engine says how it finished."""
         if not relay.teaches:
             return
-        flight, raw = going.flight, b"".join(relay.captured)
-        if flight.first_at is None and has_finished(raw):
-            self._router.first_token(flight, self._clock())
-        if flight.first_at is not None and flight.sent_bytes <= CAPTURE_BYTES_MAX:
-            streamed = flight.prompt.stream
-            self._teacher.finish(flight, going.lesson, raw, chunked=relay.chunked, streamed=streamed)
+        attempt, raw = going.attempt, b"".join(relay.captured)
+        if attempt.first_at is None and has_finished(raw):
+            self._router.first_token(attempt, self._clock())
+        if attempt.first_at is not None and attempt.sent_bytes <= CAPTURE_BYTES_MAX:
+            streamed = attempt.prompt.stream
+            self._teacher.finish(attempt, going.job, raw, chunked=relay.chunked, streamed=streamed)
 
 
 def climbs(path: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from ranvier_py.core.answers.usage_removal import Marks
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.retries import RetryBudget
-from ranvier_py.core.routing.router import Flight
+from ranvier_py.core.routing.router import Attempt
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, Phase
 
@@ -72,8 +72,8 @@ class Teacher(Protocol):
     """Tokenizes before placement, or off the path. io/tokenizer_worker.py has the real one."""
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
-    def submit(self, flight: Flight) -> Any: ...
-    def finish(self, flight: Flight, lesson: Any, raw: bytes, *, chunked: bool, streamed: bool) -> None: ...
+    def submit(self, attempt: Attempt) -> Any: ...
+    def finish(self, attempt: Attempt, job: Any, raw: bytes, *, chunked: bool, streamed: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Progress:
 
     request_id: bytes
     started_at: float
-    flight: Flight | None = None
+    attempt: Attempt | None = None
     status: int = 0
     tries: int = 0
     first_byte_at: float = 0.0
@@ -90,7 +90,7 @@ class Progress:
     outcome: str = "cancelled"
 
     def summary(self, request: HttpRequest, now: float) -> RequestSummary:
-        decision = self.flight.decision if self.flight else None
+        decision = self.attempt.decision if self.attempt else None
         return RequestSummary(
             request_id=self.request_id.decode("latin-1"),
             method=request.method.decode("latin-1"),
@@ -123,8 +123,8 @@ class Relay(NamedTuple):
 class Going:
     """One request at one backend: what the steps of an attempt share.
 
-    `tell` is there on the short way, `sent` while its answer is awaited there; `taken` is what came of an answer that
-    the short way has opened.
+    `tell` is there on the short path, `sent` while its answer is awaited there; `taken` is what came of an answer that
+    the short path has opened.
     """
 
     request: HttpRequest
@@ -132,16 +132,16 @@ class Going:
     progress: Progress
     prompt: Prompt
     budget: RetryBudget
-    flight: Flight
+    attempt: Attempt
     prepared: bool = False
-    lesson: Any = None
+    job: Any = None
     asking: bytes | None = None
     tell: Callable[[bool], None] | None = None
     sent: Sent | None = None
     exchange: Exchange | None = None
     taken: bytes = b""
     failure: BaseException | None = None
-    landed: bool = False
+    finished: bool = False
 
     @property
     def waits(self) -> bool:

@@ -3,7 +3,7 @@
 One connection is one task: read a request, hand it to the handler, read the next. Bodies are read whole and lose their
 transfer coding; what the handler sends leaves at once. Where framing is lost the client gets a 4xx and the connection
 ends; an answer that cannot be finished ends in RST, never in something that looks whole. Requests that need no wait but
-their backend's take the short way (`short_way`), while the task waits.
+their backend's take the short path (`short_way`), while the task waits.
 
 A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
 cuts the connection afterwards; or is cancelled by a missed deadline or a client that left: see `Client.verdict`.

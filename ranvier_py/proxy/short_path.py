@@ -1,4 +1,4 @@
-"""The short way: a request is served by two calls, one when it comes and one when its answer does, without any task.
+"""The short path: a request is served by two calls, one when it comes and one when its answer does, without any task.
 
 While a connection's task waits for the next request, its socket has a shortcut (`readiness`): a request that came whole
 and has the head of the one before it is begun there, and the handler's own shortcut ends it when the backend answers.
@@ -51,7 +51,7 @@ class ShortWay(Protocol):
 
 
 class Shortcuts:
-    """Serves the connections of one server the short way, as far as it goes.
+    """Serves the connections of one server the short path, as far as it goes.
 
     Args:
         answered: waits for a handler and answers for it where it fails, as the server does for its own.
@@ -68,7 +68,7 @@ class Shortcuts:
         self._answered = answered
 
     async def next(self, client: Client, transport: WatchedTransport) -> bytes:
-        """The first bytes of a request that does not take the short way; b"" when the connection may end."""
+        """The first bytes of a request that does not take the short path; b"" when the connection may end."""
         watch = transport.watch
         watch.shortcut = partial(self._came, client, transport)
         try:
@@ -113,7 +113,7 @@ class Shortcuts:
         return going.waits
 
     def _begin(self, client: Client, data: bytes) -> Going | None:
-        """Begin the request that `data` is, if it may take the short way."""
+        """Begin the request that `data` is, if it may take the short path."""
         admission, head = self._admission, client.last_head
         end = data.find(b"\r\n\r\n") + 4
         if head is None or client.gone or not head.again(data[:end], admission.limits):

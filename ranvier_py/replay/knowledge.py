@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
 from ranvier_py.core.engine_cache.calibration.calibration_values import Told
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
 from ranvier_py.core.ids import BackendId
@@ -80,22 +80,22 @@ class Calibrated:
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
             told = Told(limits.cache_tokens, limits.block_size)
-            self._each[node].told(known.id, known.url, known.epoch, told)
+            self._each[node].told(known.id, known.url, known.generation, told)
 
 
 class Heard:
     """Each engine is heard by one node, in turn."""
 
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
-        self._truths = [truth_of(router, block_tokens) for router in routers]
+        self._truths = [engine_cache_of(router, block_tokens) for router in routers]
         self._engines = engines
         self._held = [NamedBlocks(block_tokens) for _ in engines]
         self._swept_at = 0.0
         for engine, held in enumerate(self._held):
             source = Source(BackendId(engine), "events")
-            truth = self._truths[self._reader(engine)]
-            truth.open(source, held, 0.0)
-            truth.levelled(source, Level.EXACT, "a model tells everything", 0.0)
+            engine_caches = self._truths[self._reader(engine)]
+            engine_caches.open(source, held, 0.0)
+            engine_caches.levelled(source, Level.EXACT, "a model tells everything", 0.0)
 
     def look(self, now: float) -> Sequence[int]:
         touched: dict[int, None] = {}
@@ -104,8 +104,8 @@ class Heard:
                 touched[self._reader(engine)] = None
         if now >= self._swept_at + TICK_S:
             self._swept_at = now
-            for node, truth in enumerate(self._truths):
-                if truth.sweep(now, SWEEP_ROWS_MAX):
+            for node, engine_caches in enumerate(self._truths):
+                if engine_caches.sweep(now, SWEEP_ROWS_MAX):
                     touched[node] = None
         return tuple(touched)
 
@@ -129,11 +129,11 @@ class Heard:
         return False
 
 
-def truth_of(router: Router, block_tokens: int) -> EngineTruth:
+def engine_cache_of(router: Router, block_tokens: int) -> EngineCaches:
     registry = router.registry
-    return EngineTruth(
+    return EngineCaches(
         router.routes,
-        lambda backend: registry[backend].epoch,
+        lambda backend: registry[backend].generation,
         restarted=partial(restarted, registry),
         block_tokens=block_tokens,
     )
@@ -142,7 +142,7 @@ def truth_of(router: Router, block_tokens: int) -> EngineTruth:
 def restarted(registry: Registry, backend: BackendId, why: str, now: float) -> int:
     known = registry[backend]
     registry.restart_told(known, 0.0, now, why)
-    return known.epoch
+    return known.generation
 
 
 def make_knowledge(

@@ -230,7 +230,7 @@ class DelayedNet:
 
     def _hear(self, index: int, told: Told) -> None:
         for news in told.news:
-            self._orphans[index].learn(news.stops, news.parent, news.backend, news.epoch, news.at)
+            self._orphans[index].learn(news.chain, news.parent, news.backend, news.generation, news.at)
         for gone in told.withdrawn:
             self._routers[index].routes.withdraw(gone.fingerprint, gone.backend)
         registry = self._routers[index].registry

@@ -29,7 +29,7 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import Flight, Router
+from ranvier_py.core.routing.router import Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
@@ -93,10 +93,10 @@ def names_of_blocks(trace: Trace) -> dict[int, int]:
     """Blocks that end where a stop is, and are called otherwise: in a run engines call them as routers do, whom their
     events would tell of other prefixes else."""
     return {
-        request.blocks[stop.tokens // trace.block_tokens - 1]: stop.fingerprint
+        request.blocks[key.tokens // trace.block_tokens - 1]: key.fingerprint
         for request in trace.requests
-        for stop in request.stops
-        if stop.fingerprint != request.blocks[stop.tokens // trace.block_tokens - 1]
+        for key in request.chain
+        if key.fingerprint != request.blocks[key.tokens // trace.block_tokens - 1]
     }
 
 
@@ -107,15 +107,15 @@ def prepared(
     names: Mapping[int, int],
 ) -> Prepared:
     """`known` has the boundaries so far, by the identity of their parent and their name."""
-    asked = sum(1 for stop in request.stops if stop.tokens <= request.prompt_tokens)
-    ends = {*request.ends, asked - 1, len(request.stops) - 1}
+    asked = sum(1 for key in request.chain if key.tokens <= request.prompt_tokens)
+    ends = {*request.ends, asked - 1, len(request.chain) - 1}
     end = at = root
     anchors: list[Depth] = []
-    for index, stop in enumerate(request.stops):
+    for index, key in enumerate(request.chain):
         if index not in ends:
-            anchors.append(stop)
+            anchors.append(key)
             continue
-        at = boundary_after(at, stop, tuple(anchors), known)
+        at = boundary_after(at, key, tuple(anchors), known)
         anchors.clear()
         if index == asked - 1:
             end = at
@@ -126,13 +126,13 @@ def prepared(
 
 
 def boundary_after(
-    parent: Boundary, stop: Depth, anchors: tuple[Depth, ...], known: dict[tuple[int, Fingerprint], Boundary]
+    parent: Boundary, key: Depth, anchors: tuple[Depth, ...], known: dict[tuple[int, Fingerprint], Boundary]
 ) -> Boundary:
-    name = (id(parent), stop.fingerprint)  # boundaries in `known` live as long as it, so no identity comes twice
+    name = (id(parent), key.fingerprint)  # boundaries in `known` live as long as it, so no identity comes twice
     found = known.get(name)
     if found is None:
-        found = known[name] = Boundary(parent, stop.fingerprint, stop.tokens)
-        found.tokenized(Segment(anchors, stop, TokenState(stop.tokens, 0, ())))
+        found = known[name] = Boundary(parent, key.fingerprint, key.tokens)
+        found.tokenized(Segment(anchors, key, TokenState(key.tokens, 0, ())))
     return found
 
 
@@ -162,7 +162,7 @@ class Placed:
     reason: str
     predicted_tokens: int
     node: int = -1
-    flight: Flight | None = None
+    attempt: Attempt | None = None
     terms: Sequence[Mapping[str, float]] = ()
 
 
@@ -228,29 +228,29 @@ class Nodes:
         found = router.find(prompt, now)
         terms = router.terms(prompt, found) if self._explains else ()
         decision = router.place(prompt, found)
-        flight = router.depart(prompt, decision, now, found=found)
+        attempt = router.start_attempt(prompt, decision, now, found=found)
         self._touched(node, now)
-        return Placed(decision.backend, decision.reason, decision.matched_tokens, node, flight, terms)
+        return Placed(decision.backend, decision.reason, decision.matched_tokens, node, attempt, terms)
 
     def first_token(self, placed: Placed, now: float) -> None:
-        assert placed.flight is not None
-        self.routers[placed.node].first_token(placed.flight, now)
+        assert placed.attempt is not None
+        self.routers[placed.node].first_token(placed.attempt, now)
         self._touched(placed.node, now)
 
     def finished(self, placed: Placed, item: Prepared, cached_tokens: int, now: float) -> None:
-        assert placed.flight is not None
+        assert placed.attempt is not None
         self._look(now)
         router, job = self.routers[placed.node], item.job
         answer = Answer(
             prompt_tokens=job.prompt_tokens, cached_tokens=cached_tokens, completion_tokens=job.answer_tokens
         )
-        router.answered(placed.flight, item.answered, answer, now)
-        router.land(placed.flight, Outcome.SUCCESS, now)
+        router.answered(placed.attempt, item.answered, answer, now)
+        router.finish_attempt(placed.attempt, Outcome.SUCCESS, now)
         self._touched(placed.node, now)
 
     def failed(self, placed: Placed, outcome: Outcome, now: float) -> None:
-        assert placed.flight is not None
-        self.routers[placed.node].land(placed.flight, outcome, now)
+        assert placed.attempt is not None
+        self.routers[placed.node].finish_attempt(placed.attempt, outcome, now)
         self._touched(placed.node, now)
 
     def _look(self, now: float) -> None:

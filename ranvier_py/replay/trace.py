@@ -24,9 +24,9 @@ class Depth(NamedTuple):
 class TraceRequest:
     """What came when, how long it was, and what it shares with others.
 
-    `stops` are ascending depths of prompt and answer together: every boundary and anchor a node would know, whole
+    `chain` are ascending depths of prompt and answer together: every boundary and anchor a node would know, whole
     blocks only. Those up to `prompt_tokens` are known when the request comes, the others when it has been answered.
-    `ends` are the indices in `stops` at which a message ends (the first of them is the request's home).
+    `ends` are the indices in `chain` at which a message ends (the first of them is the request's home).
     `blocks` name the whole blocks of prompt and answer, `block_tokens` long, chained: an engine's cache knows them so.
     `opening` is what Continuum's ring hashes where the trace has text (core/routing/placement/chwbl.py), else empty.
     """
@@ -36,7 +36,7 @@ class TraceRequest:
     model: str
     prompt_tokens: int
     answer_tokens: int  # at least 1
-    stops: Sequence[Depth]
+    chain: Sequence[Depth]
     ends: Sequence[int]
     blocks: tuple[int, ...]
     block_tokens: int

@@ -21,7 +21,7 @@ import trio
 
 from ranvier_py.core.engine_cache.block_namespaces import base_names
 from ranvier_py.core.engine_cache.gap_values import Level, LevelChanged
-from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, spot
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, parse_endpoint
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
 from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.core.errors import ConfigError
@@ -79,7 +79,7 @@ def problems_of(options: argparse.Namespace) -> list[str]:
         problems.append("--router: at least one control port")
     for name in ("events", "replay"):
         value = getattr(options, name)
-        if value and spot(value) is None:
+        if value and parse_endpoint(value) is None:
             problems.append(f"--{name}: must be like tcp://127.0.0.1:5557")
     if not options.engine and not options.events:
         problems.append("--engine or --events: where are the engine's KV events?")

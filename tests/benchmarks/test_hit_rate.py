@@ -126,11 +126,11 @@ class Alternating:
         self.routed += 1
         return (self.routed - 1) % 2, self.routed - 1
 
-    def first_token(self, flight: int, now: float) -> None:
-        self.told.append(("first", flight, now))
+    def first_token(self, attempt: int, now: float) -> None:
+        self.told.append(("first", attempt, now))
 
-    def finished(self, flight: int, item: Prepared, cached_tokens: int, now: float) -> None:
-        self.told.append(("finished", flight, now))
+    def finished(self, attempt: int, item: Prepared, cached_tokens: int, now: float) -> None:
+        self.told.append(("finished", attempt, now))
 
 
 def test_a_replay_in_virtual_time_gives_the_arithmetic_of_the_engines() -> None:
@@ -146,7 +146,7 @@ def test_a_replay_in_virtual_time_gives_the_arithmetic_of_the_engines() -> None:
     assert outcome.first_token_s == pytest.approx([0.5, 0.5, 0.02])
     assert outcome.requests_by_engine == [2, 1]
     assert outcome.computed_by_engine == [52, 50]
-    assert [(what, flight) for what, flight, _ in placement.told] == [
+    assert [(what, attempt) for what, attempt, _ in placement.told] == [
         ("first", 0), ("first", 1), ("finished", 1), ("finished", 0), ("first", 2), ("finished", 2),
     ]  # fmt: skip
     assert outcome.ended_at_s == pytest.approx(9.02)

@@ -19,7 +19,7 @@ def test_a_full_cache_removes_a_block_for_each_that_it_stores() -> None:
 
 def test_the_node_holds_what_the_engine_does_and_tells_the_route_table() -> None:
     streams = make_streams(CAPACITY_BLOCKS, 600, 2)
-    node, blocks, spent = apply_streams([streams], 2, truth=True)
+    node, blocks, spent = apply_streams([streams], 2, engine_caches=True)
     assert blocks == 2 * streams.blocks
     assert len(spent) == len(PARTS)
     assert all(took > 0 for took in spent)
@@ -28,5 +28,5 @@ def test_the_node_holds_what_the_engine_does_and_tells_the_route_table() -> None
         assert counts.removed_unknown == counts.opaque == engine.decoder.counts.unread == 0
         assert 0 < view.blocks <= CAPACITY_BLOCKS
         assert sum(engine.residency.copies(Tier.GPU).values()) == counts.stored - counts.removed
-    assert node.truth is not None
-    assert 0 < len(node.routes) <= node.truth.counts.confirmed
+    assert node.engine_caches is not None
+    assert 0 < len(node.routes) <= node.engine_caches.counts.confirmed

@@ -28,7 +28,7 @@ def told(request: TraceRequest) -> tuple[object, ...]:
     """Everything about a request that a run could see."""
     return (
         request.at, request.session, request.prompt_tokens, request.answer_tokens,
-        tuple(request.stops), tuple(request.ends), request.blocks, request.opening,
+        tuple(request.chain), tuple(request.ends), request.blocks, request.opening,
     )  # fmt: skip
 
 
@@ -46,13 +46,13 @@ def test_requests_are_what_a_trace_promises(name: str) -> None:
     times = [request.at for request in trace.requests]
     assert times == sorted(times)
     for request in trace.requests:
-        depths = [stop.tokens for stop in request.stops]
+        depths = [key.tokens for key in request.chain]
         total = request.prompt_tokens + request.answer_tokens
         assert depths == sorted(set(depths))
         assert depths[-1] == total
         assert request.prompt_tokens in [depths[end] for end in request.ends]
         assert len(request.blocks) == total // trace.block_tokens
-        assert all(stop.fingerprint == request.blocks[stop.tokens // trace.block_tokens - 1] for stop in request.stops)
+        assert all(key.fingerprint == request.blocks[key.tokens // trace.block_tokens - 1] for key in request.chain)
     assert len(prepare(trace)) == len(trace.requests)
 
 

@@ -13,7 +13,7 @@ from cluster.sim_parts import Parts
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.route_table import Trust
 
@@ -27,8 +27,8 @@ class FakeNode:
         self.rng = rng
         self.members: dict[int, tuple[str, Address, float]] = {}
         self.dead: dict[int, str] = {}
-        self.routes: dict[tuple[int, int], tuple[float, list[Stop]]] = {}
-        self.learn: Callable[[list[Stop], int, float], None] = lambda *_: None
+        self.routes: dict[tuple[int, int], tuple[float, list[PrefixKey]]] = {}
+        self.learn: Callable[[list[PrefixKey], int, float], None] = lambda *_: None
         self.outbox: list[Send] = []
         self.news: list[MemberChange] = []
         self.next_at = birth.now + rng.random() * INTERVAL_S
@@ -111,7 +111,7 @@ class FakeNode:
 
 
 class FakeMind:
-    truth = None
+    engine_caches = None
     """A Mind with that gossip and the real router."""
 
     def __init__(self, birth: Birth) -> None:
@@ -122,17 +122,17 @@ class FakeMind:
         self.node.learn = self.heard
         self.name = birth.name
 
-    def heard(self, path: list[Stop], engine: int, at: float) -> None:
+    def heard(self, path: list[PrefixKey], engine: int, at: float) -> None:
         backend = self.parts.registry[BackendId(engine)]
         self.parts.routes.learn(path, backend.id, backend.epoch, Trust.REMOTE, at)
 
-    def depart(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
-        return self.parts.depart(end, tried, now)
+    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+        return self.parts.start_attempt(end, tried, now)
 
-    def land(self, trip: Trip, served: bool, now: float) -> None:
-        self.parts.land(trip, served, now)
+    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
+        self.parts.finish_attempt(trip, served, now)
         if served:
-            path = list(trip.flight.prompt.end.stops())
+            path = list(trip.attempt.prompt.end.chain())
             self.node.routes[path[0][1] or path[0][2], trip.engine] = (now, path)
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:

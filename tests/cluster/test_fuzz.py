@@ -9,7 +9,7 @@ import pytest
 
 from cluster import fuzz_targets
 from cluster.fuzz import main
-from cluster.fuzz_targets import LESSON, READERS, beginnings, check
+from cluster.fuzz_targets import READERS, ROUTE_UPDATE, beginnings, check
 
 
 def test_every_beginning_is_read_by_its_reader() -> None:
@@ -45,5 +45,5 @@ def test_a_broken_rule_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -
 def test_a_kept_input_is_tried_again(tmp_path: object) -> None:
     path = f"{tmp_path}/crash"
     with open(path, "wb") as file:
-        file.write(bytes((LESSON,)) + b"spoilt")
+        file.write(bytes((ROUTE_UPDATE,)) + b"spoilt")
     assert main(["--input", path]) == 0

@@ -171,7 +171,7 @@ class Deaf(FakeMind):
 
 
 class Refuses(FakeMind):
-    def depart(self, end: object, tried: Sequence[int], now: float) -> None:
+    def start_attempt(self, end: object, tried: Sequence[int], now: float) -> None:
         return None
 
 

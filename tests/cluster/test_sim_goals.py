@@ -23,7 +23,8 @@ def test_ten_nodes_cost_a_kilobyte_a_second_and_peer_while_one_starts_and_one_di
 def test_a_turn_is_usable_everywhere_within_its_time_and_bytes(chats_per_s: float, bytes_most: int) -> None:
     """On real processes 100 ms are for this and for the machine.
 
-    From formed on: what is learned while nodes still meet comes up to 0.3 s later, to chance's share of the lessons.
+    From formed on: what is learned while nodes still meet comes up to 0.3 s later, to chance's share of the route
+    updates.
     """
     measures = simulate(scenario_of(10, 0.0, 12.0, chats_per_s, formed=True), 1, Minds()).measures
     assert measures["learned_t50_s"] < 0.062

@@ -16,7 +16,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.replication.removals import is_removal
-from ranvier_py.core.gossip.wire.messages import Holdings, Lessons, Message
+from ranvier_py.core.gossip.wire.messages import Holdings, Message, RouteUpdates
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05
@@ -59,7 +59,7 @@ def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
-def test_all_nodes_know_the_truth_whatever_gets_lost_before_the_end(seed: int, loss: float) -> None:
+def test_all_nodes_know_the_engine_cache_whatever_gets_lost_before_the_end(seed: int, loss: float) -> None:
     steps = (Step(at_s=3.0, do="events_loss", engines="all", loss=loss, for_s=10.0),) if loss else ()
     result = simulate(replace(QUICK, steps=steps), seed, Minds())
     assert result.violation is None
@@ -73,10 +73,14 @@ def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed:
     run = Run(load_scenario("kv_standby"), seed, Minds())
     result = run.result()
     assert result.violation is None
-    truths = [host.mind.truth for host in run.world.hosts if host.mind is not None and host.mind.truth is not None]
-    resumed = [stream.machine.counts.resumed for truth in truths for stream in truth.streams.values()]
+    truths = [
+        host.mind.engine_caches
+        for host in run.world.hosts
+        if host.mind is not None and host.mind.engine_caches is not None
+    ]
+    resumed = [stream.machine.counts.resumed for engine_caches in truths for stream in engine_caches.streams.values()]
     assert sum(resumed) >= 1
-    assert sum(truth.degraded for truth in truths) == 0
+    assert sum(engine_caches.degraded for engine_caches in truths) == 0
     assert result.measures["kv_readers_most"] == 1
 
 
@@ -121,18 +125,24 @@ def told() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         scenario = load_scenario("kv_late_joiner")
         run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, Minds())
         assert run.result().violation is None
-        assert Level.EXACT in {truth.level(0) for host in run.world.hosts if host.mind and (truth := host.mind.truth)}
+        assert Level.EXACT in {
+            engine_caches.level(0)
+            for host in run.world.hosts
+            if host.mind and (engine_caches := host.mind.engine_caches)
+        }
     return told, [order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))]
 
 
 def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Message, bytes]], list[bytes]]) -> None:
-    """Lessons, removals, tables, copies: searched in every alignment, before they are sealed."""
+    """Route updates, removals, tables, copies: searched in every alignment, before they are sealed."""
     messages, marks = told
     kinds = [type(message) for message, _ in messages]
     assert kinds.count(Holdings) > 1
-    lessons = [entry.lesson for message, _ in messages if isinstance(message, Lessons) for entry in message.entries]
-    assert sum(map(is_removal, lessons)) > 10
-    assert len(lessons) > sum(map(is_removal, lessons)) + 100
+    route_updates = [
+        entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
+    ]
+    assert sum(map(is_removal, route_updates)) > 10
+    assert len(route_updates) > sum(map(is_removal, route_updates)) + 100
     for message, body in messages:
         found = [mark for mark in marks if mark in body]
         assert not found, (type(message), found)
@@ -143,6 +153,8 @@ def test_removals_and_standings_are_a_small_part_of_what_is_told(
 ) -> None:
     """The budget of routes is for both; nobody is told anything twice for the sake of streams."""
     messages, _ = told
-    lessons = [entry.lesson for message, _ in messages if isinstance(message, Lessons) for entry in message.entries]
-    removed = sum(len(lesson) for lesson in lessons if is_removal(lesson))
-    assert removed < 0.35 * sum(map(len, lessons))
+    route_updates = [
+        entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
+    ]
+    removed = sum(len(route_update) for route_update in route_updates if is_removal(route_update))
+    assert removed < 0.35 * sum(map(len, route_updates))

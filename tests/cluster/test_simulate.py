@@ -39,7 +39,7 @@ def test_a_cluster_lives_through(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_nodes_that_know_each_other_learn_of_each_death_and_each_lesson() -> None:
+def test_a_thousand_nodes_that_know_each_other_learn_of_each_death_and_each_route_update() -> None:
     """From then on, since it takes minutes of a core until they know each other: that is the test below."""
     result, _ = run(load_scenario("crowd"), 1)
     assert result.violation is None, result.violation
@@ -50,7 +50,7 @@ def test_a_thousand_nodes_that_know_each_other_learn_of_each_death_and_each_less
 
 
 @pytest.mark.skipif("RANVIER_SOAK" not in os.environ, reason="takes minutes of a core: make soak")
-def test_a_thousand_nodes_know_each_other_each_death_and_each_lesson() -> None:
+def test_a_thousand_nodes_know_each_other_each_death_and_each_route_update() -> None:
     """And greet some neighbours each: half a million handshakes would be 500 greetings a node.
 
     Shorter than the scenario, which is for `python -m cluster sim`: nine seconds after the last crash instead of 14.
@@ -67,7 +67,7 @@ def test_a_thousand_nodes_know_each_other_each_death_and_each_lesson() -> None:
 
 
 def test_a_large_cluster_that_loses_packets_notices_a_death_and_tells_all() -> None:
-    """Beyond the mesh: probes of strangers, relays drawn from acquaintances, lessons along rings."""
+    """Beyond the mesh: probes of strangers, relays drawn from acquaintances, route updates along rings."""
     scenario = load_scenario("kill_one")
     steps = tuple(replace(step, at_s=5.0) if step.do == "kill" else replace(step, for_s=9.0) for step in scenario.steps)
     scenario = replace(

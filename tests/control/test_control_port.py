@@ -17,7 +17,7 @@ from ranvier_py.control.control_port import ControlPort, ControlSettings, serve
 from ranvier_py.control.control_server import DeadlineStream
 from ranvier_py.control.exposition import render
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
-from ranvier_py.core.sample import Sample
+from ranvier_py.core.metrics import Sample
 
 KEY = "the-key-of-the-control-port"
 DEADLINE_S = 10.0
@@ -83,8 +83,8 @@ class FakePort:
     def metrics(self) -> Sequence[Sample]:
         return [Sample("requests", "counter", "Requests.", 5)]
 
-    def truth(self) -> Mapping[str, Any]:
-        return {"engines": [{"name": "a", "truth": "exact"}]}
+    def engine_caches(self) -> Mapping[str, Any]:
+        return {"engines": [{"name": "a", "level": "exact"}]}
 
     def calibration(self) -> Mapping[str, Any]:
         return {"route_precision": 0.5}
@@ -299,7 +299,7 @@ async def test_routes_decisions_and_configuration_can_be_seen(served: Served) ->
         assert len((await client.get("/admin/decisions", params={"limit": 2})).json()["decisions"]) == 2
         assert len((await client.get("/admin/decisions")).json()["decisions"]) == 50
         assert (await client.get("/admin/config")).json()["control_key"] == "***"
-        assert (await client.get("/admin/truth")).json() == {"engines": [{"name": "a", "truth": "exact"}]}
+        assert (await client.get("/admin/engine-cache")).json() == {"engines": [{"name": "a", "level": "exact"}]}
         assert (await client.get("/admin/calibration")).json() == {"route_precision": 0.5}
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from ranvier_py.control.exposition import render
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.sample import Sample
+from ranvier_py.core.metrics import Sample
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -69,9 +69,9 @@ def node(mocker: Mocker, tmp_path: Path) -> Iterator[RanvierNode]:
 
 
 def stream_of(node: RanvierNode) -> dict[str, object]:
-    (source,) = node.until("/admin/truth", lambda view: [each["level"] for each in view["sources"]] == ["exact"])[
-        "sources"
-    ]
+    (source,) = node.until(
+        "/admin/engine-cache", lambda view: [each["level"] for each in view["sources"]] == ["exact"]
+    )["sources"]
     return dict(source["stream"])
 
 

@@ -24,7 +24,7 @@ BLOCKS = 260  # 8,320 tokens of each engine
 GOAL = 0.98
 CROWDED = 0.95  # where three prompts at once need more than one engine has, what was there goes before its turn comes
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
-SETTLED_S = 3.0  # more than an event and a lesson of a peer take
+SETTLED_S = 3.0  # more than an event and a route update of a peer take
 
 
 class Site:
@@ -54,7 +54,7 @@ class Site:
         second.ready(len(urls))
         for node in self.nodes:
             node.until(
-                "/admin/truth", lambda view: [each["truth"] for each in view["engines"]] == ["exact"] * len(urls)
+                "/admin/engine-cache", lambda view: [each["level"] for each in view["engines"]] == ["exact"] * len(urls)
             )
 
     def run(self, chats: Chats, turns: int, users: int = 3) -> list[Served]:
@@ -70,7 +70,7 @@ class Site:
 
     def streams(self) -> list[dict[str, Any]]:
         """Both engines' streams, each from the node that reads it."""
-        found = [source for node in self.nodes for source in node.ask("/admin/truth")["sources"]]
+        found = [source for node in self.nodes for source in node.ask("/admin/engine-cache")["sources"]]
         return sorted(found, key=lambda source: str(source["backend"]))
 
 
@@ -128,7 +128,9 @@ def test_a_killed_engine_is_believed_to_be_empty_and_learned_anew(site: Site, ch
     engine.ready()
     for node in site.nodes:
         node.until("/admin/backends", lambda view: all(is_healthy(each) for each in view["backends"]))
-        node.until("/admin/truth", lambda view: [each["truth"] for each in view["engines"]] == ["exact", "exact"])
+        node.until(
+            "/admin/engine-cache", lambda view: [each["level"] for each in view["engines"]] == ["exact", "exact"]
+        )
     time.sleep(SETTLED_S)
     assert {source["backend"]: source["stream"]["blocks"] for source in site.streams()}["a"] == 0
     served = [*site.run(chats, 1), *site.run(Chats(3, 8), 4)]

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.request_record import Header, read_header, read_record
 from ranvier_py.io import recorder
@@ -27,7 +27,7 @@ HEADER = Header(1_000.0, 16, "a")
 ANSWER = Answer({"role": "assistant", "content": SECRET}, SECRET, 203, 96, 9)
 
 
-def flight(first_at: float | None = 10.5) -> Flight:
+def attempt(first_at: float | None = 10.5) -> Attempt:
     made, _, _ = flown(CHAT, 100)
     made.first_at = first_at
     return made
@@ -55,14 +55,14 @@ async def recorded(target: Recorder, tell: Callable[[Recorder], None]) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_a_flight_is_written_when_its_answer_has_been_read(tmp_path: Path) -> None:
-    one = flight()
+async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path) -> None:
+    one = attempt()
 
     def tell(target: Recorder) -> None:
-        target.departed(one, 10.0)
+        target.attempt_sent(one, 10.0)
         target.started(one, 10.5)
         target.answered(one, one.prompt.end, NOTHING, 11.0)
-        target.landed(one, Outcome.SUCCESS, 12.0)
+        target.finished(one, Outcome.SUCCESS, 12.0)
         target.answered(one, one.prompt.end, NOTHING, 12.1)
         assert target.statistics().waiting == 1
         target.answered(one, one.prompt.end, ANSWER, 12.2)
@@ -77,18 +77,19 @@ async def test_a_flight_is_written_when_its_answer_has_been_read(tmp_path: Path)
     assert (tmp_path / "node.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_flight_without_a_token_is_written_at_once(tmp_path: Path) -> None:
-    one = flight(first_at=None)
-    await recorded(made(tmp_path / "a"), lambda told: told.landed(one, Outcome.CONNECT_ERROR, 12.0))
+async def test_a_attempt_without_a_token_is_written_at_once(tmp_path: Path) -> None:
+    one = attempt(first_at=None)
+    await recorded(made(tmp_path / "a"), lambda told: told.finished(one, Outcome.CONNECT_ERROR, 12.0))
     [record] = records(tmp_path / "a")
     assert record.outcome == "connect_error"
     assert not record.served
 
 
-async def test_a_flight_whose_lesson_does_not_come_is_written_without(
+async def test_a_attempt_whose_lesson_does_not_come_is_written_without(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """The learner drops lessons when it has too many: their lines must not wait for ever, nor be lost."""
+    """The tokenizer worker drops route updates when it has too many: their lines must not wait for ever, nor be
+    lost."""
     del autojump_clock
     target = made(tmp_path / "a")
     async with trio.open_nursery() as nursery:
@@ -97,7 +98,7 @@ async def test_a_flight_whose_lesson_does_not_come_is_written_without(
             await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(20)
-        target.landed(flight(), Outcome.SUCCESS, trio.current_time())
+        target.finished(attempt(), Outcome.SUCCESS, trio.current_time())
         await trio.sleep(recorder.LESSON_WAIT_S - 2)
         assert target.statistics().unlearned == 0
         await trio.sleep(4)
@@ -105,23 +106,25 @@ async def test_a_flight_whose_lesson_does_not_come_is_written_without(
         nursery.cancel_scope.cancel()
 
 
-async def test_flights_that_wait_are_written_at_the_end(tmp_path: Path) -> None:
-    await recorded(made(tmp_path / "a"), lambda told: told.landed(flight(), Outcome.SUCCESS, trio.current_time() + 20))
+async def test_attempts_that_wait_are_written_at_the_end(tmp_path: Path) -> None:
+    await recorded(
+        made(tmp_path / "a"), lambda told: told.finished(attempt(), Outcome.SUCCESS, trio.current_time() + 20)
+    )
     assert len(records(tmp_path / "a")) == 1
 
 
 @pytest.mark.parametrize("bound", ["PENDING_MAX", "PENDING_BYTES_MAX"])
-async def test_too_many_that_wait_for_their_lesson_are_written_without(
+async def test_too_many_that_wait_for_their_route_update_are_written_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    flights = [flight() for _ in range(5)]
-    monkeypatch.setattr(recorder, bound, 2 if bound == "PENDING_MAX" else 2 * len(flights[0].prompt.body))
+    attempts = [attempt() for _ in range(5)]
+    monkeypatch.setattr(recorder, bound, 2 if bound == "PENDING_MAX" else 2 * len(attempts[0].prompt.body))
     target = made(tmp_path / "a")
-    for one in flights:
-        target.landed(one, Outcome.SUCCESS, 12.0)
+    for one in attempts:
+        target.finished(one, Outcome.SUCCESS, 12.0)
     assert target.statistics().unlearned == 3
-    target.answered(flights[4], flights[4].prompt.end, ANSWER, 13.0)
-    assert target.statistics().waiting == 5, "four lines and a flight"
+    target.answered(attempts[4], attempts[4].prompt.end, ANSWER, 13.0)
+    assert target.statistics().waiting == 5, "four lines and a attempt"
 
 
 def test_lines_that_find_the_queue_full_are_dropped_and_counted(
@@ -130,7 +133,7 @@ def test_lines_that_find_the_queue_full_are_dropped_and_counted(
     monkeypatch.setattr(recorder, "QUEUE_MAX", 3)
     target = made(tmp_path / "a")
     for _ in range(5):
-        target.landed(flight(first_at=None), Outcome.TIMEOUT, 12.0)
+        target.finished(attempt(first_at=None), Outcome.TIMEOUT, 12.0)
     assert (target.statistics().dropped, target.statistics().waiting) == (2, 3)
 
 
@@ -171,7 +174,7 @@ async def test_a_file_that_is_no_recording_is_never_touched(tmp_path: Path, capl
     path.write_bytes(b"my thesis")
     with caplog.at_level(logging.INFO):
         target = made(path)
-        await recorded(target, lambda told: told.landed(flight(None), Outcome.SUCCESS, 12.0))
+        await recorded(target, lambda told: told.finished(attempt(None), Outcome.SUCCESS, 12.0))
     assert path.read_bytes() == b"my thesis"
     assert os.listdir(tmp_path) == ["precious"]
     assert [entry.getMessage() for entry in caplog.records] == [
@@ -225,7 +228,7 @@ async def test_a_folder_that_is_not_there_is_said_once(tmp_path: Path, caplog: p
 
     def tell(told: Recorder) -> None:
         for _ in range(3):
-            told.landed(flight(None), Outcome.SUCCESS, 12.0)
+            told.finished(attempt(None), Outcome.SUCCESS, 12.0)
 
     with caplog.at_level(logging.INFO):
         await recorded(target, tell)

@@ -1,4 +1,4 @@
-"""What the learner makes of prompts and answers, and what no prompt can make of the learner."""
+"""What the tokenizer worker makes of prompts and answers, and what no prompt can make of the tokenizer worker."""
 
 import json
 import logging
@@ -21,10 +21,10 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Flight, Router
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.io.tokenizer_worker import TOKENS_MAX, Learner, Lesson, Tokenizer
+from ranvier_py.io.tokenizer_worker import TOKENS_MAX, TokenizeJob, Tokenizer, TokenizerWorker
 
 KEY = b"k" * 32
 SECRET_WORDS = "my account number is 4711"
@@ -74,7 +74,7 @@ def shown(content: Any) -> str:
     return str(content)
 
 
-def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tuple[Router, Learner]:
+def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tuple[Router, TokenizerWorker]:
     registry = Registry(BackendLimits())
     for number in range(4):
         registry.add(f"http://10.0.0.{number + 1}:8000")
@@ -89,21 +89,21 @@ def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tu
         rng=Random(1),
         texts_match=texts_match,
     )
-    return router, Learner(tokenizer, hasher, router, **limits)
+    return router, TokenizerWorker(tokenizer, hasher, router, **limits)
 
 
 @asynccontextmanager
-async def running(learner: Learner) -> AsyncIterator[None]:
+async def running(tokenizer_worker: TokenizerWorker) -> AsyncIterator[None]:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            await nursery.start(learner.run)
+            await nursery.start(tokenizer_worker.run)
             yield
             nursery.cancel_scope.cancel()
 
 
-async def tokenized_first(learner: Learner, prompt: Prompt, deadline_s: float) -> bool:
-    async with running(learner):
-        return await learner.tokenize_first(prompt, deadline_s)
+async def tokenized_first(tokenizer_worker: TokenizerWorker, prompt: Prompt, deadline_s: float) -> bool:
+    async with running(tokenizer_worker):
+        return await tokenizer_worker.tokenize_first(prompt, deadline_s)
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -121,9 +121,9 @@ def words(name: str, count: int = 100) -> str:
     return " ".join(f"{name}{number}" for number in range(count))
 
 
-def depart(router: Router, content: bytes, path: bytes = CHAT_PATH) -> Flight:
+def start_attempt(router: Router, content: bytes, path: bytes = CHAT_PATH) -> Attempt:
     prompt = router.read(path, content)
-    return router.depart(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+    return router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
 
 
 def whole(text: str) -> bytes:
@@ -141,102 +141,102 @@ def embedded() -> ChatTokenizer:
 
 
 async def test_a_prompt_is_learned_by_its_tokens_once_its_first_token_has_come() -> None:
-    router, learner = make(WordTokenizer())
-    flight = depart(router, body(("user", words("a"))))
-    async with running(learner):
-        lesson = learner.submit(flight)
-        router.first_token(flight, 0.0)
-        await until(lambda: learner.statistics().learned)
-        assert flight.prompt.end.state is not None
-        assert lesson is not None
-        assert lesson.taken
+    router, tokenizer_worker = make(WordTokenizer())
+    attempt = start_attempt(router, body(("user", words("a"))))
+    async with running(tokenizer_worker):
+        job = tokenizer_worker.submit(attempt)
+        router.first_token(attempt, 0.0)
+        await until(lambda: tokenizer_worker.statistics().learned)
+        assert attempt.prompt.end.state is not None
+        assert job is not None
+        assert job.taken
     other = router.read(CHAT_PATH, body(("user", words("a", 60) + " " + words("b", 40))))
     assert depth(router, other) == 0
-    assert await tokenized_first(learner, other, 5)
+    assert await tokenized_first(tokenizer_worker, other, 5)
     assert depth(router, other) == 32, "the anchor at two blocks: 61 tokens are shared"
 
 
-async def test_a_flight_without_a_first_token_teaches_nothing() -> None:
-    router, learner = make(WordTokenizer())
-    flight = depart(router, body(("user", words("a"))))
-    async with running(learner):
-        learner.submit(flight)
-        router.land(flight, Outcome.CONNECT_ERROR, 0.0)
-        await until(lambda: learner.statistics().learned)
+async def test_a_attempt_without_a_first_token_teaches_nothing() -> None:
+    router, tokenizer_worker = make(WordTokenizer())
+    attempt = start_attempt(router, body(("user", words("a"))))
+    async with running(tokenizer_worker):
+        tokenizer_worker.submit(attempt)
+        router.finish_attempt(attempt, Outcome.CONNECT_ERROR, 0.0)
+        await until(lambda: tokenizer_worker.statistics().learned)
     assert len(router.routes) == 0
 
 
 async def test_an_answer_is_learned_as_part_of_the_next_prompt(embedded: ChatTokenizer) -> None:
-    router, learner = make(embedded, texts_match=False)
-    flight = depart(router, body(("user", words("a"))))
-    async with running(learner):
-        lesson = learner.submit(flight)
-        router.first_token(flight, 0.0)
-        await until(lambda: learner.statistics().learned)
-        learner.finish(flight, lesson, whole(words("answer")), chunked=False, streamed=False)
-        await until(lambda: learner.statistics().learned == 2)
+    router, tokenizer_worker = make(embedded, texts_match=False)
+    attempt = start_attempt(router, body(("user", words("a"))))
+    async with running(tokenizer_worker):
+        job = tokenizer_worker.submit(attempt)
+        router.first_token(attempt, 0.0)
+        await until(lambda: tokenizer_worker.statistics().learned)
+        tokenizer_worker.finish(attempt, job, whole(words("answer")), chunked=False, streamed=False)
+        await until(lambda: tokenizer_worker.statistics().learned == 2)
     assert router.counters.answers_learned == 1
     turn = router.read(CHAT_PATH, body(("user", words("a")), ("assistant", words("answer")), ("user", "next")))
-    assert depth(router, turn) > flight.prompt.tokens, "by tokens alone: texts count for nothing here"
+    assert depth(router, turn) > attempt.prompt.tokens, "by tokens alone: texts count for nothing here"
 
 
-async def test_an_answer_that_is_here_before_its_prompt_was_taken_makes_one_lesson_of_both() -> None:
+async def test_an_answer_that_is_here_before_its_prompt_was_taken_makes_one_route_update_of_both() -> None:
     tokenizer = WordTokenizer()
-    router, learner = make(tokenizer)
-    flight = depart(router, body(("user", words("a"))))
-    lesson = learner.submit(flight)
-    router.first_token(flight, 0.0)
-    learner.finish(flight, lesson, whole("yes"), chunked=False, streamed=False)
-    async with running(learner):
+    router, tokenizer_worker = make(tokenizer)
+    attempt = start_attempt(router, body(("user", words("a"))))
+    job = tokenizer_worker.submit(attempt)
+    router.first_token(attempt, 0.0)
+    tokenizer_worker.finish(attempt, job, whole("yes"), chunked=False, streamed=False)
+    async with running(tokenizer_worker):
         await until(lambda: router.counters.answers_learned)
     assert tokenizer.full == 1
-    assert learner.statistics().queued == 0
+    assert tokenizer_worker.statistics().queued == 0
 
 
 async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
     tokenizer = WordTokenizer()
-    router, learner = make(tokenizer)
+    router, tokenizer_worker = make(tokenizer)
     first = router.read(CHAT_PATH, body(("user", words("a"))))
-    assert await tokenized_first(learner, first, 5)
-    flight = depart(router, body(("user", words("a")), ("assistant", "yes"), ("user", words("b"))))
-    async with running(learner):
-        learner.submit(flight)
-        await until(lambda: learner.statistics().learned)
+    assert await tokenized_first(tokenizer_worker, first, 5)
+    attempt = start_attempt(router, body(("user", words("a")), ("assistant", "yes"), ("user", words("b"))))
+    async with running(tokenizer_worker):
+        tokenizer_worker.submit(attempt)
+        await until(lambda: tokenizer_worker.statistics().learned)
     assert (tokenizer.full, tokenizer.tails) == (1, 1)
-    assert flight.prompt.end.state is not None
-    assert flight.prompt.end.length == 101 + 2 + 101
+    assert attempt.prompt.end.state is not None
+    assert attempt.prompt.end.length == 101 + 2 + 101
 
 
 def test_what_waits_is_bounded_in_number_and_the_oldest_goes() -> None:
-    router, learner = make(WordTokenizer(), queue_max=3)
-    lessons = [learner.submit(depart(router, body(("user", words(f"a{number}"))))) for number in range(5)]
-    statistics = learner.statistics()
+    router, tokenizer_worker = make(WordTokenizer(), queue_max=3)
+    jobs = [tokenizer_worker.submit(start_attempt(router, body(("user", words(f"a{number}"))))) for number in range(5)]
+    statistics = tokenizer_worker.statistics()
     assert (statistics.queued, statistics.dropped) == (3, 2)
-    assert [lesson.taken for lesson in lessons if lesson] == [True, True, False, False, False]
+    assert [job.taken for job in jobs if job] == [True, True, False, False, False]
 
 
 def test_what_waits_is_bounded_in_bytes_answers_included() -> None:
-    router, learner = make(WordTokenizer(), queue_bytes_max=10_000)
-    flights = [depart(router, body(("user", f"{number}" + "x" * 4000))) for number in range(3)]
-    lessons = [learner.submit(flight) for flight in flights]
-    assert learner.statistics().queued == 2
-    learner.finish(flights[2], lessons[2], b"y" * 4000, chunked=False, streamed=False)
-    statistics = learner.statistics()
+    router, tokenizer_worker = make(WordTokenizer(), queue_bytes_max=10_000)
+    attempts = [start_attempt(router, body(("user", f"{number}" + "x" * 4000))) for number in range(3)]
+    jobs = [tokenizer_worker.submit(attempt) for attempt in attempts]
+    assert tokenizer_worker.statistics().queued == 2
+    tokenizer_worker.finish(attempts[2], jobs[2], b"y" * 4000, chunked=False, streamed=False)
+    statistics = tokenizer_worker.statistics()
     assert (statistics.queued, statistics.dropped) == (1, 2)
-    learner.finish(flights[2], lessons[2], b"y" * 20_000, chunked=False, streamed=False)
-    assert learner.statistics().queued == 0, "one alone may be too much"
+    tokenizer_worker.finish(attempts[2], jobs[2], b"y" * 20_000, chunked=False, streamed=False)
+    assert tokenizer_worker.statistics().queued == 0, "one alone may be too much"
 
 
-async def test_an_answer_whose_lesson_was_dropped_gets_a_new_one() -> None:
-    router, learner = make(WordTokenizer(), queue_max=1)
-    flight = depart(router, body(("user", words("a"))))
-    lesson = learner.submit(flight)
-    learner.submit(depart(router, body(("user", words("b")))))
-    router.first_token(flight, 0.0)
-    learner.finish(flight, lesson, whole("yes"), chunked=False, streamed=False)
-    async with running(learner):
+async def test_an_answer_whose_route_update_was_dropped_gets_a_new_one() -> None:
+    router, tokenizer_worker = make(WordTokenizer(), queue_max=1)
+    attempt = start_attempt(router, body(("user", words("a"))))
+    job = tokenizer_worker.submit(attempt)
+    tokenizer_worker.submit(start_attempt(router, body(("user", words("b")))))
+    router.first_token(attempt, 0.0)
+    tokenizer_worker.finish(attempt, job, whole("yes"), chunked=False, streamed=False)
+    async with running(tokenizer_worker):
         await until(lambda: router.counters.answers_learned)
-    assert learner.statistics().dropped == 2
+    assert tokenizer_worker.statistics().dropped == 2
 
 
 async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for_the_next_turn(
@@ -244,38 +244,38 @@ async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for
 ) -> None:
     tokenizer = WordTokenizer()
     tokenizer.gate = threading.Event()
-    router, learner = make(tokenizer)
+    router, tokenizer_worker = make(tokenizer)
     prompt = router.read(CHAT_PATH, body(("user", words("a"))))
-    async with running(learner):
-        assert not await learner.tokenize_first(prompt, 0.15)
+    async with running(tokenizer_worker):
+        assert not await tokenizer_worker.tokenize_first(prompt, 0.15)
         assert prompt.end.state is None
-        assert learner.statistics().deadlines_missed == 1
+        assert tokenizer_worker.statistics().deadlines_missed == 1
         tokenizer.gate.set()
         await until(lambda: prompt.end.state)
 
 
 async def test_a_template_that_refuses_is_counted_as_that_and_not_as_late() -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     prompt = router.read(CHAT_PATH, body(("user", f"refuse {words('a')}")))
-    assert not await tokenized_first(learner, prompt, 5)
-    statistics = learner.statistics()
+    assert not await tokenized_first(tokenizer_worker, prompt, 5)
+    statistics = tokenizer_worker.statistics()
     assert (statistics.failed, statistics.deadlines_missed) == (1, 0)
 
 
 @pytest.mark.parametrize("poison", ["refuse", "crash"])
-async def test_a_chat_that_breaks_the_template_costs_its_own_lesson_alone(
+async def test_a_chat_that_breaks_the_template_costs_its_own_route_update_alone(
     poison: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     contents = [words("a"), f"{poison} {SECRET_WORDS} {words('b')}", words("c")]
-    flights = [depart(router, body(("user", content))) for content in contents]
+    attempts = [start_attempt(router, body(("user", content))) for content in contents]
     with caplog.at_level(logging.DEBUG):
-        async with running(learner):
-            for flight in flights:
-                learner.submit(flight)
-            await until(lambda: learner.statistics().learned == 2)
-    assert learner.statistics().failed == 1
-    assert [flight.prompt.end.state is None for flight in flights] == [False, True, False]
+        async with running(tokenizer_worker):
+            for attempt in attempts:
+                tokenizer_worker.submit(attempt)
+            await until(lambda: tokenizer_worker.statistics().learned == 2)
+    assert tokenizer_worker.statistics().failed == 1
+    assert [attempt.prompt.end.state is None for attempt in attempts] == [False, True, False]
     assert SECRET_WORDS not in caplog.text
 
 
@@ -300,19 +300,19 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("strange", STRANGE, ids=range(len(STRANGE)))
-async def test_no_body_ends_the_learner(strange: bytes, embedded: ChatTokenizer) -> None:
-    router, learner = make(embedded)
+async def test_no_body_ends_the_tokenizer_worker(strange: bytes, embedded: ChatTokenizer) -> None:
+    router, tokenizer_worker = make(embedded)
     content = strange % words("a").encode()
     prompt = router.read(CHAT_PATH, content)
     if prompt.kind == "chat":
-        await tokenized_first(learner, prompt, 5)
-    flights = [depart(router, content), depart(router, body(("user", words("good"))))]
-    async with running(learner):
-        for flight in flights:
-            lesson = learner.submit(flight)
-            router.first_token(flight, 0.0)
-            learner.finish(flight, lesson, whole("yes"), chunked=False, streamed=False)
-        await until(lambda: flights[1].prompt.end.state is not None)
+        await tokenized_first(tokenizer_worker, prompt, 5)
+    attempts = [start_attempt(router, content), start_attempt(router, body(("user", words("good"))))]
+    async with running(tokenizer_worker):
+        for attempt in attempts:
+            job = tokenizer_worker.submit(attempt)
+            router.first_token(attempt, 0.0)
+            tokenizer_worker.finish(attempt, job, whole("yes"), chunked=False, streamed=False)
+        await until(lambda: attempts[1].prompt.end.state is not None)
 
 
 @pytest.mark.parametrize(
@@ -326,33 +326,33 @@ async def test_no_body_ends_the_learner(strange: bytes, embedded: ChatTokenizer)
         b'{"choices":[{"message":{"content":"x","tool_calls":[null]}}]}',
     ],
 )
-async def test_no_answer_ends_the_learner(answer: bytes, embedded: ChatTokenizer) -> None:
-    router, learner = make(embedded)
-    flight, good = depart(router, body(("user", words("a")))), depart(router, body(("user", words("b"))))
-    async with running(learner):
-        lesson = learner.submit(flight)
-        router.first_token(flight, 0.0)
-        learner.finish(flight, lesson, answer, chunked=False, streamed=False)
-        learner.submit(good)
+async def test_no_answer_ends_the_tokenizer_worker(answer: bytes, embedded: ChatTokenizer) -> None:
+    router, tokenizer_worker = make(embedded)
+    attempt, good = start_attempt(router, body(("user", words("a")))), start_attempt(router, body(("user", words("b"))))
+    async with running(tokenizer_worker):
+        job = tokenizer_worker.submit(attempt)
+        router.first_token(attempt, 0.0)
+        tokenizer_worker.finish(attempt, job, answer, chunked=False, streamed=False)
+        tokenizer_worker.submit(good)
         await until(lambda: good.prompt.end.state is not None)
 
 
 def test_a_prompt_too_long_to_tokenize_is_left_to_its_text() -> None:
     tokenizer = WordTokenizer()
-    router, learner = make(tokenizer)
-    flight = depart(router, body(("user", "x" * (4 * TOKENS_MAX + 100))))
-    taught = learner.teach_all([Lesson(flight)])[0]
+    router, tokenizer_worker = make(tokenizer)
+    attempt = start_attempt(router, body(("user", "x" * (4 * TOKENS_MAX + 100))))
+    taught = tokenizer_worker.teach_all([TokenizeJob(attempt)])[0]
     assert taught.failed
     assert tokenizer.full == 0
 
 
 def test_long_prompts_are_not_tokenized_all_at_once() -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     for number in range(4):
-        learner.submit(depart(router, body(("user", f"{number}" + "x" * (4 * TOKENS_MAX * 2 // 5)))))
-    assert len(learner._take_batch()) == 2
-    assert len(learner._take_batch()) == 2
-    assert learner._take_batch() == []
+        tokenizer_worker.submit(start_attempt(router, body(("user", f"{number}" + "x" * (4 * TOKENS_MAX * 2 // 5)))))
+    assert len(tokenizer_worker._take_batch()) == 2
+    assert len(tokenizer_worker._take_batch()) == 2
+    assert tokenizer_worker._take_batch() == []
 
 
 def picture(data: str, text: str = "What is this?") -> tuple[str, Any]:
@@ -361,70 +361,70 @@ def picture(data: str, text: str = "What is this?") -> tuple[str, Any]:
 
 
 async def test_two_images_with_equal_text_share_nothing_and_equal_ones_share_all() -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     system = ("system", words("s", 64))
-    flight = depart(router, body(system, picture("AAAA"), ("assistant", "a cat"), ("user", words("more"))))
-    async with running(learner):
-        learner.submit(flight)
-        router.first_token(flight, 0.0)
-        await until(lambda: learner.statistics().learned)
-    assert flight.prompt.end.token
+    attempt = start_attempt(router, body(system, picture("AAAA"), ("assistant", "a cat"), ("user", words("more"))))
+    async with running(tokenizer_worker):
+        tokenizer_worker.submit(attempt)
+        router.first_token(attempt, 0.0)
+        await until(lambda: tokenizer_worker.statistics().learned)
+    assert attempt.prompt.end.token
     other = router.read(CHAT_PATH, body(system, picture("BBBB"), ("assistant", "a cat"), ("user", words("more"))))
     assert depth(router, other) == 64, "by text"
-    assert await tokenized_first(learner, other, 5)
+    assert await tokenized_first(tokenizer_worker, other, 5)
     assert depth(router, other) == 64, "by tokens: of 65 before the image"
-    shared = set(router.stops(flight.prompt.end)) & set(router.stops(other.end))
+    shared = set(router.chain(attempt.prompt.end)) & set(router.chain(other.end))
     assert max(tokens for tokens, _, _ in shared) == 64
     same = router.read(CHAT_PATH, body(system, picture("AAAA"), ("assistant", "a cat"), ("user", words("more"))))
-    assert depth(router, same) == flight.prompt.tokens
+    assert depth(router, same) == attempt.prompt.tokens
 
 
 async def test_an_image_in_an_early_turn_keeps_later_turns_apart() -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     ends = []
     for data in ("AAAA", "BBBB"):
         first = router.read(CHAT_PATH, body(picture(data)))
-        assert await tokenized_first(learner, first, 5)
+        assert await tokenized_first(tokenizer_worker, first, 5)
         turn = router.read(CHAT_PATH, body(picture(data), ("assistant", "yes"), ("user", words("more"))))
-        assert await tokenized_first(learner, turn, 5)
+        assert await tokenized_first(tokenizer_worker, turn, 5)
         ends.append(turn.end)
     assert ends[0].tokens == ends[1].tokens > 0
-    assert all(is_of_media(token) for end in ends for _, token, _ in end.stops()), "no engine's events tell of these"
+    assert all(is_of_media(token) for end in ends for _, token, _ in end.chain()), "no engine's events tell of these"
     plain = router.read(CHAT_PATH, body(("user", words("other")), ("assistant", "yes"), ("user", words("more"))))
-    assert await tokenized_first(learner, plain, 5)
-    assert not any(is_of_media(token) for _, token, _ in plain.end.stops())
-    assert not {token for _, token, _ in ends[0].stops()} & {token for _, token, _ in ends[1].stops()}
+    assert await tokenized_first(tokenizer_worker, plain, 5)
+    assert not any(is_of_media(token) for _, token, _ in plain.end.chain())
+    assert not {token for _, token, _ in ends[0].chain()} & {token for _, token, _ in ends[1].chain()}
 
 
 async def test_a_text_completion_meets_the_same_prompt_given_as_token_ids() -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     text = words("a")
-    flight = depart(router, json.dumps({"model": "m", "prompt": text}).encode(), COMPLETION_PATH)
-    async with running(learner):
-        learner.submit(flight)
-        router.first_token(flight, 0.0)
-        await until(lambda: learner.statistics().learned)
+    attempt = start_attempt(router, json.dumps({"model": "m", "prompt": text}).encode(), COMPLETION_PATH)
+    async with running(tokenizer_worker):
+        tokenizer_worker.submit(attempt)
+        router.first_token(attempt, 0.0)
+        await until(lambda: tokenizer_worker.statistics().learned)
     ids = router.read(COMPLETION_PATH, json.dumps({"model": "m", "prompt": words_of(text).tolist()}).encode())
-    assert learner.submit(depart(router, ids.body, COMPLETION_PATH)) is None, "ids need no tokenizing"
+    assert tokenizer_worker.submit(start_attempt(router, ids.body, COMPLETION_PATH)) is None, "ids need no tokenizing"
     assert depth(router, ids) == 96
 
 
 async def test_salts_and_adapters_keep_equal_tokens_apart() -> None:
-    router, learner = make(WordTokenizer())
+    router, tokenizer_worker = make(WordTokenizer())
     prompts = []
     for fields in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora"}, {"lora_path": "other"}):
         prompt = router.read(CHAT_PATH, body(("user", words("a")), **fields))
-        assert await tokenized_first(learner, prompt, 5)
+        assert await tokenized_first(tokenizer_worker, prompt, 5)
         prompts.append(prompt)
-    tokens = [token for prompt in prompts for _, token, _ in prompt.end.stops()]
+    tokens = [token for prompt in prompts for _, token, _ in prompt.end.chain()]
     assert len(set(tokens)) == len(tokens) > len(prompts)
 
 
 async def test_an_answer_too_large_to_wait_leaves_no_trace_in_the_bounds_of_the_queue() -> None:
-    router, learner = make(WordTokenizer(), queue_bytes_max=2_000)
-    large = depart(router, body(("user", words("a", 2_000))))
+    router, tokenizer_worker = make(WordTokenizer(), queue_bytes_max=2_000)
+    large = start_attempt(router, body(("user", words("a", 2_000))))
     for _ in range(5):
-        learner.finish(large, None, b"x" * 1_500, chunked=False, streamed=False)
-    assert learner.statistics().queued == 0
-    learner.submit(depart(router, body(("user", words("b")))))
-    assert learner.statistics().queued == 1
+        tokenizer_worker.finish(large, None, b"x" * 1_500, chunked=False, streamed=False)
+    assert tokenizer_worker.statistics().queued == 0
+    tokenizer_worker.submit(start_attempt(router, body(("user", words("b")))))
+    assert tokenizer_worker.statistics().queued == 1

@@ -140,14 +140,14 @@ def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() 
     assert backend.load == 0
     parts.looked(A, EngineMetrics(running=4))
     assert backend.load == 4
-    flight = world.depart([1, 2], 100.0)
+    attempt = world.start_attempt([1, 2], 100.0)
     assert backend.load == 5
     parts.looked(A, EngineMetrics(running=4, waiting=1))
     assert backend.load == 5
     clock.now += STALE_INTERVALS * 5.0 + 6.0
     parts.tick(clock.now)
     assert backend.load == 1
-    world.answer(flight, 0, 101.0)
+    world.answer(attempt, 0, 101.0)
     assert backend.load == 0
 
 

@@ -134,8 +134,8 @@ async def lab(folder: Path, engines: int = 3, deadline_s: float = DEADLINE_S) ->
             nursery.cancel_scope.cancel()
 
 
-async def heard(node: Node, lessons: int) -> None:
-    await node.until("/admin/cluster", lambda view: view["shared"]["heard"] >= lessons)
+async def heard(node: Node, jobs: int) -> None:
+    await node.until("/admin/cluster", lambda view: view["shared"]["heard"] >= jobs)
 
 
 async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ async def lab(folder: Path, cache_tokens: int = 20_000, buffer_messages: int = 1
 async def read_by_one_each(nodes: Sequence[Node]) -> list[int]:
     """Waits until it is so and all nodes know all engines exactly. Which node reads which engine, by number."""
     while True:
-        views = [(await node.ask("/admin/truth"))["engines"] for node in nodes]
+        views = [(await node.ask("/admin/engine-cache"))["engines"] for node in nodes]
         readers = [[view[engine]["read_here"] for view in views] for engine in range(ENGINES)]
-        if all(line["truth"] == "exact" for view in views for line in view) and all(map(one, readers)):
+        if all(line["level"] == "exact" for view in views for line in view) and all(map(one, readers)):
             return [marks.index(True) for marks in readers]
         await trio.sleep(0.05)
 
@@ -77,7 +77,7 @@ async def test_who_stood_by_reads_on_exactly_what_the_engine_can_not_tell_again(
 
 
 async def sources(node: Node) -> list[dict[str, Any]]:
-    return list((await node.ask("/admin/truth"))["sources"])
+    return list((await node.ask("/admin/engine-cache"))["sources"])
 
 
 async def until_followed(nodes: Sequence[Node]) -> None:

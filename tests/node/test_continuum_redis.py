@@ -13,7 +13,7 @@ import trio
 
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
@@ -183,10 +183,10 @@ def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[st
 
 def test_cr31_without_the_client_of_redis_the_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_redis, "redis", None)
-    truth = EngineTruth(RouteTable(capacity=100), lambda _: 0)
+    engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
     config = Config(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
     with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):
-        indexing_of(config, Registry(BackendLimits()), truth, Random(1))
+        indexing_of(config, Registry(BackendLimits()), engine_caches, Random(1))
 
 
 def test_cr34_the_recipe_of_tier_four_with_redis_loads_and_hides_its_password(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import trio
 
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
 from ranvier_py.core.errors import ConfigError
@@ -212,14 +212,14 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     engine, held, gone = BackendId(0), Fingerprint(0xA1), Fingerprint(0xB2)
     routes = RouteTable(capacity=100)
     routes.learn([(32, gone, 0), (16, held, 0)], engine, 0, Trust.LOCAL, time.monotonic())
-    truth = EngineTruth(routes, lambda _: 0)
-    listened = Listened(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), truth)
+    engine_caches = EngineCaches(routes, lambda _: 0)
+    listened = Listened(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), engine_caches)
     listened.began()
     listened.heard([IndexEvent(Kind.CREATED, f"{held:016x}", 16), IndexEvent(Kind.CREATED, f"{gone:016x}", 32)])
     assert routes.statistics().claims.confirmed == 2
     listened.heard([IndexEvent(Kind.PURGED, f"{gone:016x}")])
     assert [holder.tokens for holder in routes.match([(32, gone, 0), (16, held, 0)], [0], time.monotonic())] == [16]
-    assert truth.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"
+    assert engine_caches.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"
 
 
 @pytest.mark.parametrize(

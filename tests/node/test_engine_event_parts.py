@@ -18,11 +18,11 @@ from cluster.engine_kv import KvEvents
 from cluster.engine_publisher import KvEndpoints
 from cluster.engine_text import load_tokenizer
 from ranvier_py.config.config_model import Config
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED
-from ranvier_py.node.engine_event_parts import FAULTS_TOLD_MAX, Truthing
+from ranvier_py.node import event_reader as hearing
+from ranvier_py.node.engine_event_parts import FAULTS_TOLD_MAX, EngineEvents
 from ranvier_py.node.node import Addresses, run
-from ranvier_py.node.node import event_reader as hearing
 from ranvier_py.replay.engine.model import EngineLimits
 
 DEADLINE_S = 20
@@ -57,13 +57,13 @@ class Lab:
         answer = await self.http.post(f"{self.engine}{path}", json=fields)
         assert answer.status_code == 200, answer.text
 
-    async def truth(self) -> dict[str, Any]:
-        return dict((await self.http.get(f"{self.control}/admin/truth")).json())
+    async def engine_caches(self) -> dict[str, Any]:
+        return dict((await self.http.get(f"{self.control}/admin/engine-cache")).json())
 
     async def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The node's view of the engine as soon as it is as expected."""
         while True:
-            engine = (await self.truth())["engines"][0]
+            engine = (await self.engine_caches())["engines"][0]
             if holds(engine):
                 return dict(engine)
             await trio.sleep(0.02)
@@ -121,7 +121,7 @@ def confirmed(tokens: int, trust: str | None) -> bool:
 
 async def test_what_an_engine_computes_is_confirmed_by_its_events() -> None:
     async with lab() as node:
-        engine = await node.until(lambda engine: engine["truth"] == "exact")
+        engine = await node.until(lambda engine: engine["level"] == "exact")
         assert (engine["streams"], engine["read_here"]) == (1, True)
         assert (await node.chat(LONG * 8))["usage"]["prompt_tokens"] > 128
         engine = await node.until(lambda engine: engine["blocks"] > 8)
@@ -130,14 +130,14 @@ async def test_what_an_engine_computes_is_confirmed_by_its_events() -> None:
         usage = (await node.chat(LONG * 8))["usage"]
         assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] - tokens <= 16
         metrics = (await node.http.get(f"{node.control}/metrics")).text
-        assert 'truth_level{backend="' in metrics
+        assert 'engine_cache_level{backend="' in metrics
         assert "kv_blocks{" in metrics
 
 
 async def test_what_nobody_routed_here_is_known_too() -> None:
     """Requests that reach the engine by another way, and adapters and salts apart from each other."""
     async with lab() as node:
-        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.until(lambda engine: engine["level"] == "exact")
         body = {"messages": [{"role": "user", "content": LONG * 8}], "max_tokens": 4}
         for fields in ({"model": ADAPTER}, {"model": MODEL, "cache_salt": "s"}):
             answer = await node.http.post(f"{node.engine}/v1/chat/completions", json={**body, **fields})
@@ -149,7 +149,7 @@ async def test_what_nobody_routed_here_is_known_too() -> None:
 
 async def test_an_eviction_is_noticed() -> None:
     async with lab(limits={"cache_tokens": 1024}) as node:
-        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.until(lambda engine: engine["level"] == "exact")
         await node.chat(LONG * 8)
         await node.until_predicted(confirmed, LONG * 8)
         for number in range(8):
@@ -160,31 +160,31 @@ async def test_an_eviction_is_noticed() -> None:
 
 async def test_a_restart_and_a_cleared_cache_void_all_claims() -> None:
     async with lab() as node:
-        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.until(lambda engine: engine["level"] == "exact")
         for path in ("/admin/clear", "/admin/restart"):
             await node.chat(LONG * 8)
             await node.until_predicted(confirmed, LONG * 8)
             await node.tell(path)
             await node.chat("Something else: " + LONG)  # an engine that says nothing can't be known to be another
             await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
-            await node.until(lambda engine: engine["truth"] == "exact")
-        assert (await node.truth())["counts"]["voided"] >= 2
+            await node.until(lambda engine: engine["level"] == "exact")
+        assert (await node.engine_caches())["counts"]["voided"] >= 2
 
 
 async def test_lost_messages_are_asked_for_again() -> None:
     async with lab() as node:
-        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.until(lambda engine: engine["level"] == "exact")
         await node.tell("/admin/kv", lose=1)
         await node.chat(LONG * 8)
         await node.chat("Something else: " + LONG)
-        engine = await node.until(lambda engine: engine["gaps"] == 1 and engine["truth"] == "exact")
+        engine = await node.until(lambda engine: engine["gaps"] == 1 and engine["level"] == "exact")
         assert engine["restarts"] == 0
         await node.until_predicted(confirmed, LONG * 8)
 
 
 async def test_sglangs_events_do_as_well() -> None:
     async with lab(encoding="sglang") as node:
-        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.until(lambda engine: engine["level"] == "exact")
         await node.chat(LONG * 8)
         await node.until_predicted(confirmed, LONG * 8)
 
@@ -194,32 +194,32 @@ async def test_sglangs_events_do_as_well() -> None:
 )
 async def test_larger_blocks_are_matched_as_deep_as_ours_are_equal(ours: int, why: str) -> None:
     async with lab(limits={"block_size": 64}, block_size_tokens=ours) as node:
-        await node.until(lambda engine: engine["truth"] == "exact")
+        await node.until(lambda engine: engine["level"] == "exact")
         await node.chat(LONG * 8)
         tokens = await node.until_predicted(confirmed, LONG * 8)
         usage = (await node.chat(LONG * 8))["usage"]["prompt_tokens_details"]
         assert tokens == usage["cached_tokens"] or ours == 16
-        assert (await node.truth())["engines"][0]["why"] == why
+        assert (await node.engine_caches())["engines"][0]["why"] == why
 
 
 async def test_events_can_be_turned_off() -> None:
     async with lab(kv_events="off") as node:
         await node.chat(LONG * 8)
-        engine = (await node.truth())["engines"][0]
-        assert (engine["truth"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
+        engine = (await node.engine_caches())["engines"][0]
+        assert (engine["level"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
         assert (await node.predicted(LONG * 8))[1] == "LOCAL"
 
 
-async def test_a_bug_in_the_truth_costs_no_request(
+async def test_a_bug_in_the_engine_cache_costs_no_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug of ours")
 
     async with lab() as node:
-        monkeypatch.setattr(EngineTruth, "sweep", fail)
-        monkeypatch.setattr(Truthing, "look", fail)
-        while (await node.truth())["faults"] <= FAULTS_TOLD_MAX:
+        monkeypatch.setattr(EngineCaches, "sweep", fail)
+        monkeypatch.setattr(EngineEvents, "look", fail)
+        while (await node.engine_caches())["faults"] <= FAULTS_TOLD_MAX:
             pass
         assert (await node.chat(LONG))["usage"]
     told = [record for record in caplog.records if "kv.fault" in record.message]
@@ -237,10 +237,10 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
             second = await start_node(nursery, engine, **gossip, join=[place])
             nodes = [first, second]
             for node in nodes:
-                await node.until(lambda engine: engine["truth"] == "exact")
+                await node.until(lambda engine: engine["level"] == "exact")
             reading = await readers(nodes, 1)
             (other,) = [node for node in nodes if node is not reading[0]]
-            assert (await other.truth())["engines"][0]["why"] == "a peer's to read"
+            assert (await other.engine_caches())["engines"][0]["why"] == "a peer's to read"
             await reading[0].chat(LONG * 8)
             for node in nodes:
                 await node.until_predicted(lambda tokens, _: tokens >= 64, LONG * 8)
@@ -250,7 +250,7 @@ async def test_of_two_nodes_one_reads_and_both_know() -> None:
                 await node.until_predicted(lambda tokens, _: tokens == 0, LONG * 8)
             reading[0].scope.cancel()
             await readers([other], 1)
-            await other.until(lambda engine: engine["truth"] == "exact")
+            await other.until(lambda engine: engine["level"] == "exact")
             await other.chat(LONG * 9)
             await other.until_predicted(confirmed, LONG * 9)
             for node in nodes:
@@ -274,8 +274,8 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
             place = (await deaf.http.get(f"{deaf.control}/admin/cluster")).json()["address"]
             other = await start_node(nursery, engine, **gossip, join=[place])
             await readers([other], 1)
-            await other.until(lambda engine: engine["truth"] == "exact")
-            engine_seen = await deaf.until(lambda engine: engine["truth"] == "exact" and not engine["read_here"])
+            await other.until(lambda engine: engine["level"] == "exact")
+            engine_seen = await deaf.until(lambda engine: engine["level"] == "exact" and not engine["read_here"])
             assert engine_seen["why"] == "not to be reached from here"
             for node in (deaf, other):
                 await node.http.aclose()
@@ -285,7 +285,7 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
 async def readers(nodes: list[Lab], count: int) -> list[Lab]:
     """Those who read the engine's events, once they are so many."""
     while True:
-        found = [node for node in nodes if (await node.truth())["engines"][0]["read_here"]]
+        found = [node for node in nodes if (await node.engine_caches())["engines"][0]["read_here"]]
         if len(found) == count:
             return found
         await trio.sleep(0.05)
@@ -305,8 +305,8 @@ async def test_where_an_engine_publishes_is_taken_over_the_control_port() -> Non
             for body in ({"url": engine, **said}, {"url": silent, "kv_events": "off"}):
                 answer = await node.http.post(f"{node.control}/admin/backends", json=body)
                 assert answer.status_code == 200, answer.text
-            await node.until(lambda engine: engine["truth"] == "exact")
-            assert [one["truth"] for one in (await node.truth())["engines"]] == ["exact", "estimated"]
+            await node.until(lambda engine: engine["level"] == "exact")
+            assert [one["level"] for one in (await node.engine_caches())["engines"]] == ["exact", "estimated"]
             refused = await node.http.post(
                 f"{node.control}/admin/backends", json={"url": "http://a:1", "kv_index": "http://a:1/events"}
             )

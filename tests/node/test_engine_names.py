@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.engine_events.zmq_source import SubscriberCounts, SubscriberView
-from ranvier_py.node.engine_event_parts import Truthing
-from ranvier_py.node.node import engine_event_parts as truthing
+from ranvier_py.node import engine_event_parts as engine_events
+from ranvier_py.node.engine_event_parts import EngineEvents
 from tests.core.routing.test_router import make_router
 
 ENGINE = BackendId(0)
@@ -40,34 +40,34 @@ class Silent:
 
 
 @asynccontextmanager
-async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Truthing]:
-    monkeypatch.setattr(truthing, "KvSockets", Silent)
-    monkeypatch.setattr(truthing, "KvSubscriber", Silent)
+async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineEvents]:
+    monkeypatch.setattr(engine_events, "KvSockets", Silent)
+    monkeypatch.setattr(engine_events, "KvSubscriber", Silent)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
-            made = Truthing(make_router(2), Random(1), lambda _: None)
+            made = EngineEvents(make_router(2), Random(1), lambda _: None)
             made._nursery = nursery
             yield made
             nursery.cancel_scope.cancel()
 
 
-def serves(made: Truthing, *cards: dict[str, Any]) -> None:
+def serves(made: EngineEvents, *cards: dict[str, Any]) -> None:
     backend = made._registry[ENGINE]
     backend.models, backend.cards = tuple(card["id"] for card in cards), cards
 
 
 def publishers(*topics: str) -> tuple[Publisher, ...]:
-    return tuple(Publisher(rank, Spot("h", 5557 + rank), None, topic) for rank, topic in enumerate(topics))
+    return tuple(Publisher(rank, Endpoint("h", 5557 + rank), None, topic) for rank, topic in enumerate(topics))
 
 
-def read(made: Truthing) -> dict[int, tuple[str, ...]]:
+def read(made: EngineEvents) -> dict[int, tuple[str, ...]]:
     """The names under which each stream is read, by rank."""
     made.look(1.0)
     return {rank: one.stream.names.base for rank, one in made._readings.get(ENGINE, {}).items()}
 
 
-def unnamed(made: Truthing) -> float:
-    return next(each.value for each in made.samples() if each.name == "truth_unnamed")
+def unnamed(made: EngineEvents) -> float:
+    return next(each.value for each in made.samples() if each.name == "engine_cache_unnamed")
 
 
 async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ import pytest
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
-from ranvier_py.core.engine_cache.sources.publishers import Spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
-from ranvier_py.node.engine_event_parts import LEVELS_TOLD_MAX, RESTARTS_MAX, Truthing
+from ranvier_py.node.engine_event_parts import LEVELS_TOLD_MAX, RESTARTS_MAX, EngineEvents
 from ranvier_py.node.parts import calibrating_of
 from tests.core.routing.test_router import make_router
 from tests.node.test_engine_names import ENGINE, publishers, read, reader, serves
 
 
-def lie(made: Truthing, times: int) -> None:
+def lie(made: EngineEvents, times: int) -> None:
     """So many messages, each of which can only be another process's first."""
     stream = made._readings[ENGINE][0].stream
     for number in range(times):
@@ -36,10 +36,10 @@ async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_
         serves(made, {"id": "a", "root": "/a"})
         made.found(ENGINE, publishers(""))
         assert read(made) == {0: ("a",)}
-        before = made._registry[ENGINE].epoch
+        before = made._registry[ENGINE].generation
         lie(made, 2_000)
         assert made.view()["engines"][0]["restarts"] == 1_999
-        assert 0 < made._registry[ENGINE].epoch - before <= RESTARTS_MAX + 2
+        assert 0 < made._registry[ENGINE].generation - before <= RESTARTS_MAX + 2
         assert made.restarts_unbelieved >= 1_999 - RESTARTS_MAX - 2
         assert sum(record.message.startswith("kv.level") for record in caplog.records) <= LEVELS_TOLD_MAX + 2
         samples = {each.name: each.value for each in made.samples()}
@@ -56,10 +56,10 @@ async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(mon
         lie(made, 1)
         for _ in range(3 * RESTARTS_MAX):
             now[0] += 10.0
-            epoch = made._registry[ENGINE].epoch
+            generation = made._registry[ENGINE].generation
             stream = made._readings[ENGINE][0].stream
             stream.live(0, bytes(msgpack.packb([now[0], [], 0])), now[0])
-            assert made._registry[ENGINE].epoch == epoch + 1
+            assert made._registry[ENGINE].generation == generation + 1
         assert made.restarts_unbelieved == 0
 
 
@@ -70,7 +70,7 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
     async with reader(monkeypatch) as made:
         carried: list[object] = []
         serves(made, {"id": "a", "root": "/a"})
-        made.found(ENGINE, (publishers("")[0]._replace(replay=Spot("h", 5558)),))
+        made.found(ENGINE, (publishers("")[0]._replace(replay=Endpoint("h", 5558)),))
         read(made)
         reading = made._readings[ENGINE][0]
         monkeypatch.setattr(reading.subscriber, "carry", carried.extend)
@@ -81,22 +81,22 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
         made.contradicted(ENGINE)
         asked = [each for each in carried if isinstance(each, AskReplay)]
         assert [each.first for each in asked] == [0], "from the last message on that it must know, too"
-        before = made._registry[ENGINE].epoch
+        before = made._registry[ENGINE].generation
         reading.stream.replayed(asked[0].ask, 0, bytes(msgpack.packb([2.0, [], 0])), 2.0)
-        assert made._registry[ENGINE].epoch == before + 1
+        assert made._registry[ENGINE].generation == before + 1
 
 
 def test_calibration_tells_the_streams_of_contradictions_and_hears_of_queues_from_them() -> None:
     """What answers and events know of each other, in a node as it is put together."""
     router = make_router(2)
-    truthing = Truthing(router, Random(1), lambda _: None)
+    engine_events = EngineEvents(router, Random(1), lambda _: None)
     asked: list[BackendId] = []
-    truthing.contradicted = asked.append  # type: ignore[method-assign]
-    made = calibrating_of(Config(), router, UsageAsking(), truthing, Random(1))
+    engine_events.contradicted = asked.append  # type: ignore[method-assign]
+    made = calibrating_of(Config(), router, UsageAsking(), engine_events, Random(1))
     assert made.scraper is not None
-    assert truthing.load_heard == made.scraper.heard
+    assert engine_events.load_heard == made.scraper.heard
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"
-    truthing.level = lambda _: Level.EXACT  # type: ignore[method-assign, assignment]
+    engine_events.level = lambda _: Level.EXACT  # type: ignore[method-assign, assignment]
     assert not made.calibration._estimated(ENGINE)

@@ -240,7 +240,7 @@ async def test_a_restarted_engine_loses_its_claims() -> None:
         scope.cancel()
         await node.backend(lambda backend: backend["health"] == "unhealthy")
         await start_engine(node.nursery, 1, port=int(url.rpartition(":")[2]))
-        await node.backend(lambda backend: backend["epoch"] == 2 and backend["health"] == "healthy")
+        await node.backend(lambda backend: backend["generation"] == 2 and backend["health"] == "healthy")
         assert (await node.chat(turn("hello"))).headers["x-ranvier-matched-tokens"] == "0"
 
 
@@ -258,7 +258,7 @@ async def test_an_explanation_shows_every_candidate_and_places_nothing() -> None
 async def test_an_explanation_by_ttft_shows_what_every_candidate_would_cost() -> None:
     async with lab(engines=2, policy="ttft") as node:
         served = (await node.chat(turn("Where are the atlases? " * 40))).headers["x-ranvier-backend"]
-        await node.until(lambda s: s["learner"]["learned"] > 0)
+        await node.until(lambda s: s["tokenizer_worker"]["learned"] > 0)
         body = {"model": MODEL, "messages": turn("Where are the atlases? " * 40, "There.", "And the maps?")}
         report = (await node.http.post(f"{node.control}/explain", json=body)).json()
         assert (report["policy"], report["chosen"]) == ("ttft", served)
@@ -275,14 +275,14 @@ async def test_an_explanation_names_the_prefixes_whose_tree_can_be_looked_at() -
     """Nothing else tells an operator what a prefix is called."""
     async with lab(engines=2) as node:
         served = (await node.chat(turn("Where are the atlases? " * 40))).headers["x-ranvier-backend"]
-        await node.until(lambda s: s["learner"]["learned"] > 0)
+        await node.until(lambda s: s["tokenizer_worker"]["learned"] > 0)
         body = {"model": MODEL, "messages": turn("Where are the atlases? " * 40, "There.", "And the maps?")}
-        stops = (await node.http.post(f"{node.control}/explain", json=body)).json()["stops"]
-        depths = [stop["tokens"] for stop in stops]
+        chain = (await node.http.post(f"{node.control}/explain", json=body)).json()["chain"]
+        depths = [stop["tokens"] for stop in chain]
         assert depths == sorted(depths, reverse=True)
-        assert len(stops) > 2
+        assert len(chain) > 2
         found = []
-        for stop in stops:
+        for stop in chain:
             for name in filter(None, (stop["token_fingerprint"], stop["text_fingerprint"])):
                 tree = await node.http.get(f"{node.control}/admin/routes/{name}")
                 found += tree.json()["routes"] if tree.status_code == 200 else []
@@ -299,7 +299,7 @@ async def test_a_completion_is_explained_as_one() -> None:
         assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
 
 
-async def test_metrics_tell_reasons_engine_truth_and_every_bound() -> None:
+async def test_metrics_tell_reasons_engine_engine_cache_and_every_bound() -> None:
     async with lab() as node:
         await node.chat(turn("hello"))
         await node.until(lambda s: s["engine_cached_share"] is not None)
@@ -336,7 +336,7 @@ async def test_without_time_for_tokens_a_cold_prompt_is_placed_all_the_same() ->
     async with lab(tokenize_deadline_s=0) as node:
         assert (await node.chat(turn("cold"))).status_code == 200
         statistics = await node.statistics()
-        assert statistics["learner"]["deadlines_missed"] == 1
+        assert statistics["tokenizer_worker"]["deadlines_missed"] == 1
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "random", "least_loaded", "power_of_two"])

@@ -15,7 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.sources import push_state as push
 from ranvier_py.core.engine_cache.sources.push_keys import key_of
@@ -29,7 +29,7 @@ from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.request_record import scheme_mark
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import COMPLETION_PATH, Flight, Router
+from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.io.key_inbox import KeyInbox
 from ranvier_py.node.push_parts import Pushing
@@ -59,8 +59,8 @@ class World:
             policy=make_policy("sticky_least_loaded", PlacementOptions()),
             rng=Random(1),
         )
-        self.truth = EngineTruth(self.router.routes, lambda backend: registry[backend].epoch)
-        self.pushing = Pushing(self.router, self.truth, inbox, "t", KEY, clock=lambda: self.now)
+        self.engine_caches = EngineCaches(self.router.routes, lambda backend: registry[backend].generation)
+        self.pushing = Pushing(self.router, self.engine_caches, inbox, "t", KEY, clock=lambda: self.now)
 
     def restart(self) -> None:
         """The router's process ends and begins again."""
@@ -68,19 +68,19 @@ class World:
         self.__init__(workers)  # type: ignore[misc]
         self.now = now
 
-    def depart(self, ids: Sequence[int], **fields: Any) -> Flight:
+    def start_attempt(self, ids: Sequence[int], **fields: Any) -> Attempt:
         body = json.dumps({"model": "m", "prompt": list(ids), **fields}).encode()
         prompt = self.router.read(COMPLETION_PATH, body)
         self.pushing.drain()
         decision = self.router.place(prompt, self.router.find(prompt, self.now))
-        return self.router.depart(prompt, decision, self.now)
+        return self.router.start_attempt(prompt, decision, self.now)
 
     def serve(self, ids: Sequence[int], **fields: Any) -> tuple[str, str]:
         """One request from departure to landing: who served it, and why."""
-        flight = self.depart(ids, **fields)
-        self.router.first_token(flight, self.now)
-        self.router.land(flight, Outcome.SUCCESS, self.now)
-        return flight.decision.backend_name, flight.decision.reason
+        attempt = self.start_attempt(ids, **fields)
+        self.router.first_token(attempt, self.now)
+        self.router.finish_attempt(attempt, Outcome.SUCCESS, self.now)
+        return attempt.decision.backend_name, attempt.decision.reason
 
     def busy(self, worker: str, requests: int = 5) -> None:
         """So many requests of somebody else's."""
@@ -119,9 +119,9 @@ async def test_pu8_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_wor
     world = World()
     for worker in ("w0", "w1", "w2"):
         await world.sync(worker)
-    flights = [world.depart([*ids(1, 64), number]) for number in range(100)]
-    assert len({flight.backend for flight in flights}) == 1
-    assert [flight.decision.reason for flight in flights] == ["miss", *["hit"] * 99]
+    attempts = [world.start_attempt([*ids(1, 64), number]) for number in range(100)]
+    assert len({attempt.backend for attempt in attempts}) == 1
+    assert [attempt.decision.reason for attempt in attempts] == ["miss", *["hit"] * 99]
 
 
 async def test_pu2_a_request_may_name_the_length_of_its_prefix_and_0_is_the_default() -> None:
@@ -213,7 +213,7 @@ async def test_px4_what_a_worker_never_confirms_is_withdrawn_at_the_end_of_its_l
     for worker in ("w0", "w1"):
         await world.sync(worker)
     world.pushing.tick(world.now)
-    assert world.depart(ids(1)).decision.reason == "hit"
+    assert world.start_attempt(ids(1)).decision.reason == "hit"
     world.now += 0.2
     world.pushing.tick(world.now)
     assert world.pushing.counts.leases_ended == 1
@@ -272,7 +272,7 @@ def test_whatever_an_admitted_worker_says_costs_its_own_claims_at_most(steps: li
             elif form == "tick":
                 world.pushing.tick(world.now)
             elif form == "sweep":
-                world.truth.sweep(world.now, 100)
+                world.engine_caches.sweep(world.now, 100)
             else:
                 forms = {"active": {"active_hashes": items}, "buckets": {"buckets": {"1": items}}}
                 more: Any = forms.get(form, {"count": 0, "digest": "0" * 16})
@@ -307,7 +307,7 @@ async def test_a_worker_that_is_no_backend_is_told_so() -> None:
 async def test_claims_of_what_is_held_outlive_their_time_to_live() -> None:
     world = World(2)
     await world.sync("w0", key(1))
-    world.depart(ids(1))
+    world.start_attempt(ids(1))
     for _ in range(80):
         world.now += 100.0
         await world.sync("w0", key(1))
@@ -343,19 +343,19 @@ async def test_pushed_fingerprints_are_confirmed_claims_and_a_worker_in_step_is_
     import numpy as np  # noqa: PLC0415
 
     [segment] = hasher.extend(hasher.start(reader.namespace_of("m")), np.array(ids(1), dtype=np.uint32), [200])
-    stops = [*segment.anchors, segment.end]
+    chain = [*segment.anchors, segment.end]
     stored, above = [], 0
-    for tokens, fingerprint in stops:
+    for tokens, fingerprint in chain:
         stored.append([fingerprint, tokens, 0, above])
         above = fingerprint
     head = {"worker_id": "w1", "hash_scheme": f"fingerprint:{MARK}", "incarnation": "i", "model": "m"}
     body: dict[str, Any] = {**head, "seq": 1, "evicted_hashes": [], "stored": stored}
     assert (await world.pushing.evicted(read_eviction(body, MARK)))["resync"], "a comparison is wanted first"
     table = world.pushing.map.workers[world.router.registry.by_name["w1"].id].table
-    body = {**head, "seq": 2, "count": len(stops), "digest": f"{table.total:016x}"}
+    body = {**head, "seq": 2, "count": len(chain), "digest": f"{table.total:016x}"}
     assert (await world.pushing.synced(read_sync(body, MARK)))["want"] is None
-    assert world.truth.level(world.router.registry.by_name["w1"].id) is Level.EXACT
+    assert world.engine_caches.level(world.router.registry.by_name["w1"].id) is Level.EXACT
     world.busy("w1")
     assert world.serve(ids(1)) == ("w1", "hit")
-    await world.pushing.evicted(read_eviction({**head, "seq": 3, "evicted_hashes": [stops[2][1]]}, MARK))
+    await world.pushing.evicted(read_eviction({**head, "seq": 3, "evicted_hashes": [chain[2][1]]}, MARK))
     assert world.serve(ids(1))[1] == "miss"

@@ -128,7 +128,7 @@ class Lab:
             backends = (await self.http.get(f"{self.control}/admin/backends")).json()["backends"]
             routes = (await self.http.get(f"{self.control}/admin/routes")).json()
             if routes["outcomes"] and not any(backend["in_flight"] for backend in backends):
-                assert routes["speculation"]["flights"] == routes["speculation"]["fingerprints"] == 0
+                assert routes["speculation"]["attempts"] == routes["speculation"]["fingerprints"] == 0
                 return dict(routes)
 
 
@@ -225,7 +225,7 @@ async def test_busy_and_broken_backends_are_passed_over_and_their_last_word_is_p
 
 
 @pytest.mark.parametrize("script", [[HANG], [STREAM_HEAD, ROLE, HANG]], ids=["before", "after the first byte"])
-async def test_a_client_that_leaves_ends_the_flight_and_teaches_nothing(script: list[Step]) -> None:
+async def test_a_client_that_leaves_ends_the_attempt_and_teaches_nothing(script: list[Step]) -> None:
     backend = Scripted(*script)
     async with lab(backend) as node:
         async with await trio.open_tcp_stream(*node.address) as client:
@@ -340,7 +340,7 @@ async def test_a_prompt_without_a_template_for_it_is_placed_by_load_and_not_refu
     async with lab(backend) as node:
         assert (await node.chat(chat_template="{{ messages }}")).status_code == 200
         routes = await node.at_rest()
-    assert routes["learner"]["failed"] > 0
+    assert routes["tokenizer_worker"]["failed"] > 0
 
 
 @pytest.mark.parametrize("path", ["/v1/../admin", "/v1/%2E%2e/admin", "/v1/a/..%2fadmin", "/v1/..\\admin", "/admin"])

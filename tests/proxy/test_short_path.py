@@ -79,7 +79,7 @@ def turn(number: int, **fields: Any) -> bytes:
 
 
 class Talk:
-    """One connection of a client; its first turn, which never takes the short way, is over."""
+    """One connection of a client; its first turn, which never takes the short path, is over."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -192,7 +192,7 @@ async def test_what_fails_before_the_first_byte_is_asked_elsewhere(step: Step, h
         routes = await node.at_rest()
     assert handled == [turn(1)]
     assert routes["outcomes"]["success"] == 2
-    assert routes["speculation"]["flights"] == 0
+    assert routes["speculation"]["attempts"] == 0
 
 
 async def test_a_client_that_leaves_ends_the_engine_s_work(handled: list[bytes]) -> None:

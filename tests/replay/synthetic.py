@@ -23,7 +23,7 @@ def conversation(number: int, at: float, turns: int, *, systems: int = 2, turn_b
     for turn in range(turns):
         asked = turn_blocks + turn * (turn_blocks + 4) + turn_blocks
         blocks = names[: asked + 4]
-        stops = [Depth((index + 1) * BLOCK, Fingerprint(name)) for index, name in enumerate(blocks)]
+        chain = [Depth((index + 1) * BLOCK, Fingerprint(name)) for index, name in enumerate(blocks)]
         ends = [turn_blocks - 1, *(turn_blocks - 1 + (each + 1) * (turn_blocks + 4) - 4 for each in range(turn + 1))]
         requests.append(
             TraceRequest(
@@ -32,7 +32,7 @@ def conversation(number: int, at: float, turns: int, *, systems: int = 2, turn_b
                 model="model",
                 prompt_tokens=asked * BLOCK + 5,
                 answer_tokens=4 * BLOCK,
-                stops=stops,
+                chain=chain,
                 ends=ends,
                 blocks=tuple(blocks),
                 block_tokens=BLOCK,

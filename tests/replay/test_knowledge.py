@@ -98,7 +98,7 @@ def test_a_restart_is_known_at_once_from_its_events(nodes: int) -> None:
 def test_a_restart_begins_one_epoch_however_many_ways_it_is_seen(nodes: int) -> None:
     """Its events tell of it, then each node's probe, then the peers."""
     for router in nodes_after(plan_of("events", 4.0, restarts=RESTARTS, nodes=nodes)).routers:
-        assert [backend.epoch for backend in router.registry] == [1 + len(RESTARTS) // ENGINES] * ENGINES
+        assert [backend.generation for backend in router.registry] == [1 + len(RESTARTS) // ENGINES] * ENGINES
 
 
 def test_where_caches_hold_everything_knowledge_changes_nothing() -> None:

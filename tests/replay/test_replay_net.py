@@ -110,9 +110,9 @@ def delayed(routers: Sequence[Router]) -> Net:
 def serve(router: Router, item: Prepared, now: float) -> int:
     """A request gets its first token at this node. Returns its backend."""
     found = router.find(item.prompt, now)
-    flight = router.depart(item.prompt, router.place(item.prompt, found), now, found=found)
-    router.first_token(flight, now)
-    return flight.backend
+    attempt = router.start_attempt(item.prompt, router.place(item.prompt, found), now, found=found)
+    router.first_token(attempt, now)
+    return attempt.backend
 
 
 def run_until(net: Net, now: float) -> None:

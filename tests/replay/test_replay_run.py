@@ -201,7 +201,7 @@ def test_a_run_ends_when_its_command_was_killed() -> None:
 
 def test_a_trace_of_prompts_without_a_whole_block_is_served() -> None:
     short = [
-        replace(request, prompt_tokens=9, stops=(), ends=(), blocks=(), answer_tokens=2)
+        replace(request, prompt_tokens=9, chain=(), ends=(), blocks=(), answer_tokens=2)
         for request in chats(4).requests
     ]
     result = done(plan(), make_ready(Trace("short", short, BLOCK, timed=True))).result

@@ -66,15 +66,15 @@ class UsageAsking:
         self._asked = self._own = self._refused = 0
         self._removed = 0
 
-    def terms(self, backend: BackendId, epoch: int) -> Terms:
+    def terms(self, backend: BackendId, generation: int) -> Terms:
         known = self._terms.get(backend)
-        return known[1] if known is not None and known[0] == epoch else Terms.UNKNOWN
+        return known[1] if known is not None and known[0] == generation else Terms.UNKNOWN
 
-    def body(self, prompt: Prompt, backend: BackendId, epoch: int) -> bytes | None:
+    def body(self, prompt: Prompt, backend: BackendId, generation: int) -> bytes | None:
         """The body that asks for counts; None where it is not to be changed."""
         if not self._enabled or not prompt.stream or prompt.kind == "opaque":
             return None
-        if self.terms(backend, epoch) in (Terms.REFUSES, Terms.TELLS):
+        if self.terms(backend, generation) in (Terms.REFUSES, Terms.TELLS):
             return None
         asking = asking_body(prompt.body)
         if asking is None:
@@ -83,25 +83,25 @@ class UsageAsking:
         self._asked += 1
         return asking
 
-    def taken(self, backend: BackendId, epoch: int) -> None:
+    def taken(self, backend: BackendId, generation: int) -> None:
         """It answered a question."""
-        self._terms[backend] = (epoch, Terms.TAKES)
+        self._terms[backend] = (generation, Terms.TAKES)
 
-    def refused(self, backend: BackendId, epoch: int, status: int) -> None:
+    def refused(self, backend: BackendId, generation: int, status: int) -> None:
         """It refused the question, and answered `status` to the same body without."""
         self._refused += 1
         if status not in REFUSALS:
-            self._terms[backend] = (epoch, Terms.REFUSES)
+            self._terms[backend] = (generation, Terms.REFUSES)
 
-    def unreadable(self, backend: BackendId, epoch: int) -> None:
+    def unreadable(self, backend: BackendId, generation: int) -> None:
         """It answered in a coding of its own, out of which nothing can be taken: one client has got an event more."""
-        self._terms[backend] = (epoch, Terms.REFUSES)
+        self._terms[backend] = (generation, Terms.REFUSES)
 
-    def answered(self, remover: UsageRemover, backend: BackendId, epoch: int) -> None:
+    def answered(self, remover: UsageRemover, backend: BackendId, generation: int) -> None:
         """The stream it was asked for has ended."""
         self._removed += remover.removed
         if remover.told:
-            self._terms[backend] = (epoch, Terms.TELLS)
+            self._terms[backend] = (generation, Terms.TELLS)
 
     def statistics(self) -> AskingStatistics:
         return AskingStatistics(self._asked, self._own, self._refused, self._removed)

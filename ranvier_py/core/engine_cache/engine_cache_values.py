@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TruthView:
+class EngineCacheView:
     """One source, for status and metrics. Ages in seconds; None where never."""
 
     source: Source
@@ -57,7 +57,7 @@ class TruthView:
 
 
 @dataclass(slots=True)
-class TruthCounts:
+class EngineCacheCounters:
     """Counters since start."""
 
     confirmed: int = 0  # prefixes that an engine told of and that became claims

@@ -19,18 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from ranvier_py.core.engine_cache.engine_cache_values import Held, HeldMany, Source, TruthCounts, TruthView
+from ranvier_py.core.engine_cache.engine_cache_values import (
+    EngineCacheCounters,
+    EngineCacheView,
+    Held,
+    HeldMany,
+    Source,
+)
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.reconcile import Exact, Reconciler
 
-__all__ = ["EngineTruth", "Held", "HeldMany", "Source", "TruthCounts", "TruthView"]
+__all__ = ["EngineCacheCounters", "EngineCacheView", "EngineCaches", "Held", "HeldMany", "Source"]
 
 GRACE_S = 5.0
 """What was learned so lately is not withdrawn for not being held: an engine publishes a step at its end, and a batch of
@@ -50,12 +56,23 @@ RANK = {level: rank for rank, level in enumerate(LEVELS)}
 class _Part:
     """One source."""
 
-    __slots__ = ("changed_at", "changes", "cleared", "epoch", "held", "level", "reason", "settled", "since", "source")
+    __slots__ = (
+        "changed_at",
+        "changes",
+        "cleared",
+        "generation",
+        "held",
+        "level",
+        "reason",
+        "settled",
+        "since",
+        "source",
+    )
 
-    def __init__(self, source: Source, held: Held, epoch: int, now: float) -> None:
+    def __init__(self, source: Source, held: Held, generation: int, now: float) -> None:
         self.source = source
         self.held = held
-        self.epoch = epoch  # of the registry, when it last spoke
+        self.generation = generation  # of the registry, when it last spoke
         self.level = Level.ESTIMATED
         self.reason = "nothing heard yet"
         self.since = now
@@ -85,11 +102,11 @@ class _Engine:
         return LEVELS[best], [part for name, parts in channels.items() if ranks[name] == best for part in parts]
 
 
-class EngineTruth:
+class EngineCaches:
     """The one sink of all channels.
 
     Args:
-        epoch_of: the current boot epoch of a backend; -1 when there is no such backend.
+        epoch_of: the current generation of a backend; -1 when there is no such backend.
         restarted: a source said that its engine holds nothing of what it held. Returns the epoch that begins with it;
             the same epoch as before leaves it to the sweeps to withdraw claims.
         block_tokens: of our blocks.
@@ -98,16 +115,16 @@ class EngineTruth:
     def __init__(
         self,
         routes: RouteTable,
-        epoch_of: Callable[[BackendId], int],
+        generation_of: Callable[[BackendId], int],
         *,
         restarted: Callable[[BackendId, str, float], int] | None = None,
         block_tokens: int = 16,
         grace_s: float = GRACE_S,
     ) -> None:
-        self.counts = TruthCounts()
+        self.counts = EngineCacheCounters()
         self._routes = routes
         self._reconciler = Reconciler(routes)
-        self._epoch_of = epoch_of
+        self._generation_of = generation_of
         self._restarted = restarted
         self._block_tokens = block_tokens
         self._dense_anchors = tuple(block_tokens * blocks for blocks in ANCHOR_BLOCKS_DENSE)
@@ -123,7 +140,7 @@ class EngineTruth:
     def open(self, source: Source, held: Held, now: float) -> None:
         """There is a channel to this engine. Its level is ESTIMATED until it says more. Opening again begins anew."""
         engine = self._engines.setdefault(source.backend, _Engine())
-        engine.parts[source.name] = _Part(source, held, self._epoch_of(source.backend), now)
+        engine.parts[source.name] = _Part(source, held, self._generation_of(source.backend), now)
 
     def close(self, source: Source, now: float) -> None:  # noqa: ARG002  # said with the time, as everything is
         """The channel is gone. What it confirmed stays until it expires or somebody knows better."""
@@ -138,18 +155,18 @@ class EngineTruth:
 
     def changed(self, source: Source, changes: Changes, now: float) -> None:
         """What became of the engine's prefixes: a Residency's `settle`, or the like."""
-        part, epoch = self._part(source), self._epoch_of(source.backend)
-        if part is None or epoch < 0:
+        part, generation = self._part(source), self._generation_of(source.backend)
+        if part is None or generation < 0:
             self.counts.unknown += 1
             return
         part.settled = changes.complete
         if changes.cleared:
-            epoch = self._void(part, epoch, now)
-        part.epoch = epoch
+            generation = self._void(part, generation, now)
+        part.generation = generation
         if changes.changes:
             part.changed_at = now
             part.changes += len(changes.changes)
-            self._apply(source.backend, epoch, changes.changes, now)
+            self._apply(source.backend, generation, changes.changes, now)
 
     def ranks(self, source: Source) -> int:
         """How many sources its channel has: the ranks of that engine, one of which can be gone while others stay."""
@@ -188,7 +205,7 @@ class EngineTruth:
         self.counts.retracted += retracted
         return affirmed + retracted
 
-    def views(self, now: float) -> list[TruthView]:
+    def views(self, now: float) -> list[EngineCacheView]:
         """All sources, by backend."""
         return [view_of(part, now) for _, engine in sorted(self._engines.items()) for part in engine.parts.values()]
 
@@ -198,25 +215,27 @@ class EngineTruth:
         engine = self._engines.get(source.backend)
         return engine.parts.get(source.name) if engine is not None else None
 
-    def _void(self, part: _Part, epoch: int, now: float) -> int:
+    def _void(self, part: _Part, generation: int, now: float) -> int:
         """This source says that all it told is void. Returns the epoch that counts from now on."""
         engine, backend = self._engines[part.source.backend], part.source.backend
         part.cleared += 1
         self.counts.voided += 1
         engine.void_before = now
         engine.rows = 0
-        if self._restarted is None or self.ranks(part.source) > 1 or part.epoch != epoch:
-            return epoch  # other ranks may still hold theirs; or it was noticed before, and this is the new process
+        if self._restarted is None or self.ranks(part.source) > 1 or part.generation != generation:
+            return (
+                generation  # other ranks may still hold theirs; or it was noticed before, and this is the new process
+            )
         return self._restarted(backend, f"{part.source.name}: it holds nothing any more", now)
 
     def _exact(self, backend: BackendId, engine: _Engine, now: float) -> Exact | None:
-        epoch = self._epoch_of(backend)
+        generation = self._generation_of(backend)
         level, parts = engine.best()
-        if level is not Level.EXACT or epoch < 0 or not all(part.settled for part in parts):
+        if level is not Level.EXACT or generation < 0 or not all(part.settled for part in parts):
             return None
-        return Exact(backend, epoch, partial(held_among, parts), max(now - self._grace_s, engine.void_before))
+        return Exact(backend, generation, partial(held_among, parts), max(now - self._grace_s, engine.void_before))
 
-    def _apply(self, backend: BackendId, epoch: int, changes: Iterable[Change], now: float) -> None:
+    def _apply(self, backend: BackendId, generation: int, changes: Iterable[Change], now: float) -> None:
         routes, counts, known = self._routes, self.counts, self._known
         dense, step, engine = self._dense_anchors, self._anchor_step, self._engines[backend]
         full = engine.rows > self._rows_max
@@ -235,12 +254,12 @@ class EngineTruth:
             elif anchor and run and parent == run[-1].fingerprint and len(run) < RUN_MAX:
                 run.append(change)
             else:
-                self._confirm(backend, epoch, run, now)
+                self._confirm(backend, generation, run, now)
                 run = [change]
                 if not anchor:
-                    self._confirm(backend, epoch, run, now)
+                    self._confirm(backend, generation, run, now)
                     run = []
-        self._confirm(backend, epoch, run, now)
+        self._confirm(backend, generation, run, now)
         counts.passed += passed
 
     def _is_held(self, backend: BackendId, fingerprint: Fingerprint) -> bool:
@@ -248,15 +267,15 @@ class EngineTruth:
         engine = self._engines[backend]
         return len(engine.parts) > 1 and nearest(engine.best()[1], fingerprint) is not Tier.ABSENT
 
-    def _confirm(self, backend: BackendId, epoch: int, run: list[Change], now: float) -> None:
+    def _confirm(self, backend: BackendId, generation: int, run: list[Change], now: float) -> None:
         """Learn prefixes of one prompt, each an anchor below the next."""
         if not run:
             return
-        stops: list[Stop] = [(change.tokens, change.fingerprint, 0) for change in reversed(run)]
+        chain: list[PrefixKey] = [(change.tokens, change.fingerprint, 0) for change in reversed(run)]
         if run[0].parent != UNKNOWN:
             blocks = run[0].tokens // self._block_tokens
-            stops.append((anchor_below(blocks) * self._block_tokens, run[0].parent, 0))
-        self._engines[backend].rows += self._routes.learn(stops, backend, epoch, Trust.CONFIRMED, now)
+            chain.append((anchor_below(blocks) * self._block_tokens, run[0].parent, 0))
+        self._engines[backend].rows += self._routes.learn(chain, backend, generation, Trust.CONFIRMED, now)
         self.counts.confirmed += len(run)
         for change in run:
             self._routes.set_tier(change.fingerprint, backend, change.tier)
@@ -281,8 +300,8 @@ def held_among(parts: Sequence[_Part], fingerprints: Sequence[Fingerprint]) -> M
     return found
 
 
-def view_of(part: _Part, now: float) -> TruthView:
-    return TruthView(
+def view_of(part: _Part, now: float) -> EngineCacheView:
+    return EngineCacheView(
         source=part.source,
         level=part.level,
         reason=part.reason,

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import (
     Apply,
     AskPeer,
@@ -54,7 +54,7 @@ class EventStream:
     def __init__(
         self,
         source: Source,
-        truth: EngineTruth,
+        engine_caches: EngineCaches,
         hasher: TokenHasher,
         names: Names,
         *,
@@ -66,7 +66,7 @@ class EventStream:
         self.machine = GapMachine(settings)
         self.decoder = EventDecoder()
         self.residency = Residency(hasher, names.namespace, entries_max=entries_max, tells_again=True)
-        self._truth = truth
+        self._engine_caches = engine_caches
         self._hasher = hasher
         self._settle_at: float | None = None
         self._level: LevelChanged | None = None  # waits until all is settled
@@ -81,7 +81,7 @@ class EventStream:
         """From now on EngineCaches hears of it. What is held already is found by the next sweeps."""
         if not self.is_open:
             self.is_open = True
-            self._truth.open(self.source, self.names.held(self.residency), now)
+            self._engine_caches.open(self.source, self.names.held(self.residency), now)
             self._level = LevelChanged(self.level, self._why())
             self._report_level(now)
 
@@ -89,7 +89,7 @@ class EventStream:
         """EngineCaches hears no more of it, whatever its shell still calls."""
         if self.is_open:
             self.is_open = False
-            self._truth.close(self.source, now)
+            self._engine_caches.close(self.source, now)
 
     # What the shell tells
 
@@ -240,7 +240,7 @@ class EventStream:
 
     def _clear(self) -> None:
         """This rank holds nothing. Of an engine with one that begins a generation; of others their own is withdrawn."""
-        self.residency.clear(singly=self._truth.ranks(self.source) > 1)
+        self.residency.clear(singly=self._engine_caches.ranks(self.source) > 1)
 
     def _install(self, ask: int, now: float) -> None:
         assert self._snapshot is not None and self._snapshot[0] == ask, "the machine takes only what was offered"  # noqa: PT018
@@ -259,12 +259,12 @@ class EventStream:
         complete = changes.complete and not frozen
         self._settle_at = None if complete else now + FROZEN_S * frozen
         if self.is_open:
-            self._truth.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
+            self._engine_caches.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
         self._report_level(now)
 
     def _report_level(self, now: float) -> None:
         """EXACT is true once all that was applied is settled; less than that at once."""
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
             if self.is_open:
-                self._truth.levelled(self.source, self._level.level, self._level.reason, now)
+                self._engine_caches.levelled(self.source, self._level.level, self._level.reason, now)
             self._level = None

@@ -42,7 +42,8 @@ from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
 
 VERSION_MIN, VERSION = 1, 2
 """Of the protocol, as records tell it: what can be spoken, between two nodes the greatest that both know. Of what 2
-brought see `messages` and `routes.sheaves`: whole tables are compared by one sum first, many turns are one lesson."""
+brought see `messages` and `routes.update batches`: whole tables are compared by one sum first, many turns are one route
+update."""
 
 STATE_HEAD = Struct("<4sQ")  # magic, epoch
 STATE_MAGIC = b"RGS1"
@@ -60,7 +61,7 @@ TOPICS = ("contact", "membership", "routes", "rows", "backends", "streams")
 TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
     **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
-    **dict.fromkeys((Kind.LESSONS, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
+    **dict.fromkeys((Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
     **dict.fromkeys((Kind.SUMS, Kind.TOTAL_SUM, Kind.PART_SUMS), "rows"),
     **dict.fromkeys((Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
@@ -202,7 +203,7 @@ class Gossip:
 
     def contact(self, addresses: Sequence[Address], now: float) -> None:
         """These may be peers, says the operator or DNS. Say it as often as you like, in any order."""
-        if not self.members.circle.is_mesh:
+        if not self.members.neighbours.is_mesh:
             known = {member.address for member in self.members.alive()}
             addresses = [address for address in addresses if address not in known]
         for address in addresses if len(addresses) < MESH_MEMBERS_MAX else addresses[:STRANGERS_MAX]:
@@ -242,9 +243,9 @@ class Gossip:
         self.members.leave(now)
         self._settle(now)
 
-    def announce(self, lesson: bytes, at: float) -> None:
+    def announce(self, route_update: bytes, at: float) -> None:
         """Something was learned here, by evidence of that time. Told with the next tick of routes."""
-        self.routes.announce(lesson, at)
+        self.routes.announce(route_update, at)
 
     def rekey(self, ring: KeyRing) -> None:
         """From now on seal with this ring's primary and open with its keys alone."""

@@ -1,8 +1,9 @@
 """The nouns of gossip: who is who, who is said to be what, what is sent where.
 
 A *session* is one run of one node: a random number that names the sender of every packet and the origin of every
-lesson. A *name* outlives restarts; of two sessions with one name the higher epoch is the later one. A `Record` is all
-that is said about one member; of two records about one member `(epoch, incarnation, state)` decides, the greater wins.
+route update. A *name* outlives restarts; of two sessions with one name the higher epoch is the later one. A `Record` is
+all that is said about one member; of two records about one member `(epoch, incarnation, state)` decides, the greater
+wins.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TokenState
 
-Stop = tuple[int, int, int]
+PrefixKey = tuple[int, int, int]
 """(tokens, token fingerprint, text fingerprint); 0 = not known. What the route table is keyed by."""
 
 
@@ -32,7 +32,7 @@ class Boundary:
     root of a chain is the empty prefix.
     """
 
-    __slots__ = ("_first", "length", "messages", "own_stops", "parent", "state", "text", "token", "tokens")
+    __slots__ = ("_first", "length", "messages", "own_chain", "parent", "state", "text", "token", "tokens")
 
     def __init__(self, parent: Boundary | None, text: Fingerprint, length: int, block_tokens: int = 1) -> None:
         self.parent = parent
@@ -42,7 +42,7 @@ class Boundary:
         self.tokens = length // block_tokens * block_tokens
         self.token: Fingerprint = UNKNOWN
         self.state: TokenState | None = None
-        self.own_stops: tuple[Stop, ...] = ((self.tokens, 0, text),)  # of this message alone, deepest first
+        self.own_chain: tuple[PrefixKey, ...] = ((self.tokens, 0, text),)  # of this message alone, deepest first
         self._first: Boundary | None = parent.first if parent and parent.messages else None  # no cycle: freed at once
 
     @property
@@ -56,21 +56,21 @@ class Boundary:
         self.length = segment.state.tokens
         self.state = segment.state
         anchors = [(tokens, fingerprint, 0) for tokens, fingerprint in reversed(segment.anchors)]
-        self.own_stops = ((self.tokens, self.token, self.text), *anchors)
+        self.own_chain = ((self.tokens, self.token, self.text), *anchors)
 
-    def stops(self) -> Iterator[Stop]:
+    def chain(self) -> Iterator[PrefixKey]:
         """The chain from this end down to its first boundary, deepest first."""
-        return chain.from_iterable(self._stops_by_message())
+        return chain.from_iterable(self._chain_by_message())
 
-    def _stops_by_message(self) -> Iterator[Sequence[Stop]]:
+    def _chain_by_message(self) -> Iterator[Sequence[PrefixKey]]:
         boundary = self
         while boundary.parent is not None:
-            yield boundary.own_stops
+            yield boundary.own_chain
             boundary = boundary.parent
 
-    def token_stops(self) -> Iterator[Stop]:
+    def token_chain(self) -> Iterator[PrefixKey]:
         """The same without text fingerprints, for templates in which earlier turns do not stay a prefix."""
-        for tokens, token, _ in self.stops():
+        for tokens, token, _ in self.chain():
             if token:
                 yield tokens, token, 0
 

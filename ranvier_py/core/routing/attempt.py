@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
-from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
 from ranvier_py.core.routing.placement import Decision, Holder, Service
@@ -19,37 +19,37 @@ class Found(NamedTuple):
     """What matching found: who may serve, and who holds what.
 
     `unheld` has the stops of the prompt beyond its first `learned_tokens`, which is what the route table has of it:
-    found in the one walk that every prompt gets, and what its flight is about to make warm.
+    found in the one walk that every prompt gets, and what its attempt is about to make warm.
     """
 
     pool: Pool
     holders: Sequence[Holder]
     source: str  # "text", "tokens" or "none"
     learned_tokens: int
-    unheld: Sequence[Stop]
+    unheld: Sequence[PrefixKey]
     at: float  # when it was asked
 
 
 class Observer(Protocol):
-    """Who is told of every flight, in the order of what happens to it: a recorder, policies in the shadow.
+    """Who is told of every attempt, in the order of what happens to it: a recorder, policies in the shadow.
 
-    What the calls cost is the event loop's; no request waits for its own `departed`. They raise nothing.
+    What the calls cost is the event loop's; no request waits for its own `attempt_sent`. They raise nothing.
     """
 
-    def departed(self, flight: Flight, now: float) -> None: ...
-    def started(self, flight: Flight, now: float) -> None:
+    def attempt_sent(self, attempt: Attempt, now: float) -> None: ...
+    def started(self, attempt: Attempt, now: float) -> None:
         """Its first token came."""
         ...
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
-        """Its answer was read, before or after it landed. Not every flight has one. `end` is the prompt's or
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
+        """Its answer was read, before or after it landed. Not every attempt has one. `end` is the prompt's or
         continues it."""
         ...
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None: ...
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
 
 
-class Flight:
+class Attempt:
     """One request at one backend, from departure to landing."""
 
     __slots__ = (
@@ -58,13 +58,13 @@ class Flight:
         "computed_tokens",
         "decision",
         "decoding",
-        "departed_at",
-        "epoch",
+        "finished",
         "first_at",
-        "landed",
+        "generation",
         "peer_tokens",
         "prompt",
         "queued",
+        "sent_at",
         "sent_bytes",
         "service",
         "speculation",
@@ -85,19 +85,19 @@ class Flight:
         self.decision = decision
         self.backend = decision.backend
         self.url = target.url
-        self.epoch = target.epoch
+        self.generation = target.generation
         self.speculation = speculation
         self.computed_tokens = computed_tokens  # as predicted
         self.queued = target.own_waiting > 1  # others of ours came before it
         self.decoding = target.decoding  # others that had their first token then
         self.peer_tokens = target.peers_now().tokens  # that peers' requests before it had to compute
         self.service: Service | None = None  # once it has its first token
-        self.departed_at = now
+        self.sent_at = now
         self.first_at: float | None = None  # when the first token came; until then the prefill is not proved
         self.status = 0  # of the backend's answer; 0 = none came
         self.sent_bytes = 0  # of it, to the client
         self.announced = False  # observers know of it
-        self.landed = False
+        self.finished = False
 
 
 @dataclass(slots=True)

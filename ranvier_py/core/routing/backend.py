@@ -57,8 +57,8 @@ class Backend(SharedWork):
     __slots__ = (
         "cards",
         "draining",
-        "epoch",
         "foreign",
+        "generation",
         "id",
         "last_probe",
         "load",
@@ -77,13 +77,13 @@ class Backend(SharedWork):
         "weight",
     )
 
-    def __init__(self, id: BackendId, url: str, name: str, weight: float, epoch: int, vitals: Vitals) -> None:  # noqa: A002
+    def __init__(self, id: BackendId, url: str, name: str, weight: float, generation: int, vitals: Vitals) -> None:  # noqa: A002
         super().__init__()
         self.id = id
         self.url = url  # normalised: scheme://host:port
         self.name = name
         self.weight = weight
-        self.epoch = epoch
+        self.generation = generation
         self.vitals = vitals
         self.models: tuple[str, ...] | None = None  # sorted; None: not known yet, serves anything
         self.cards: tuple[Mapping[str, Any], ...] = ()
@@ -102,7 +102,7 @@ class Backend(SharedWork):
 
     def __repr__(self) -> str:
         state = "removed" if self.removed else "draining" if self.draining else repr(self.vitals)
-        return f"<Backend {self.id} {self.name} epoch {self.epoch} load {self.load} {state}>"
+        return f"<Backend {self.id} {self.name} epoch {self.generation} load {self.load} {state}>"
 
     def peers_now(self) -> Load:
         return self.peers
@@ -156,7 +156,7 @@ class BackendStatistics:
     name: str
     url: str
     weight: float
-    epoch: int
+    generation: int
     health: str
     circuit: str
     draining: bool
@@ -178,7 +178,7 @@ def statistics_of(backend: Backend) -> BackendStatistics:
         name=backend.name,
         url=backend.url,
         weight=backend.weight,
-        epoch=backend.epoch,
+        generation=backend.generation,
         health=backend.health.value,
         circuit=backend.circuit.value,
         draining=backend.draining,

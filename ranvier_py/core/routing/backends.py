@@ -1,7 +1,7 @@
 """The registry of backends: who there is, who may be asked, what each is doing.
 
 Backends are small integers inside this node. An id is free again only when its backend was removed *and* its last
-request has ended, and it comes back with a higher boot epoch, so no old claim and no late `finished` hits the newcomer.
+request has ended, and it comes back with a higher generation, so no old claim and no late `finished` hits the newcomer.
 
 Rules: a backend is eligible while it is not draining, not unhealthy, its circuit lets a request through, and it serves
 the model. A new backend is eligible at once. A backend whose model list is not known yet serves anything; a model that
@@ -75,7 +75,7 @@ class Registry:
         self.version = 0
         self.slots: list[Backend | None] = []  # by id; removed backends stay until their last request ended
         self.free_ids: list[int] = []  # a heap
-        self.epochs_used: list[int] = []  # by id: the highest epoch ever given out
+        self.generations_used: list[int] = []  # by id: the highest epoch ever given out
         self.by_name: dict[str, Backend] = {}  # in order of id
         self.by_url: dict[str, Backend] = {}
         self.listed: dict[str, int] = {}  # model -> number of backends that list it: bounds the cache of pools
@@ -124,8 +124,8 @@ class Registry:
         if url in self.by_url or name in self.by_name:
             raise BadRequest(f"backend {name!r} at {url} is there already")
         id_ = self.take_id()
-        self.epochs_used[id_] += 1
-        backend = Backend(BackendId(id_), url, name, weight, self.epochs_used[id_], Vitals(self.limits))
+        self.generations_used[id_] += 1
+        backend = Backend(BackendId(id_), url, name, weight, self.generations_used[id_], Vitals(self.limits))
         self.slots[id_] = backend
         self.by_name[name] = self.by_url[url] = backend
         self.by_name = dict(sorted(self.by_name.items(), key=lambda item: item[1].id))
@@ -140,7 +140,7 @@ class Registry:
         if len(self.slots) >= self.limits.backends_max:
             raise BadRequest(f"at most {self.limits.backends_max} backends")
         self.slots.append(None)
-        self.epochs_used.append(0)
+        self.generations_used.append(0)
         return len(self.slots) - 1
 
     def remove(self, name_or_url: str) -> Backend:
@@ -157,7 +157,7 @@ class Registry:
 
     def free(self, backend: Backend) -> None:
         self.slots[backend.id] = None
-        self.epochs_used[backend.id] = backend.epoch
+        self.generations_used[backend.id] = backend.generation
         heapq.heappush(self.free_ids, backend.id)
 
     def drain(self, name_or_url: str, draining: bool = True) -> Backend:
@@ -304,14 +304,14 @@ class Registry:
 
     def restart(self, backend: Backend, why: str, now: float) -> list[Transition]:
         """A new process: the claims of the old one are void by its epoch, its faults are forgiven."""
-        before = backend.epoch
-        backend.epoch += 1
+        before = backend.generation
+        backend.generation += 1
         backend.process.taught = False
-        self.epochs_used[backend.id] = backend.epoch
+        self.generations_used[backend.id] = backend.generation
         backend.vitals.restart(now)
         self.restarts += 1
         self.version += 1
-        return [Transition(backend.id, backend.name, "epoch", str(before), str(backend.epoch), why)]
+        return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]
 
     def restart_told(
         self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"

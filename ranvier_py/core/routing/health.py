@@ -158,8 +158,8 @@ class Vitals:
         "circuit",
         "faults",
         "health",
-        "hearsay",
         "limits",
+        "merge_rules",
         "openings",
         "openings_in_a_row",
         "streak",
@@ -169,7 +169,7 @@ class Vitals:
     def __init__(self, limits: BackendLimits) -> None:
         self.limits = limits
         self.health = Health.UNKNOWN
-        self.hearsay = False  # unhealthy on others' word alone: nothing to tell others
+        self.merge_rules = False  # unhealthy on others' word alone: nothing to tell others
         self.circuit = Circuit.CLOSED
         self.streak = 0  # of probes: above 0 successes in a row, below 0 failures in a row
         self.faults = 0  # of requests, in a row
@@ -196,7 +196,7 @@ class Vitals:
             enough = self.streak >= self.limits.probe_successes_to_healthy
             self.feed(Event.PROBE_OK_ENOUGH if enough else Event.PROBE_OK, now)
         else:
-            self.hearsay = False
+            self.merge_rules = False
             self.streak = min(self.streak, 0) - 1
             enough = -self.streak >= self.limits.probe_failures_to_unhealthy
             self.feed(Event.PROBE_FAILED_ENOUGH if enough else Event.PROBE_FAILED, now)
@@ -218,7 +218,7 @@ class Vitals:
 
     def condemn(self, now: float) -> None:
         """As after all the failed probes it takes: only good probes of our own bring it back."""
-        self.hearsay = self.hearsay or self.health is not Health.UNHEALTHY
+        self.merge_rules = self.merge_rules or self.health is not Health.UNHEALTHY
         self.streak = -self.limits.probe_failures_to_unhealthy
         self.feed(Event.PROBE_FAILED_ENOUGH, now)
 

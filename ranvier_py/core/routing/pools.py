@@ -22,18 +22,18 @@ class Empty(Enum):
 class Pool:
     """Who may serve one model just now. A snapshot: the tuple and the lists are never changed, a new Pool is made.
 
-    `epochs` is indexed by BackendId and holds -1 for who is not eligible, so that the route table filters claims by one
-    comparison. `why` is None unless the pool is empty. `last_resort`: the circuits were overruled.
+    `generations` is indexed by BackendId and holds -1 for who is not eligible, so that the route table filters claims
+    by one comparison. `why` is None unless the pool is empty. `last_resort`: the circuits were overruled.
     """
 
-    __slots__ = ("backends", "epochs", "ids", "last_resort", "why")
+    __slots__ = ("backends", "generations", "ids", "last_resort", "why")
 
     def __init__(self, backends: Sequence[Backend], slots: int, *, last_resort: bool, why: Empty | None) -> None:
         self.backends = tuple(backends)
         self.ids = tuple(backend.id for backend in backends)
-        self.epochs = [-1] * slots
+        self.generations = [-1] * slots
         for backend in backends:
-            self.epochs[backend.id] = backend.epoch
+            self.generations[backend.id] = backend.generation
         self.last_resort = last_resort
         self.why = None if backends else why
 

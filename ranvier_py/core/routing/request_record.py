@@ -5,8 +5,8 @@
 
 Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut) and keyed
 fingerprints of token prefixes; no text, no token id, no header, no key. Stops are those of prompt and answer, as far as
-they had been tokenized. One line for each flight: a request that was tried elsewhere has several, of which replays take
-those that were served. Lines of different `scheme` share no fingerprint.
+they had been tokenized. One line for each attempt: a request that was tried elsewhere has several, of which replays
+take those that were served. Lines of different `scheme` share no fingerprint.
 Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
 """
 
@@ -22,7 +22,7 @@ import orjson
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 
 VERSION = 1
@@ -30,7 +30,7 @@ MARK = "ranvier_recording"  # names the header
 NAME_CHARACTERS_MAX = 200  # of the model; whoever sends more has no model in mind
 TIME_DIGITS = 6  # microseconds
 NUMBER_MAX = 1 << 53  # what every reader of JSON takes for a whole number
-STOPS_MAX = 1 << 20
+CHAIN_KEYS_MAX = 1 << 20
 
 OUTCOMES = frozenset(outcome.value for outcome in Outcome)
 KINDS = frozenset(("chat", "completion", "opaque"))
@@ -60,12 +60,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One flight. Tokens are the engine's count where it said, else as known here; 0 answer tokens: not known."""
+    """One attempt. Tokens are the engine's count where it said, else as known here; 0 answer tokens: not known."""
 
     at: float  # seconds since the header's `started`, at departure
     model: str
     kind: str  # chat, completion or opaque
-    stops: tuple[tuple[int, int], ...]  # (tokens, fingerprint), ascending
+    chain: tuple[tuple[int, int], ...]  # (tokens, fingerprint), ascending
     ends: tuple[int, ...]  # indices of the stops at which a message ends
     prompt_tokens: int
     answer_tokens: int
@@ -85,7 +85,7 @@ class Record:
 
     def line(self) -> bytes:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        fields["stops"] = [(tokens, f"{fingerprint:016x}") for tokens, fingerprint in self.stops]
+        fields["chain"] = [(tokens, f"{fingerprint:016x}") for tokens, fingerprint in self.chain]
         return orjson.dumps(fields) + b"\n"
 
     @property
@@ -100,23 +100,23 @@ def scheme_mark(identity: str, key: bytes) -> str:
 
 
 def record_of(
-    flight: Flight,
+    attempt: Attempt,
     outcome: Outcome,
-    landed_at: float,
+    finished_at: float,
     started_at: float,
     end: Boundary | None = None,
     answer: Answer = NOTHING,
 ) -> Record:
-    """What is written of a flight. `end` is the end of its answer, where that was learned; times are monotonic."""
-    prompt, decision = flight.prompt, flight.decision
+    """What is written of a attempt. `end` is the end of its answer, where that was learned; times are monotonic."""
+    prompt, decision = attempt.prompt, attempt.decision
     end = end or prompt.end
-    stops, ends = stops_of(end)
+    chain, ends = chain_of(end)
     counted = (answer.prompt_tokens, answer.completion_tokens)
     return Record(
-        at=round(flight.departed_at - started_at, TIME_DIGITS),
+        at=round(attempt.sent_at - started_at, TIME_DIGITS),
         model=printable(prompt.model),
         kind=prompt.kind,
-        stops=stops,
+        chain=chain,
         ends=ends,
         prompt_tokens=prompt.end.length if counted[0] is None else counted[0],
         answer_tokens=max(0, end.length - prompt.end.length) if counted[1] is None else counted[1],
@@ -127,27 +127,27 @@ def record_of(
         matched_tokens=decision.matched_tokens,
         holders=len(decision.holders),
         outcome=outcome.value,
-        status=flight.status,
-        first_token_s=None if flight.first_at is None else round(flight.first_at - flight.departed_at, TIME_DIGITS),
-        total_s=round(landed_at - flight.departed_at, TIME_DIGITS),
+        status=attempt.status,
+        first_token_s=None if attempt.first_at is None else round(attempt.first_at - attempt.sent_at, TIME_DIGITS),
+        total_s=round(finished_at - attempt.sent_at, TIME_DIGITS),
         cached_tokens=answer.cached_tokens,
         request_bytes=len(prompt.body),
-        sent_bytes=flight.sent_bytes,
+        sent_bytes=attempt.sent_bytes,
     )
 
 
-def stops_of(end: Boundary) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+def chain_of(end: Boundary) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
     """(stops, ends) of a chain, ascending: what of it has been tokenized."""
-    stops: list[tuple[int, int]] = []
+    chain: list[tuple[int, int]] = []
     ends: list[int] = []
-    for tokens, token, text in reversed(list(end.stops())):
+    for tokens, token, text in reversed(list(end.chain())):
         if not token:
             continue
-        if not stops or tokens > stops[-1][0]:
-            stops.append((tokens, token))
-        if text and ends[-1:] != [len(stops) - 1]:
-            ends.append(len(stops) - 1)
-    return tuple(stops), tuple(ends)
+        if not chain or tokens > chain[-1][0]:
+            chain.append((tokens, token))
+        if text and ends[-1:] != [len(chain) - 1]:
+            ends.append(len(chain) - 1)
+    return tuple(chain), tuple(ends)
 
 
 def printable(model: str) -> str:
@@ -170,9 +170,9 @@ def read_header(fields: Mapping[str, Any]) -> Header:
 
 def read_record(fields: Mapping[str, Any]) -> Record:
     """Raises BadRecord."""
-    stops = tuple(read_stops(fields.get("stops")))
+    chain = tuple(read_chain(fields.get("chain")))
     ends = fields.get("ends")
-    if not isinstance(ends, list) or not all(type(end) is int and 0 <= end < len(stops) for end in ends):
+    if not isinstance(ends, list) or not all(type(end) is int and 0 <= end < len(chain) for end in ends):
         raise BadRecord("found ends that are no places in stops, expected a list of them")
     if ends != sorted(set(ends)):
         raise BadRecord("found ends out of order, expected them to ascend")
@@ -187,23 +187,23 @@ def read_record(fields: Mapping[str, Any]) -> Record:
     values["cached_tokens"] = None if fields.get("cached_tokens") is None else whole(fields, "cached_tokens")
     values["first_token_s"] = None if fields.get("first_token_s") is None else seconds(fields, "first_token_s")
     at, total_s = seconds(fields, "at"), seconds(fields, "total_s")
-    return Record(at=at, total_s=total_s, kind=kind, outcome=outcome, stops=stops, ends=tuple(ends), **values)
+    return Record(at=at, total_s=total_s, kind=kind, outcome=outcome, chain=chain, ends=tuple(ends), **values)
 
 
-def read_stops(found: object) -> Iterator[tuple[int, int]]:
+def read_chain(found: object) -> Iterator[tuple[int, int]]:
     """Raises BadRecord."""
     expected = "expected [tokens, 16 hexadecimal digits] with ascending tokens"
-    if not isinstance(found, list) or len(found) > STOPS_MAX:
+    if not isinstance(found, list) or len(found) > CHAIN_KEYS_MAX:
         raise BadRecord(f"found no list of stops, {expected}")
     above = 0
-    for stop in found:
+    for key in found:
         try:
-            tokens, digits = stop
+            tokens, digits = key
             fingerprint = int.from_bytes(bytes.fromhex(digits), "big")
         except (TypeError, ValueError) as error:
-            raise BadRecord(f"found the stop {stop!r:.60}, {expected}") from error
+            raise BadRecord(f"found the prefix key {key!r:.60}, {expected}") from error
         if type(tokens) is not int or not above < tokens <= NUMBER_MAX or len(digits) != 16 or not fingerprint:
-            raise BadRecord(f"found the stop {stop!r:.60}, {expected}")
+            raise BadRecord(f"found the prefix key {key!r:.60}, {expected}")
         above = tokens
         yield tokens, fingerprint
 

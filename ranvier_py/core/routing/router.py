@@ -6,10 +6,11 @@ call, hence atomic: match, place and learn never see each other half done, and t
     prompt   = router.read(path, body)                  JSON -> chain of boundaries
     found    = router.find(prompt, now)                 chain -> who holds how much, of those who may serve
     decision = router.place(prompt, found)              the policy's choice, with its reason
-    flight   = router.depart(prompt, decision, now)     in-flight +1, speculative claim
-    router.first_token(flight, now)                     the prefill is proved: learn, for the backend that served
-    router.land(flight, outcome, now)                   in-flight -1, exactly once; a failure withdraws the speculation
-    router.taught(flight, …)                            off the path, later: the same boundaries with tokens, the answer
+    attempt   = router.depart(prompt, decision, now)     in-flight +1, speculative claim
+    router.first_token(attempt, now)                     the prefill is proved: learn, for the backend that served
+    router.land(attempt, outcome, now)                   in-flight -1, exactly once; a failure withdraws the speculation
+    router.taught(attempt, …)                            off the path, later: the same boundaries with tokens, the
+    answer
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from typing import Any
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
-from ranvier_py.core.prompts.prompt import Boundary, Stop
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.attempt import Counters, Flight, Found, Observer, increment
+from ranvier_py.core.routing.attempt import Attempt, Counters, Found, Observer, increment
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
 
-__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Counters", "Flight", "Found", "Observer", "Router"]
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Counters", "Found", "Observer", "Router"]
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
@@ -102,7 +103,7 @@ class Router:
         pool = self.registry.pool(prompt.model, now, tried)
         if not pool.ids:
             raise pool.error(prompt.model)
-        unheld: list[Stop] = []
+        unheld: list[PrefixKey] = []
         learned, holders = self._holders(prompt, pool, now, self.policy.depths_wanted, unheld, touch=touch)
         return new(Found, (pool, holders, source_of(prompt, holders), learned, unheld, now))
 
@@ -137,7 +138,7 @@ class Router:
 
     def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
         """Of the stop at this depth."""
-        for depth, token, text in self.stops(end):
+        for depth, token, text in self.chain(end):
             if depth <= tokens:
                 return Fingerprint(token or text)
         return UNKNOWN
@@ -160,7 +161,7 @@ class Router:
         return new(Decision, decided)
 
     def _holders(
-        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[Stop], *, touch: bool
+        self, prompt: Prompt, pool: Pool, now: float, wanted: int, unheld: list[PrefixKey], *, touch: bool
     ) -> tuple[int, Sequence[Holder]]:
         """How much of the prompt is learned, and at least `wanted` eligible backends that hold some of it or soon will.
 
@@ -168,17 +169,19 @@ class Router:
         """
         if wanted == 0 or prompt.kind == "opaque":
             return 0, ()
-        found = self.routes.match(self.stops(prompt.end), pool.epochs, now, wanted=wanted, touch=touch, unheld=unheld)
+        found = self.routes.match(
+            self.chain(prompt.end), pool.generations, now, wanted=wanted, touch=touch, unheld=unheld
+        )
         learned = found[0].tokens if found else 0
-        guessed = self.speculation.match(unheld, pool.epochs, wanted, deeper_than=learned)
+        guessed = self.speculation.match(unheld, pool.generations, wanted, deeper_than=learned)
         return learned, merged(found, guessed, wanted) if guessed else found
 
-    def stops(self, end: Boundary) -> Iterable[Stop]:
-        return end.stops() if self.texts_match else end.token_stops()
+    def chain(self, end: Boundary) -> Iterable[PrefixKey]:
+        return end.chain() if self.texts_match else end.token_chain()
 
-    # --- one flight -------------------------------------------------------------------------------------------------
+    # --- one attempt -------------------------------------------------------------------------------------------------
 
-    def depart(
+    def start_attempt(
         self,
         prompt: Prompt,
         decision: Decision,
@@ -187,8 +190,8 @@ class Router:
         found: Found | None = None,
         *,
         quiet: bool = False,
-    ) -> Flight:
-        """The request leaves for the decided backend. Must be followed by exactly one `land`.
+    ) -> Attempt:
+        """The request leaves for the decided backend. Must be followed by exactly one `finish_attempt`.
 
         `found` is what the decision was made from; without it the prompt is walked again. `quiet`: the caller calls
         `announce` once the request is on its way.
@@ -205,54 +208,54 @@ class Router:
         increment(counters.matched_by, decision.source)
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
-        flight = Flight(prompt, decision, target, computed_tokens, handle, now)
+        attempt = Attempt(prompt, decision, target, computed_tokens, handle, now)
         if not quiet:
-            self.announce(flight)
-        return flight
+            self.announce(attempt)
+        return attempt
 
-    def announce(self, flight: Flight) -> None:
+    def announce(self, attempt: Attempt) -> None:
         """Tell the observers that it departed, once. They may walk a long prompt, which no request should wait for."""
-        if flight.announced:
+        if attempt.announced:
             return
-        flight.announced = True
+        attempt.announced = True
         for observer in self.observers:
-            observer.departed(flight, flight.departed_at)
+            observer.attempt_sent(attempt, attempt.sent_at)
 
-    def first_token(self, flight: Flight, now: float) -> None:
+    def first_token(self, attempt: Attempt, now: float) -> None:
         """Output came, so the prefill is done: what the backend served, it holds."""
-        if flight.first_at is not None:
+        if attempt.first_at is not None:
             return
-        flight.first_at = now
-        if flight.prompt.stream:
-            gap_s = self.registry.prefilled(flight.backend, flight.computed_tokens, now)
-            flight.service = Service(
-                backend=flight.backend,
-                computed_tokens=flight.computed_tokens,
+        attempt.first_at = now
+        if attempt.prompt.stream:
+            gap_s = self.registry.prefilled(attempt.backend, attempt.computed_tokens, now)
+            attempt.service = Service(
+                backend=attempt.backend,
+                computed_tokens=attempt.computed_tokens,
                 gap_s=gap_s,
-                queued=flight.queued,
-                decoding=flight.decoding,
-                peer_tokens=flight.peer_tokens,
+                queued=attempt.queued,
+                decoding=attempt.decoding,
+                peer_tokens=attempt.peer_tokens,
             )
             if self._watching is not None:
-                self._watching.served(flight.service)
-        self._settle(flight)
-        self.counters.first_token_s.observe(now - flight.departed_at)
-        self._learn(flight, flight.prompt.end, now)
+                self._watching.served(attempt.service)
+        self._settle(attempt)
+        self.counters.first_token_s.observe(now - attempt.sent_at)
+        self._learn(attempt, attempt.prompt.end, now)
         for observer in self.observers:
-            observer.started(flight, now)
+            observer.started(attempt, now)
 
-    def land(self, flight: Flight, outcome: Outcome, now: float) -> Sequence[Transition]:
-        """The flight is over, however it ended. Returns the transitions of the backend's health, for the log."""
-        assert not flight.landed, "a flight lands once"
-        flight.landed = True
-        self.announce(flight)
-        self._settle(flight)
+    def finish_attempt(self, attempt: Attempt, outcome: Outcome, now: float) -> Sequence[Transition]:
+        """The attempt is over, however it ended. Returns the transitions of the backend's health, for the log."""
+        assert not attempt.finished, "a attempt lands once"
+        attempt.finished = True
+        self.announce(attempt)
+        self._settle(attempt)
         increment(self.counters.outcomes, outcome.value)
-        self.counters.duration_s.observe(now - flight.departed_at)
+        self.counters.duration_s.observe(now - attempt.sent_at)
         for observer in self.observers:
-            observer.landed(flight, outcome, now)
-        prefilled = flight.first_at is not None or not flight.prompt.stream
-        return self.registry.finished(flight.backend, outcome, now, flight.computed_tokens, prefilled=prefilled)
+            observer.finished(attempt, outcome, now)
+        prefilled = attempt.first_at is not None or not attempt.prompt.stream
+        return self.registry.finished(attempt.backend, outcome, now, attempt.computed_tokens, prefilled=prefilled)
 
     # --- learning off the path --------------------------------------------------------------------------------------
 
@@ -266,13 +269,13 @@ class Router:
             boundary = boundary.parent
 
     def taught(
-        self, flight: Flight, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
+        self, attempt: Attempt, ancestor: Boundary, segments: Sequence[Segment | None], answer: Answer, now: float
     ) -> None:
-        """What came of a flight's tokens and answer: fill in, extend by the answer, learn what the prefill has proved.
+        """What came of a attempt's tokens and answer: fill in, extend by the answer, learn what the prefill has proved.
 
         `segments` are those of the messages after `ancestor`, then of the answer where it could be tokenized.
         """
-        prompt = flight.prompt
+        prompt = attempt.prompt
         self.absorb(prompt, ancestor, segments)
         end = prompt.end
         if answer.message is not None and prompt.kind == "chat":
@@ -282,19 +285,19 @@ class Router:
                 end.tokenized(last)
             self.reader.memory.keep(end)
             self.counters.answers_learned += 1
-        self.answered(flight, end, answer, now)
+        self.answered(attempt, end, answer, now)
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         """What the engine counted, and how deep it holds the chat: `end` is the prompt's, or continues its chain."""
         if answer.prompt_tokens is not None:
             self.counters.answered_prompt_tokens += answer.prompt_tokens
             self.counters.answered_cached_tokens += answer.cached_tokens or 0
-            if flight.service is not None and self._watching is not None and answer.cached_tokens is not None:
-                self._watching.corrected(flight.service, answer.prompt_tokens - answer.cached_tokens)
-        if flight.first_at is not None:
-            self._learn(flight, end, now)
+            if attempt.service is not None and self._watching is not None and answer.cached_tokens is not None:
+                self._watching.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
+        if attempt.first_at is not None:
+            self._learn(attempt, end, now)
         for observer in self.observers:
-            observer.answered(flight, end, answer, now)
+            observer.answered(attempt, end, answer, now)
 
     # --- seeing -----------------------------------------------------------------------------------------------------
 
@@ -331,27 +334,27 @@ class Router:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _unmatched(self, prompt: Prompt, decision: Decision, found: Found | None) -> Sequence[int]:
-        """Fingerprints deeper than what was matched: what this flight is about to make warm."""
-        stops: Iterable[Stop]
+        """Fingerprints deeper than what was matched: what this attempt is about to make warm."""
+        chain: Iterable[PrefixKey]
         if found is not None and decision.matched_tokens == found.learned_tokens:
-            stops = found.unheld
+            chain = found.unheld
         else:  # it goes where less is held, or follows a guess
-            stops = takewhile(lambda stop: stop[0] > decision.matched_tokens, self.stops(prompt.end))
-        return [fingerprint for _, token, text in stops for fingerprint in (token, text)]
+            chain = takewhile(lambda key: key[0] > decision.matched_tokens, self.chain(prompt.end))
+        return [fingerprint for _, token, text in chain for fingerprint in (token, text)]
 
-    def _settle(self, flight: Flight) -> None:
-        if flight.speculation is not None:
-            self.speculation.remove(flight.speculation)
-            flight.speculation = None
+    def _settle(self, attempt: Attempt) -> None:
+        if attempt.speculation is not None:
+            self.speculation.remove(attempt.speculation)
+            attempt.speculation = None
 
-    def _learn(self, flight: Flight, end: Boundary, now: float) -> None:
-        if flight.prompt.kind == "opaque":
+    def _learn(self, attempt: Attempt, end: Boundary, now: float) -> None:
+        if attempt.prompt.kind == "opaque":
             return
-        self.reader.remember(flight.prompt)
-        backend = self.registry.slots[flight.backend]
-        if backend is None or backend.removed or backend.epoch != flight.epoch:  # what it held is gone
+        self.reader.remember(attempt.prompt)
+        backend = self.registry.slots[attempt.backend]
+        if backend is None or backend.removed or backend.generation != attempt.generation:  # what it held is gone
             return
-        learned = self.routes.learn(self.stops(end), flight.backend, flight.epoch, Trust.LOCAL, now)
+        learned = self.routes.learn(self.chain(end), attempt.backend, attempt.generation, Trust.LOCAL, now)
         self.counters.learned_rows += learned
 
 

@@ -47,7 +47,7 @@ class Moments:
         self.sum_t = self.sum_d = self.sum_y = 0.0
         self.tt = self.td = self.dd = self.ty = self.dy = 0.0  # of products
 
-    def fade(self, share: float) -> None:
+    def hide(self, share: float) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) * share)
 
@@ -137,8 +137,8 @@ class Fleet:
         error_s = abs(gap_s - self.line().gap_s(tokens, decoding, queued=queued))
         self.error_s += (error_s - self.error_s) / min(self.count + 1.0, WINDOW)
         self._assumed *= 1.0 - 1.0 / WINDOW
-        self._alone.fade(1.0 - 1.0 / WINDOW)
-        self._queued.fade(1.0 - 1.0 / WINDOW)
+        self._alone.hide(1.0 - 1.0 / WINDOW)
+        self._queued.hide(1.0 - 1.0 / WINDOW)
         (self._queued if queued else self._alone).add(tokens, decoding, gap_s)
         self._line = None
 
@@ -258,7 +258,7 @@ def ahead_of(work: Waiting, now: float) -> Ahead:
     return Ahead(work.pending_tokens, work.waiting, work.decoding, now - work.progress_at)
 
 
-class Paces:
+class ServiceRates:
     """The paces of all backends, and what they have in common. Bounded by the backends there can be.
 
     What is computed beside peers' requests teaches nothing: how far those had come is not known.

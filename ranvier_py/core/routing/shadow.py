@@ -8,7 +8,7 @@ The difference is told twice: in prompt tokens that would have been found (or lo
 both by one judge: paces learned from the real answers (`placement.pace`). So the figures rank policies; the
 replay of a recording (`ranvier replay`) tells what they would really have come to.
 
-Bounds: a route table of the given capacity for each shadow; its flights are those of the node.
+Bounds: a route table of the given capacity for each shadow; its attempts are those of the node.
 Cost: about one more placement for each request and shadow.
 """
 
@@ -24,18 +24,18 @@ from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backend import Backend, Transition
 from ranvier_py.core.routing.backends import Outcome, Pool, Registry
 from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
-from ranvier_py.core.routing.service_rate import Paces, ahead_of
+from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Load, SharedWork
 
-LANDED_MAX = 1024  # flights whose answers may still be read: the learner is seconds behind at most
-LANDED_BYTES_MAX = 64 << 20  # of their bodies, which a flight keeps alive
+FINISHED_MAX = 1024  # attempts whose answers may still be read: the tokenizer worker is seconds behind at most
+FINISHED_BYTES_MAX = 64 << 20  # of their bodies, which a attempt keeps alive
 POOLS_MAX = 64  # as many snapshots of pools are translated at once; then all are forgotten
 
 
@@ -61,8 +61,8 @@ class Mirrored(SharedWork):
         return self.real.url
 
     @property
-    def epoch(self) -> int:
-        return self.real.epoch
+    def generation(self) -> int:
+        return self.real.generation
 
     @property
     def weight(self) -> float:
@@ -87,13 +87,13 @@ class Mirrored(SharedWork):
 class MirroredPool:
     """A Pool whose backends carry the shadow's loads."""
 
-    __slots__ = ("backends", "epochs", "error", "ids", "last_resort", "real")
+    __slots__ = ("backends", "error", "generations", "ids", "last_resort", "real")
 
     def __init__(self, real: Pool, backends: Sequence[Mirrored]) -> None:
         self.real = real
         self.backends = tuple(backends)
         self.ids = real.ids
-        self.epochs = real.epochs
+        self.generations = real.generations
         self.last_resort = real.last_resort
         self.error = real.error
 
@@ -169,55 +169,55 @@ class ShadowStatistics:
 class Shadow:
     """One policy's world, and how it compares. `router` is its own, over a MirroredRegistry."""
 
-    __slots__ = ("elsewhere", "flights", "placed", "router", "saved_s", "saved_tokens", "targets")
+    __slots__ = ("attempts", "elsewhere", "placed", "router", "saved_s", "saved_tokens", "targets")
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self.flights: dict[Flight, Flight] = {}  # the real one -> its shadow
-        self.targets: dict[Flight, Mirrored] = {}  # where the shadow of a real one is, until it lands
+        self.attempts: dict[Attempt, Attempt] = {}  # the real one -> its shadow
+        self.targets: dict[Attempt, Mirrored] = {}  # where the shadow of a real one is, until it lands
         self.placed = 0
         self.elsewhere = 0
         self.saved_tokens = 0
         self.saved_s = 0.0
 
-    def departed(
-        self, flight: Flight, judge: Paces, real_s: float, now: float, tried: Collection[BackendId] = ()
+    def attempt_sent(
+        self, attempt: Attempt, judge: ServiceRates, real_s: float, now: float, tried: Collection[BackendId] = ()
     ) -> None:
         """Place it in this world. `real_s` is what it is expected to take in the real one, where it has `tried` some
         backends in vain: they would have failed here, too.
         """
         router = self.router
         try:
-            found = router.find(flight.prompt, now, tried)
+            found = router.find(attempt.prompt, now, tried)
         except RanvierError:  # nobody may serve any more: the real one departed as the last
             return
-        decision = router.place(flight.prompt, found)
+        decision = router.place(attempt.prompt, found)
         target = cast("Mirrored", router.registry[decision.backend])
         computed_tokens = max(0, decision.prompt_tokens - decision.matched_tokens)
         queue_s, prefill_s = judge[target.id].predict(computed_tokens, ahead_of(target, now))
-        self.flights[flight] = router.depart(flight.prompt, decision, now, found=found)
-        self.targets[flight] = target
+        self.attempts[attempt] = router.start_attempt(attempt.prompt, decision, now, found=found)
+        self.targets[attempt] = target
         self.placed += 1
-        self.elsewhere += decision.backend != flight.backend
-        self.saved_tokens += flight.computed_tokens - computed_tokens
+        self.elsewhere += decision.backend != attempt.backend
+        self.saved_tokens += attempt.computed_tokens - computed_tokens
         self.saved_s += real_s - (queue_s + prefill_s)  # summed as the real one is, so that equals give nothing
 
-    def started(self, flight: Flight, now: float) -> None:
-        own = self.flights.get(flight)
-        if own is not None and not self.is_gone(self.targets[flight]):
+    def started(self, attempt: Attempt, now: float) -> None:
+        own = self.attempts.get(attempt)
+        if own is not None and not self.is_gone(self.targets[attempt]):
             self.router.first_token(own, now)
 
-    def answered(self, flight: Flight, end: Boundary, now: float) -> None:
-        own = self.flights.get(flight)
+    def answered(self, attempt: Attempt, end: Boundary, now: float) -> None:
+        own = self.attempts.get(attempt)
         if own is not None:
             self.router.answered(own, end, NOTHING, now)
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
-        own = self.flights.get(flight)
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        own = self.attempts.get(attempt)
         if own is None:
             return
-        if not self.is_gone(self.targets.pop(flight)):
-            self.router.land(own, outcome, now)
+        if not self.is_gone(self.targets.pop(attempt)):
+            self.router.finish_attempt(own, outcome, now)
         elif own.speculation is not None:
             self.router.speculation.remove(own.speculation)
             own.speculation = None
@@ -241,57 +241,57 @@ class Shadow:
 
 
 class Shadows:
-    """A flight.Observer that lets every shadow place what departs.
+    """A attempt.Observer that lets every shadow place what departs.
 
-    Answers are read after a flight has landed, too, and not of every flight: landed ones are kept until `LANDED_MAX`
-    later ones have landed, or those with `LANDED_BYTES_MAX` of bodies.
+    Answers are read after a attempt has landed, too, and not of every attempt: landed ones are kept until
+    `FINISHED_MAX` later ones have landed, or those with `FINISHED_BYTES_MAX` of bodies.
     """
 
     def __init__(self, shadows: Sequence[Shadow], registry: Registry) -> None:
         self.shadows = tuple(shadows)
-        self.judge = Paces()
+        self.judge = ServiceRates()
         self._registry = registry
-        self._landed: OrderedDict[Flight, None] = OrderedDict()
-        self._landed_bytes = 0
+        self._finished: OrderedDict[Attempt, None] = OrderedDict()
+        self._finished_bytes = 0
 
-    def departed(self, flight: Flight, now: float) -> None:
-        ahead = ahead_of(self._registry[flight.backend], now)  # it is counted there already: not ahead of itself
-        if flight.prompt.stream:
-            ahead = ahead._replace(tokens=ahead.tokens - flight.computed_tokens, waiting=ahead.waiting - 1)
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
+        ahead = ahead_of(self._registry[attempt.backend], now)  # it is counted there already: not ahead of itself
+        if attempt.prompt.stream:
+            ahead = ahead._replace(tokens=ahead.tokens - attempt.computed_tokens, waiting=ahead.waiting - 1)
         else:
             ahead = ahead._replace(decoding=ahead.decoding - 1)
-        queue_s, prefill_s = self.judge[flight.backend].predict(flight.computed_tokens, ahead)
-        tried = self._tried(flight, now)
+        queue_s, prefill_s = self.judge[attempt.backend].predict(attempt.computed_tokens, ahead)
+        tried = self._tried(attempt, now)
         for shadow in self.shadows:
-            shadow.departed(flight, self.judge, queue_s + prefill_s, now, tried)
+            shadow.attempt_sent(attempt, self.judge, queue_s + prefill_s, now, tried)
 
-    def _tried(self, flight: Flight, now: float) -> Collection[BackendId]:
+    def _tried(self, attempt: Attempt, now: float) -> Collection[BackendId]:
         """Whom the real router did not ask for this request, though they may be asked."""
-        able, asked = self._registry.pool(flight.prompt.model, now).ids, flight.decision.candidates
+        able, asked = self._registry.pool(attempt.prompt.model, now).ids, attempt.decision.candidates
         return () if able is asked or able == asked else [backend for backend in able if backend not in asked]
 
-    def started(self, flight: Flight, now: float) -> None:
-        if flight.service is not None:
-            self.judge.served(flight.service)
+    def started(self, attempt: Attempt, now: float) -> None:
+        if attempt.service is not None:
+            self.judge.served(attempt.service)
         for shadow in self.shadows:
-            shadow.started(flight, now)
+            shadow.started(attempt, now)
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
-        if flight.service is not None and answer.prompt_tokens is not None and answer.cached_tokens is not None:
-            self.judge.corrected(flight.service, answer.prompt_tokens - answer.cached_tokens)
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
+        if attempt.service is not None and answer.prompt_tokens is not None and answer.cached_tokens is not None:
+            self.judge.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
         for shadow in self.shadows:
-            shadow.answered(flight, end, now)
+            shadow.answered(attempt, end, now)
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         for shadow in self.shadows:
-            shadow.landed(flight, outcome, now)
-        self._landed[flight] = None
-        self._landed_bytes += len(flight.prompt.body)
-        while len(self._landed) > LANDED_MAX or self._landed_bytes > LANDED_BYTES_MAX:
-            oldest, _ = self._landed.popitem(last=False)
-            self._landed_bytes -= len(oldest.prompt.body)
+            shadow.finished(attempt, outcome, now)
+        self._finished[attempt] = None
+        self._finished_bytes += len(attempt.prompt.body)
+        while len(self._finished) > FINISHED_MAX or self._finished_bytes > FINISHED_BYTES_MAX:
+            oldest, _ = self._finished.popitem(last=False)
+            self._finished_bytes -= len(oldest.prompt.body)
             for shadow in self.shadows:
-                shadow.flights.pop(oldest, None)
+                shadow.attempts.pop(oldest, None)
 
     def statistics(self) -> Sequence[ShadowStatistics]:
         return [shadow.statistics() for shadow in self.shadows]

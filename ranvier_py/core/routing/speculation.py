@@ -4,10 +4,10 @@ A burst of equal new prefixes would scatter, because nothing is learned before t
 when it departs, its backend under the fingerprints that the route table did not have; the next one finds it. The claim
 goes when the request is learned for real, and when it fails.
 
-Rules: a fingerprint may be claimed by several flights, of one backend or of several; it stays until the last of them is
-removed. Beyond `capacity` fingerprints (counted per flight) a flight's claims are dropped as a whole, and counted.
-Invariant: when no flight is left, nothing is left.
-Cost: two dict operations for each fingerprint of a flight, and two more at its end; about 0.3 us.
+Rules: a fingerprint may be claimed by several attempts, of one backend or of several; it stays until the last of them
+is removed. Beyond `capacity` fingerprints (counted per attempt) a attempt's claims are dropped as a whole, and counted.
+Invariant: when no attempt is left, nothing is left.
+Cost: two dict operations for each fingerprint of a attempt, and two more at its end; about 0.3 us.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import Trust
 
 
 class Handle:
-    """One flight's claims: what `add` returns and `remove` takes, once."""
+    """One attempt's claims: what `add` returns and `remove` takes, once."""
 
     __slots__ = ("backend", "fingerprints", "is_open")
 
@@ -37,25 +37,25 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStatistics:
-    """Gauges `capacity`, `flights` and `fingerprints` (counted per flight), and counters of flights since start."""
+    """Gauges `capacity`, `attempts` and `fingerprints` (counted per attempt), and counters of attempts since start."""
 
     capacity: int
-    flights: int
+    attempts: int
     fingerprints: int
     added: int
-    dropped: int  # flights that found no room
+    dropped: int  # attempts that found no room
 
 
 class Speculation:
     """Fingerprint -> backends of the requests in flight.
 
     Args:
-        capacity: fingerprints of all flights together. The default is room for 1000 flights of long chats, or 20 MB.
+        capacity: fingerprints of all attempts together. The default is room for 1000 attempts of long chats, or 20 MB.
     """
 
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
-        self._flights: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of flights
+        self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
         self._count = 0
         self._open = 0
         self._added = 0
@@ -63,7 +63,7 @@ class Speculation:
 
     def __len__(self) -> int:
         """Different fingerprints claimed now."""
-        return len(self._flights)
+        return len(self._attempts)
 
     def add(self, fps: Sequence[int], backend: BackendId) -> Handle | None:
         """Claim fingerprints (0 is none) for a request that departs. None: no room, nothing was claimed."""
@@ -71,11 +71,11 @@ class Speculation:
         if self._count + len(known) > self._capacity:
             self._dropped += 1
             return None
-        flights = self._flights
+        attempts = self._attempts
         for fingerprint in known:
-            backends = flights.get(fingerprint)
+            backends = attempts.get(fingerprint)
             if backends is None:
-                flights[fingerprint] = {backend: 1}
+                attempts[fingerprint] = {backend: 1}
             else:
                 backends[backend] = backends.get(backend, 0) + 1
         self._count += len(known)
@@ -84,43 +84,44 @@ class Speculation:
         return Handle(known, backend)
 
     def remove(self, handle: Handle) -> None:
-        """Withdraw the claims of one flight: it was learned for real, or it failed. The second time changes nothing."""
-        flights, backend = self._flights, handle.backend
+        """Withdraw the claims of one attempt: it was learned for real, or it failed. The second time changes
+        nothing."""
+        attempts, backend = self._attempts, handle.backend
         if not handle.is_open:
             return
         handle.is_open = False
         for fingerprint in handle.fingerprints:
-            backends = flights[fingerprint]
+            backends = attempts[fingerprint]
             left = backends[backend] - 1
             if left:
                 backends[backend] = left
             elif len(backends) > 1:
                 del backends[backend]
             else:
-                del flights[fingerprint]
+                del attempts[fingerprint]
         self._count -= len(handle.fingerprints)
         self._open -= 1
 
     def holders(self, fp: int) -> Sequence[BackendId]:
         """Backends to which a request with this prefix is on its way, the first departed first."""
-        return tuple(self._flights.get(fp, ()))
+        return tuple(self._attempts.get(fp, ()))
 
     def match(
-        self, stops: Iterable[Stop], eligible_epochs: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
+        self, chain: Iterable[PrefixKey], eligible_generations: Sequence[int], wanted: int = 1, *, deeper_than: int = 0
     ) -> list[Holder]:
         """The first `wanted` eligible backends that will hold a prefix of the prompt, each once, deepest first.
 
-        The same shape as `RouteTable.match`; backends beyond `eligible_epochs`, or with -1 there, do not count. Stops
-        of `deeper_than` tokens and less are not read.
+        The same shape as `RouteTable.match`; backends beyond `eligible_generations`, or with -1 there, do not count.
+        Stops of `deeper_than` tokens and less are not read.
         """
-        flights, known = self._flights, len(eligible_epochs)
+        attempts, known = self._attempts, len(eligible_generations)
         found: list[Holder] = []
-        for tokens, token, text in stops:
+        for tokens, token, text in chain:
             if tokens <= deeper_than:
                 break
-            if token in flights or (text and text in flights):  # for most prompts nowhere
-                for backend in (*flights.get(token, ()), *flights.get(text, ())):
-                    eligible = backend < known and eligible_epochs[backend] >= 0
+            if token in attempts or (text and text in attempts):  # for most prompts nowhere
+                for backend in (*attempts.get(token, ()), *attempts.get(text, ())):
+                    eligible = backend < known and eligible_generations[backend] >= 0
                     if eligible and all(holder.backend != backend for holder in found):
                         found.append(Holder(backend, tokens, Trust.LOCAL))
                         if len(found) >= wanted:

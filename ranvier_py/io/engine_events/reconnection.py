@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import trio
 
-from ranvier_py.core.engine_cache.sources.publishers import Spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets, Room
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class SubscriberCounts:
 class Hearing(NamedTuple):
     """Where to listen, to what, and whom to tell."""
 
-    where: Spot
+    where: Endpoint
     topics: Sequence[str]
     took: Callable[[list[bytes]], object]
     up: Callable[[], object] = lambda: None

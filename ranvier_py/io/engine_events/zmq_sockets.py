@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import trio
 
 from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
-from ranvier_py.core.engine_cache.sources.publishers import Spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.io.engine_events.zmq_backlog import Backlog
 
@@ -87,14 +87,14 @@ class KvSockets:
         """All wires must be closed by now."""
         self._context.destroy(linger=0)
 
-    def subscriber(self, where: Spot, topics: Sequence[str], room: Room) -> Wire:
+    def subscriber(self, where: Endpoint, topics: Sequence[str], room: Room) -> Wire:
         """A connection to a publisher, for these topics (by how they begin). Raises OSError."""
         wire = Wire(self, zmq.SUB, where, room)
         for topic in topics:
             wire.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         return wire
 
-    def dealer(self, where: Spot, room: Room) -> Wire:
+    def dealer(self, where: Endpoint, room: Room) -> Wire:
         """A connection that asks, and gets many answers. Raises OSError."""
         return Wire(self, zmq.DEALER, where, room)
 
@@ -105,7 +105,7 @@ class KvSockets:
 class Wire:
     """One connection. Call `run` once, and `close` in any case."""
 
-    def __init__(self, sockets: KvSockets, kind: int, where: Spot, room: Room) -> None:
+    def __init__(self, sockets: KvSockets, kind: int, where: Endpoint, room: Room) -> None:
         self.where = where
         self._room = room
         self._turn = sockets.turn
@@ -272,8 +272,8 @@ def options(messages_max: int) -> tuple[tuple[int, int], ...]:
     )
 
 
-async def found(where: Spot, turn: int) -> str:
+async def found(where: Endpoint, turn: int) -> str:
     """The endpoint with an address in place of a name: libzmq would look it up while all its sockets wait."""
     infos = await trio.socket.getaddrinfo(where.host, where.port, type=sockets.SOCK_STREAM)
     address = infos[turn % len(infos)][4]
-    return Spot(str(address[0]), where.port).endpoint
+    return Endpoint(str(address[0]), where.port).endpoint

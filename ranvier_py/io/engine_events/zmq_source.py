@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
-from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.io.engine_events.reconnection import Ear, Hearing, Options, SubscriberCounts
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Room
 
@@ -234,7 +234,7 @@ class KvSubscriber:
             self._asking.cancel()
             self._asking = None
 
-    async def _replay(self, effect: AskReplay, where: Spot, scope: trio.CancelScope) -> None:
+    async def _replay(self, effect: AskReplay, where: Endpoint, scope: trio.CancelScope) -> None:
         answers = Answers(effect, scope, self)
         with scope:
             answers.wait()

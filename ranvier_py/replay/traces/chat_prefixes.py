@@ -23,7 +23,7 @@ from ranvier_py.core.prompts.boundaries import Chat, Message, TokenIds, Tokenize
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, TokenState, canonical_message
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.trace import Depth
-from ranvier_py.replay.traces.trace_chains import KEY, continued, joined, stops_of
+from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, joined
 
 PREFIXES_MAX = 4096  # of a few kilobytes each
 NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
@@ -33,7 +33,7 @@ class Prefix(NamedTuple):
     """The start of a chat up to a message end. `own` are the tokens since the message end before it."""
 
     state: TokenState
-    stops: tuple[Depth, ...] = ()
+    chain: tuple[Depth, ...] = ()
     ends: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()
     own: TokenIds = NO_TOKENS
@@ -44,7 +44,7 @@ class Served(NamedTuple):
 
     prompt_tokens: int
     answer_tokens: int
-    stops: tuple[Depth, ...]
+    chain: tuple[Depth, ...]
     ends: tuple[int, ...]
     blocks: tuple[int, ...]
 
@@ -95,16 +95,16 @@ class Prefixes:
             above, cue, prompt_tokens = talk.start, ids, len(ids)
         else:
             above, prompt_tokens = prompt, prompt.state.tokens + len(cue)
-        stops, ends, said = prompt.stops, prompt.ends, NO_TOKENS
+        chain, ends, said = prompt.chain, prompt.ends, NO_TOKENS
         if turn < len(talk.chat.messages):
             history = self._prefix(talk, turn + 1)
             said = self._said(talk.chat.messages[turn], prompt, history, cue)
-            if history.stops[: len(stops)] == stops:
-                stops, ends = history.stops, history.ends
+            if history.chain[: len(chain)] == chain:
+                chain, ends = history.chain, history.ends
         blocks = continued(above.blocks, joined(above.state.rest, np.concatenate((cue, said))), self._size, talk.salt)
         total = prompt_tokens + len(said)
-        last = next((index for index in range(len(stops), 0, -1) if stops[index - 1].tokens <= total), 0)
-        return Served(prompt_tokens, len(said), stops[:last], tuple(end for end in ends if end < last), blocks)
+        last = next((index for index in range(len(chain), 0, -1) if chain[index - 1].tokens <= total), 0)
+        return Served(prompt_tokens, len(said), chain[:last], tuple(end for end in ends if end < last), blocks)
 
     def _prefix(self, talk: Talk, count: int) -> Prefix:
         """What is known of the first `count` messages."""
@@ -132,9 +132,9 @@ class Prefixes:
         prefix, start = base, 0
         for (count, end), segment in zip(clean, segments, strict=True):
             own = tokenized.ids[start:end]
-            stops, ends = stops_of([segment], prefix.stops, prefix.ends)
+            chain, ends = chain_of([segment], prefix.chain, prefix.ends)
             blocks = continued(prefix.blocks, joined(prefix.state.rest, own), self._size, talk.salt)
-            prefix, start = Prefix(segment.state, stops, ends, blocks, own), end
+            prefix, start = Prefix(segment.state, chain, ends, blocks, own), end
             if keeps:
                 self._remember(talk.names[count], prefix)
         return prefix

@@ -214,7 +214,7 @@ def requests_of(
                     model=item.model,
                     prompt_tokens=served.prompt_tokens,
                     answer_tokens=answer_tokens,
-                    stops=served.stops,
+                    chain=served.chain,
                     ends=served.ends,
                     blocks=served.blocks + tuple(own_names(place, total - len(served.blocks))),
                     block_tokens=options.engine_block_tokens,

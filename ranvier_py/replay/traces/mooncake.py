@@ -87,10 +87,10 @@ def request_of(
     prompt = record.prompt_tokens // size
     blocks = (record.prompt_tokens + record.answer_tokens) // size
     names = (*record.path[:prompt], *own_names(number, blocks - prompt))
-    stops = [
+    chain = [
         depths.setdefault(name, Depth((index + 1) * size, named(name))) for index, name in enumerate(names[:prompt])
     ]
-    stops += [Depth((index + 1) * size, named(names[index])) for index in range(prompt, blocks)]
+    chain += [Depth((index + 1) * size, named(names[index])) for index in range(prompt, blocks)]
     at_ends = [index for index, name in enumerate(names[:prompt]) if name in ends]
     if blocks > prompt:
         at_ends.append(blocks - 1)
@@ -100,7 +100,7 @@ def request_of(
         model="",
         prompt_tokens=record.prompt_tokens,
         answer_tokens=record.answer_tokens,
-        stops=stops,
+        chain=chain,
         ends=at_ends,
         blocks=names,
         block_tokens=size,

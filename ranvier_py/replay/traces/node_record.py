@@ -5,7 +5,7 @@ few) nobody knows where two prompts part: a block is named after the next deeper
 the last stop they have in common, and a hit may be too short by less than that. Beyond the deepest stop the blocks are
 the request's own.
 
-Rules: a flight that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
+Rules: a attempt that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
 another line. Files of one node, or of several with one secret, may be put one after the other, in any order; each
 begins with its header, whose clock sets its times. A prompt of unknown length is taken for four bytes a token. A last
 line without its end is left out: the node was writing it when the file was copied, or was killed.
@@ -49,7 +49,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
             record = read_record(line.fields)
         except BadRecord as error:
             raise TraceError(f"{line.file}:{line.number}: {error}") from error
-        if any(tokens % header.block_tokens for tokens, _ in record.stops):
+        if any(tokens % header.block_tokens for tokens, _ in record.chain):
             raise line.wrong("a stop inside a block", f"multiples of {header.block_tokens} tokens, as the header says")
         if record.served:
             served.append(Served(header.started + record.at, record))
@@ -88,11 +88,11 @@ def request_of(number: int, at: float, record: Record, size: int, options: Trace
     prompt_tokens = min(max(1, record.prompt_tokens or record.request_bytes // BYTES_PER_TOKEN), TOKENS_MAX)
     answer_tokens = min(record.answer_tokens or options.answer_tokens, TOKENS_MAX)
     total = prompt_tokens + answer_tokens
-    stops = [Depth(tokens, Fingerprint(name)) for tokens, name in record.stops if tokens <= total]
+    chain = [Depth(tokens, Fingerprint(name)) for tokens, name in record.chain if tokens <= total]
     names: list[int] = []
-    for stop in stops:
-        while len(names) < stop.tokens // size:
-            names.append(linked(stop.fingerprint, len(names)))
+    for key in chain:
+        while len(names) < key.tokens // size:
+            names.append(linked(key.fingerprint, len(names)))
     names += own_names(number, total // size - len(names))
     return TraceRequest(
         at=at,
@@ -100,8 +100,8 @@ def request_of(number: int, at: float, record: Record, size: int, options: Trace
         model=record.model,
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
-        stops=stops,
-        ends=[end for end in record.ends if end < len(stops)],
+        chain=chain,
+        ends=[end for end in record.ends if end < len(chain)],
         blocks=tuple(names),
         block_tokens=size,
     )

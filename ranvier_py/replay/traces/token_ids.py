@@ -22,7 +22,7 @@ from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
 from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
 from ranvier_py.replay.traces.times import from_start, spread, stamp_s
-from ranvier_py.replay.traces.trace_chains import KEY, continued, own_names, partings, stops_of
+from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, own_names, partings
 from ranvier_py.replay.traces.trace_options import TraceOptions
 
 PROMPT_NAMES = ("prompt_token_ids", "input_tok_ids")
@@ -122,7 +122,7 @@ class Builder:
         if len(record.answer):
             cuts.append(prompt_tokens + len(record.answer))
         start = self._hasher.start(self._texts.namespace({"model": record.model}))
-        stops, ends = stops_of(self._hasher.extend(start, record.tokens, cuts))
+        chain, ends = chain_of(self._hasher.extend(start, record.tokens, cuts))
         answer_tokens = len(record.answer) or self._answer_tokens
         blocks += tuple(own_names(number, (prompt_tokens + answer_tokens) // size - len(blocks)))
         return TraceRequest(
@@ -131,7 +131,7 @@ class Builder:
             model=record.model,
             prompt_tokens=prompt_tokens,
             answer_tokens=answer_tokens,
-            stops=stops,
+            chain=chain,
             ends=ends,
             blocks=blocks,
             block_tokens=size,

@@ -44,14 +44,14 @@ def joined(rest: Sequence[int], ids: TokenIds) -> TokenIds:
     return np.concatenate((np.array(rest, dtype=np.uint32), ids)) if rest else ids
 
 
-def stops_of(
-    segments: Iterable[Segment], stops: Sequence[Depth] = (), ends: Sequence[int] = ()
+def chain_of(
+    segments: Iterable[Segment], chain: Sequence[Depth] = (), ends: Sequence[int] = ()
 ) -> tuple[tuple[Depth, ...], tuple[int, ...]]:
     """(stops, ends) of the messages that `segments` stand for, after those that are given.
 
     A message that fills no further block has no stop of its own: its end is that of the one before.
     """
-    found, at = list(stops), list(ends)
+    found, at = list(chain), list(ends)
     for segment in segments:
         for tokens, fingerprint in (*segment.anchors, segment.end):
             if tokens > (found[-1].tokens if found else 0):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import Apply, AskReplay, GapSettings, Level, Reset
 from ranvier_py.core.engine_cache.gaps import GapMachine
@@ -146,11 +146,11 @@ class Rude:
     def __init__(self) -> None:
         hasher = model.hasher()
         self.routes = RouteTable(capacity=200)
-        self.truth = EngineTruth(self.routes, lambda _: 1, restarted=lambda *_: 1)
+        self.engine_caches = EngineCaches(self.routes, lambda _: 1, restarted=lambda *_: 1)
         names = Names(hasher, TokenNamespaces(TextHasher(model.KEY), "t").of, ("m",))
         settings = GapSettings(peers=False, held_messages_max=8)
         self.stream = EventStream(
-            Source(BackendId(0), "zmq/0"), self.truth, hasher, names, settings=settings, entries_max=ENTRIES_MAX
+            Source(BackendId(0), "zmq/0"), self.engine_caches, hasher, names, settings=settings, entries_max=ENTRIES_MAX
         )
         self.now = 0.0
         self.asks: list[AskReplay] = []
@@ -162,7 +162,7 @@ class Rude:
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         self.took(self.stream.tick(self.now))
-        self.truth.sweep(self.now, 50)
+        self.engine_caches.sweep(self.now, 50)
 
     def say(self, step: tuple[str, int, bytes]) -> None:
         what, number, payload = step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ranvier_py.core.engine_cache.engine_caches import GRACE_S, EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import GRACE_S, EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
@@ -27,20 +27,20 @@ class Cache:
     def tier(self, fingerprint: Fingerprint) -> Tier:
         return self.tiers.get(fingerprint, Tier.ABSENT)
 
-    def store(self, *stops: tuple[int, int, int], tier: Tier = Tier.GPU) -> Changes:
+    def store(self, *chain: tuple[int, int, int], tier: Tier = Tier.GPU) -> Changes:
         """(tokens, fingerprint, the anchor above) of each."""
-        for _, name, _ in stops:
+        for _, name, _ in chain:
             self.tiers[name] = tier
-        return told(*stops, tier=tier)
+        return told(*chain, tier=tier)
 
-    def remove(self, *stops: tuple[int, int, int]) -> Changes:
-        for _, name, _ in stops:
+    def remove(self, *chain: tuple[int, int, int]) -> Changes:
+        for _, name, _ in chain:
             del self.tiers[name]
-        return told(*stops, tier=Tier.ABSENT)
+        return told(*chain, tier=Tier.ABSENT)
 
 
-def told(*stops: tuple[int, int, int], tier: Tier, cleared: bool = False) -> Changes:
-    changes = [Change(Fingerprint(name), tokens, tier, Fingerprint(above)) for tokens, name, above in stops]
+def told(*chain: tuple[int, int, int], tier: Tier, cleared: bool = False) -> Changes:
+    changes = [Change(Fingerprint(name), tokens, tier, Fingerprint(above)) for tokens, name, above in chain]
     return Changes(cleared, tuple(changes), complete=True)
 
 
@@ -48,20 +48,22 @@ class World:
     def __init__(self) -> None:
         self.routes = RouteTable(capacity=1000, ttl_s=1000.0)
         self.routes.collect_news()
-        self.epochs = [1, 1]
-        self.truth = EngineTruth(self.routes, lambda backend: self.epochs[backend], restarted=self.restarted)
+        self.generations = [1, 1]
+        self.engine_caches = EngineCaches(
+            self.routes, lambda backend: self.generations[backend], restarted=self.restarted
+        )
         self.cache = Cache()
-        self.truth.open(STREAM, self.cache, 0.0)
+        self.engine_caches.open(STREAM, self.cache, 0.0)
 
     def restarted(self, backend: BackendId, why: str, now: float) -> int:
-        self.epochs[backend] += 1
-        return self.epochs[backend]
+        self.generations[backend] += 1
+        return self.generations[backend]
 
-    def holders(self, *stops: tuple[int, int, int], now: float = 10.0, wanted: int = 1) -> list[Holder]:
-        return self.routes.match(stops, self.epochs, now, wanted=wanted)
+    def holders(self, *chain: tuple[int, int, int], now: float = 10.0, wanted: int = 1) -> list[Holder]:
+        return self.routes.match(chain, self.generations, now, wanted=wanted)
 
     def sweep(self, now: float) -> None:
-        self.truth.sweep(now, 10_000)
+        self.engine_caches.sweep(now, 10_000)
 
 
 RUN = ((16, 101, 0), (32, 102, 101), (48, 103, 102), (64, 104, 102))
@@ -69,7 +71,7 @@ RUN = ((16, 101, 0), (32, 102, 101), (48, 103, 102), (64, 104, 102))
 
 def test_stored_blocks_become_confirmed_claims_at_anchors() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
     assert world.holders((64, 104, 0)) == [Holder(ENGINE, 64, Trust.CONFIRMED)]
     assert not world.holders((48, 103, 0)), "48 tokens are no anchor, and nobody asked for them"
     (top,) = world.routes.subtree(101)[:1]
@@ -79,17 +81,17 @@ def test_stored_blocks_become_confirmed_claims_at_anchors() -> None:
 def test_a_row_that_traffic_made_is_confirmed_at_any_depth() -> None:
     world = World()
     world.routes.learn([(48, 103, 203)], OTHER, 1, Trust.LOCAL, 9.0)
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
     assert world.holders((48, 0, 203), wanted=2)[0] == Holder(ENGINE, 48, Trust.CONFIRMED)
 
 
 def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_told() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
     world.routes.learn([(80, 105, 0), (64, 104, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
-    world.truth.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
+    world.engine_caches.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
     assert world.holders((80, 105, 0), (64, 104, 0), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
-    assert [(news.backend, news.epoch, news.fingerprint) for news in world.routes.withdrawn_news] == [
+    assert [(news.backend, news.generation, news.fingerprint) for news in world.routes.withdrawn_news] == [
         (ENGINE, 1, 104),
         (ENGINE, 1, 105),
     ]
@@ -97,27 +99,27 @@ def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_told() -> Non
 
 def test_a_restart_begins_an_epoch_and_what_came_with_it_counts_for_that() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
     world.cache.tiers.clear()
     changes = world.cache.store((16, 101, 0))
-    world.truth.changed(STREAM, changes._replace(cleared=True), 11.0)
-    assert world.epochs == [2, 1]
+    world.engine_caches.changed(STREAM, changes._replace(cleared=True), 11.0)
+    assert world.generations == [2, 1]
     assert world.holders((64, 104, 0), (16, 101, 0), now=11.0) == [Holder(ENGINE, 16, Trust.CONFIRMED)]
 
 
 def test_a_restart_that_was_noticed_otherwise_begins_no_second_epoch() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.epochs[ENGINE] += 1  # a probe saw it first
-    world.truth.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
-    assert world.epochs == [2, 1]
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.generations[ENGINE] += 1  # a probe saw it first
+    world.engine_caches.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
+    assert world.generations == [2, 1]
 
 
 def test_a_sweep_at_exact_withdraws_what_is_not_held_once_the_grace_is_over() -> None:
     world = World()
     world.routes.learn([(64, 104, 204), (32, 102, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
-    world.truth.changed(STREAM, world.cache.store(*RUN[:2]), 10.0)
-    world.truth.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN[:2]), 10.0)
+    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
     world.sweep(10.0 + GRACE_S / 2)
     assert world.holders((64, 104, 204)), "the event may still come"
     world.sweep(11.0 + GRACE_S)
@@ -127,15 +129,15 @@ def test_a_sweep_at_exact_withdraws_what_is_not_held_once_the_grace_is_over() ->
 def test_a_prompt_with_media_is_not_taken_for_gone_because_no_event_tells_of_it() -> None:
     """It goes with what is above it, and with a restart."""
     world = World()
-    world.truth.levelled(STREAM, Level.EXACT, "heard all", 0.0)
+    world.engine_caches.levelled(STREAM, Level.EXACT, "heard all", 0.0)
     picture = 7 << 32 | MEDIA_MARK
-    world.truth.changed(STREAM, world.cache.store((16, 101, 0)), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store((16, 101, 0)), 10.0)
     world.routes.learn([(32, picture, 9), (16, 101, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
     world.routes.learn([(32, 8, 0), (16, 101, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
     world.sweep(10.0 + GRACE_S + 2)
     assert world.holders((32, picture, 9), now=20.0)
     assert not world.holders((32, 8, 0), now=20.0)
-    world.truth.changed(STREAM, world.cache.remove((16, 101, 0)), 20.0)
+    world.engine_caches.changed(STREAM, world.cache.remove((16, 101, 0)), 20.0)
     assert not world.holders((32, picture, 9), now=20.0)
 
 
@@ -143,15 +145,15 @@ def test_nothing_is_withdrawn_for_not_being_held_below_exact() -> None:
     world = World()
     world.routes.learn([(64, 104, 204)], ENGINE, 1, Trust.LOCAL, 10.0)
     for level in (Level.ESTIMATED, Level.REPAIRING, Level.DEGRADED):
-        world.truth.levelled(STREAM, level, "", 10.0)
+        world.engine_caches.levelled(STREAM, level, "", 10.0)
         world.sweep(100.0)
         assert world.holders((64, 104, 204), now=100.0)
 
 
 def test_a_sweep_keeps_what_is_held_alive_past_its_time_to_live() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.truth.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
     for now in range(300, 3000, 300):
         world.sweep(float(now))
     assert world.holders((64, 104, 0), now=2900.0)
@@ -160,13 +162,13 @@ def test_a_sweep_keeps_what_is_held_alive_past_its_time_to_live() -> None:
 def test_an_epoch_that_began_for_nothing_costs_no_claim_of_what_is_held() -> None:
     """A probe that was refused may be a false alarm; the events never stopped."""
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.truth.levelled(STREAM, Level.EXACT, "", 10.0)
-    world.epochs[ENGINE] += 1
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.generations[ENGINE] += 1
     assert not world.holders((64, 104, 0))
     for second in range(11, 20):
-        world.truth.sweep(float(second), 1)
-        world.routes.sweep(float(second), world.epochs, 1)
+        world.engine_caches.sweep(float(second), 1)
+        world.routes.sweep(float(second), world.generations, 1)
     assert world.holders((64, 104, 0), now=20.0) == [Holder(ENGINE, 64, Trust.CONFIRMED)]
 
 
@@ -174,37 +176,37 @@ def test_a_restart_that_two_channels_tell_of_begins_one_epoch() -> None:
     """The second one would void what the new process has served by then."""
     world = World()
     push = Source(ENGINE, "push")
-    world.truth.open(push, Cache(), 0.0)
+    world.engine_caches.open(push, Cache(), 0.0)
     for source in (STREAM, push):
-        world.truth.changed(source, told(*RUN, tier=Tier.GPU), 10.0)
+        world.engine_caches.changed(source, told(*RUN, tier=Tier.GPU), 10.0)
     for source, now in ((STREAM, 20.0), (push, 23.0)):
-        world.truth.changed(source, Changes(True, (), complete=True), now)
-    assert world.epochs == [2, 1]
-    world.truth.changed(push, Changes(True, (), complete=True), 90.0)
-    assert world.epochs == [3, 1], "that is another one"
+        world.engine_caches.changed(source, Changes(True, (), complete=True), now)
+    assert world.generations == [2, 1]
+    world.engine_caches.changed(push, Changes(True, (), complete=True), 90.0)
+    assert world.generations == [3, 1], "that is another one"
 
 
 def test_a_restart_that_one_of_two_channels_notices_begins_an_epoch() -> None:
     world = World()
-    world.truth.open(Source(ENGINE, "push"), Cache(), 1.0)
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.truth.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
-    assert world.epochs == [2, 1]
+    world.engine_caches.open(Source(ENGINE, "push"), Cache(), 1.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.changed(STREAM, told(tier=Tier.GPU, cleared=True), 11.0)
+    assert world.generations == [2, 1]
 
 
 def test_claims_below_the_gpu_say_so_until_they_are_back() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
     assert world.holders((64, 104, 0)) == [Holder(ENGINE, 64, Trust.CONFIRMED, 1)]
-    world.truth.changed(STREAM, world.cache.store(*RUN), 11.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 11.0)
     assert world.holders((64, 104, 0)) == [Holder(ENGINE, 64, Trust.CONFIRMED, 0)]
 
 
 def test_a_row_that_came_after_the_blocks_went_below_the_gpu_is_told_by_a_sweep() -> None:
     world = World()
-    world.truth.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
     world.routes.learn([(48, 103, 203)], ENGINE, 1, Trust.LOCAL, 10.0)
-    world.truth.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
     world.sweep(11.0)
     assert world.holders((48, 0, 203), now=11.0) == [Holder(ENGINE, 48, Trust.CONFIRMED, 1)]
 
@@ -212,52 +214,52 @@ def test_a_row_that_came_after_the_blocks_went_below_the_gpu_is_told_by_a_sweep(
 def test_an_engine_is_known_as_well_as_its_best_channel_and_a_channel_as_its_worst_rank() -> None:
     world = World()
     second, push = Source(ENGINE, "zmq/1"), Source(ENGINE, "push")
-    world.truth.open(second, Cache(), 1.0)
-    world.truth.levelled(STREAM, Level.EXACT, "", 1.0)
-    assert world.truth.level(ENGINE) is Level.ESTIMATED
-    assert world.truth.tier(ENGINE, Fingerprint(101)) is None
-    world.truth.open(push, Cache(), 1.0)
-    world.truth.levelled(push, Level.DEGRADED, "", 1.0)
-    assert world.truth.level(ENGINE) is Level.DEGRADED
-    world.truth.close(push, 2.0)
-    world.truth.levelled(second, Level.EXACT, "", 2.0)
-    assert world.truth.level(ENGINE) is Level.EXACT
-    assert world.truth.tier(ENGINE, Fingerprint(101)) is Tier.ABSENT
-    assert world.truth.level(OTHER) is Level.ESTIMATED
+    world.engine_caches.open(second, Cache(), 1.0)
+    world.engine_caches.levelled(STREAM, Level.EXACT, "", 1.0)
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.tier(ENGINE, Fingerprint(101)) is None
+    world.engine_caches.open(push, Cache(), 1.0)
+    world.engine_caches.levelled(push, Level.DEGRADED, "", 1.0)
+    assert world.engine_caches.level(ENGINE) is Level.DEGRADED
+    world.engine_caches.close(push, 2.0)
+    world.engine_caches.levelled(second, Level.EXACT, "", 2.0)
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.tier(ENGINE, Fingerprint(101)) is Tier.ABSENT
+    assert world.engine_caches.level(OTHER) is Level.ESTIMATED
 
 
 def test_what_one_rank_drops_and_another_holds_stays() -> None:
     world = World()
     second, other = Source(ENGINE, "zmq/1"), Cache()
-    world.truth.open(second, other, 1.0)
-    world.truth.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.truth.changed(second, other.store(*RUN), 10.0)
-    world.truth.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
+    world.engine_caches.open(second, other, 1.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
+    world.engine_caches.changed(second, other.store(*RUN), 10.0)
+    world.engine_caches.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
     assert world.holders((64, 104, 0))
-    world.truth.changed(second, other.remove(RUN[3]), 12.0)
+    world.engine_caches.changed(second, other.remove(RUN[3]), 12.0)
     assert not world.holders((64, 104, 0))
 
 
 def test_words_of_nobody_are_counted() -> None:
     world = World()
-    world.truth.changed(Source(OTHER, "zmq/0"), told((16, 101, 0), tier=Tier.GPU), 10.0)
-    world.epochs[ENGINE] = -1
-    world.truth.changed(STREAM, told((16, 101, 0), tier=Tier.GPU), 10.0)
-    assert (world.truth.counts.unknown, len(world.routes)) == (2, 0)
+    world.engine_caches.changed(Source(OTHER, "zmq/0"), told((16, 101, 0), tier=Tier.GPU), 10.0)
+    world.generations[ENGINE] = -1
+    world.engine_caches.changed(STREAM, told((16, 101, 0), tier=Tier.GPU), 10.0)
+    assert (world.engine_caches.counts.unknown, len(world.routes)) == (2, 0)
 
 
 def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
     """Whether a source answers for one prefix at a time or for many."""
     world = World()
     second, other = Source(ENGINE, "zmq/1"), Many()
-    world.truth.open(second, other, 1.0)
+    world.engine_caches.open(second, other, 1.0)
     for source in (STREAM, second):
-        world.truth.levelled(source, Level.EXACT, "", 1.0)
+        world.engine_caches.levelled(source, Level.EXACT, "", 1.0)
     world.cache.tiers = {103: Tier.CPU, 104: Tier.CPU}
     other.tiers = {103: Tier.GPU, 105: Tier.DISK}
     world.routes.learn([(80, 105, 0), (64, 104, 0), (48, 103, 0)], ENGINE, 1, Trust.LOCAL, 1.0)
     world.sweep(2.0)
-    found = [world.holders(stop, now=2.0)[0].tier for stop in ((80, 105, 0), (64, 104, 0), (48, 103, 0))]
+    found = [world.holders(key, now=2.0)[0].tier for key in ((80, 105, 0), (64, 104, 0), (48, 103, 0))]
     assert found == [1, 1, 0]
 
 
@@ -266,30 +268,30 @@ def test_one_engine_fills_its_share_of_the_table_and_no_more_whatever_it_says() 
     world = World()
     world.routes.learn([(48, 7, 8)], OTHER, 1, Trust.REMOTE, 1.0)
     for number in range(1000):
-        world.truth.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
+        world.engine_caches.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
     assert 0.2 * world.routes.capacity < len(world.routes) < 0.3 * world.routes.capacity
-    assert world.truth.counts.refused > 700
+    assert world.engine_caches.counts.refused > 700
     assert world.holders((48, 7, 8))
     world.routes.learn([(16, 20_000, 0)], OTHER, 1, Trust.LOCAL, 10.0)
-    world.truth.changed(STREAM, world.cache.store((16, 20_000, 0)), 11.0)
+    world.engine_caches.changed(STREAM, world.cache.store((16, 20_000, 0)), 11.0)
     assert len(world.holders((16, 20_000, 0), now=11.0, wanted=2)) == 2, "what traffic knows is confirmed all the same"
     before = len(world.routes)
-    world.truth.changed(STREAM, world.cache.store(*RUN)._replace(cleared=True), 13.0)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN)._replace(cleared=True), 13.0)
     assert len(world.routes) > before, "an engine that begins anew has its share anew"
 
 
 def test_rows_that_went_by_themselves_do_not_count_against_an_engine_for_ever() -> None:
     world = World()
     for number in range(300):
-        world.truth.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
-    refused = world.truth.counts.refused
+        world.engine_caches.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
+    refused = world.engine_caches.counts.refused
     assert refused
-    world.routes.sweep(5000.0, world.epochs, 10_000)
+    world.routes.sweep(5000.0, world.generations, 10_000)
     assert not len(world.routes)
     for _ in range(2):
         world.sweep(5000.0)
-    world.truth.changed(STREAM, world.cache.store(*RUN), 5001.0)
-    assert (len(world.routes), world.truth.counts.refused) == (3, refused)
+    world.engine_caches.changed(STREAM, world.cache.store(*RUN), 5001.0)
+    assert (len(world.routes), world.engine_caches.counts.refused) == (3, refused)
 
 
 class Many(Cache):

@@ -7,14 +7,14 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.engine_caches import GRACE_S, EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import GRACE_S, EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import BlocksRemoved, BlocksStored, Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import is_anchor
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from tests.core.engine_cache.model import SIZE, Model, fingerprint, hasher, namespace_of
 
@@ -46,17 +46,19 @@ class World:
     def __init__(self, width: int, capacity: int) -> None:
         self.now = 10.0
         self.width = width  # blocks of ours in one of the engine's
-        self.epochs = [0, 0]
+        self.generations = [0, 0]
         self.routes = RouteTable(capacity=capacity, ttl_s=1e6)
         self.routes.collect_news()
-        self.truth = EngineTruth(self.routes, lambda backend: self.epochs[backend], restarted=self.restarted)
+        self.engine_caches = EngineCaches(
+            self.routes, lambda backend: self.generations[backend], restarted=self.restarted
+        )
         self.model, self.residency = Model(), Residency(hasher(), namespace_of)
-        self.truth.open(STREAM, self.residency, self.now)
-        self.truth.levelled(STREAM, Level.EXACT, "", self.now)
+        self.engine_caches.open(STREAM, self.residency, self.now)
+        self.engine_caches.levelled(STREAM, Level.EXACT, "", self.now)
 
     def restarted(self, backend: BackendId, _why: str, _now: float) -> int:
-        self.epochs[backend] += 1
-        return self.epochs[backend]
+        self.generations[backend] += 1
+        return self.generations[backend]
 
     def do(self, what: str, way: list[int], depth: int, number: int) -> None:
         self.now += 1.0
@@ -67,14 +69,14 @@ class World:
             self.remove(way)
         elif what == "learn":
             backend, trust = (ENGINE, OTHER)[number % 2], (Trust.LOCAL, Trust.REMOTE)[number // 2 % 2]
-            self.routes.learn(self.stops(way, number), backend, self.epochs[backend], trust, self.now)
+            self.routes.learn(self.chain(way, number), backend, self.generations[backend], trust, self.now)
         elif what == "restart":
             self.model.copies.clear()
             self.residency.clear()
         elif what == "settle":
             self.settle(1 + 10 * number)
         else:
-            self.truth.sweep(self.now, 3 * number)
+            self.engine_caches.sweep(self.now, 3 * number)
 
     def keys(self, way: list[int]) -> list[int]:
         return [int("1" + "".join(map(str, way[: end + self.width])), 2) for end in self.starts(way)]
@@ -109,10 +111,10 @@ class World:
                     self.model.apply(event)
                     self.residency.apply(event)
 
-    def stops(self, way: list[int], number: int) -> list[Stop]:
+    def chain(self, way: list[int], number: int) -> list[PrefixKey]:
         """A chat whose messages end at every so many blocks, tokenized; deepest first."""
         step = 3 + number
-        found: list[Stop] = []
+        found: list[PrefixKey] = []
         for depth in range(len(way), 0, -1):
             name = fingerprint(tokens(way[:depth]))
             if depth % step == 0 or depth == len(way):
@@ -123,7 +125,7 @@ class World:
 
     def settle(self, steps: int = 100) -> Changes:
         changes = self.residency.settle(steps)
-        self.truth.changed(STREAM, changes, self.now)
+        self.engine_caches.changed(STREAM, changes, self.now)
         return changes
 
     def said(self) -> dict[int, tuple[bool, int]]:
@@ -134,7 +136,7 @@ class World:
             if rows.parent[row] < 0 or not rows.token[row]:
                 continue
             claim = claims.get(row, ENGINE)
-            if claim is not None and claim.epoch == self.epochs[ENGINE]:
+            if claim is not None and claim.generation == self.generations[ENGINE]:
                 below = int(bool(claims.lowered.get(row, {}).get(ENGINE)))
                 found[rows.token[row]] = (claim.trust == Trust.CONFIRMED, below)
         return found
@@ -145,8 +147,8 @@ class World:
             pass
         self.now += GRACE_S + 2.0
         for _ in range(2):
-            self.truth.sweep(self.now, 10_000)
-            self.routes.sweep(self.now, self.epochs, 10_000)
+            self.engine_caches.sweep(self.now, 10_000)
+            self.routes.sweep(self.now, self.generations, 10_000)
 
 
 @settings(max_examples=120, deadline=None)
@@ -160,10 +162,10 @@ def test_after_a_whole_sweep_the_table_says_what_the_engine_holds(
     world.heal()
     held = world.model.tiers()
     depths = {fingerprint(tokens(way[:depth])): depth for way in WAYS for depth in range(1, len(way) + 1)}
-    rows = {name for name in depths if world.routes.stop_of(name) is not None}
+    rows = {name for name in depths if world.routes.prefix_key_of(name) is not None}
     wanted = {name for name in held if name in rows or is_anchor(depths[name])}
     assert world.said() == {name: (True, int(held[name] is not Tier.GPU)) for name in wanted}
-    assert world.truth.tier(ENGINE, Fingerprint(12345)) is Tier.ABSENT
+    assert world.engine_caches.tier(ENGINE, Fingerprint(12345)) is Tier.ABSENT
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ranvier_py.core.engine_cache.block_namespaces import Names, base_names
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import SETTLE_S, EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.residency import Residency
@@ -58,8 +58,10 @@ def payload(*events: dict[str, Any]) -> bytes:
 class World:
     def __init__(self, *base: str, settings: GapSettings | None = None) -> None:
         self.routes = RouteTable(capacity=1000)
-        self.epochs = [1]
-        self.truth = EngineTruth(self.routes, lambda backend: self.epochs[backend], restarted=self.restarted)
+        self.generations = [1]
+        self.engine_caches = EngineCaches(
+            self.routes, lambda backend: self.generations[backend], restarted=self.restarted
+        )
         self.settings = settings or GapSettings(peers=False)
         self.base = base or ("m",)
         self.stream = self.another()
@@ -68,17 +70,17 @@ class World:
 
     def another(self) -> EventStream:
         names = Names(HASHER, NAMESPACES.of, self.base)
-        return EventStream(Source(ENGINE, "zmq/0"), self.truth, HASHER, names, settings=self.settings)
+        return EventStream(Source(ENGINE, "zmq/0"), self.engine_caches, HASHER, names, settings=self.settings)
 
     def restarted(self, backend: BackendId, _why: str, _now: float) -> int:
-        self.epochs[backend] += 1
-        return self.epochs[backend]
+        self.generations[backend] += 1
+        return self.generations[backend]
 
     def exact(self) -> None:
         """Connected to an engine that has not said anything yet."""
         (ask,) = [effect for effect in self.stream.connected(self.now) if isinstance(effect, AskReplay)]
         self.stream.replay_ended(ask.ask, self.now)
-        assert self.truth.level(ENGINE) is Level.EXACT
+        assert self.engine_caches.level(ENGINE) is Level.EXACT
 
     def settle(self) -> None:
         while (at := self.stream.wake_at()) is not None and at <= self.now + SETTLE_S:
@@ -86,8 +88,8 @@ class World:
             self.stream.tick(self.now)
 
     def depth(self, model: str = "m", adapter: str = "", salt: str = "") -> int:
-        stops = [(count, fingerprint(count, model, adapter, salt), 0) for count in (64, 32, 16)]
-        found = self.routes.match(stops, self.epochs, self.now)
+        chain = [(count, fingerprint(count, model, adapter, salt), 0) for count in (64, 32, 16)]
+        found = self.routes.match(chain, self.generations, self.now)
         assert all(holder.trust == Trust.CONFIRMED for holder in found)
         return found[0].tokens if found else 0
 
@@ -99,7 +101,7 @@ def test_a_message_becomes_claims_a_moment_later_and_an_eviction_takes_them() ->
     assert world.depth() == 0
     world.settle()
     assert world.depth() == 64
-    assert world.truth.tier(ENGINE, fingerprint(48)) is Tier.GPU
+    assert world.engine_caches.tier(ENGINE, fingerprint(48)) is Tier.GPU
     world.stream.live(1, payload(removed(3, 4)), world.now)
     world.settle()
     assert world.depth() == 32
@@ -112,7 +114,7 @@ def test_a_restart_voids_everything_at_once() -> None:
     world.stream.live(1, payload(), world.now)
     world.settle()
     world.stream.live(0, payload(stored(0, 1)), world.now)
-    assert (world.depth(), world.epochs) == (16, [2])
+    assert (world.depth(), world.generations) == (16, [2])
 
 
 def test_a_cleared_cache_voids_everything_at_once_and_is_exact_again() -> None:
@@ -121,10 +123,10 @@ def test_a_cleared_cache_voids_everything_at_once_and_is_exact_again() -> None:
     world.stream.live(7, payload(stored()), world.now)
     world.stream.replay_failed(1, world.now)
     world.settle()
-    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.ESTIMATED)
+    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.ESTIMATED)
     world.stream.live(8, payload({"type": "AllBlocksCleared"}, stored(0, 2)), world.now)
     world.settle()
-    assert (world.depth(), world.truth.level(ENGINE)) == (32, Level.EXACT)
+    assert (world.depth(), world.engine_caches.level(ENGINE)) == (32, Level.EXACT)
 
 
 def test_a_gap_is_filled_from_replay_while_live_messages_go_on() -> None:
@@ -133,11 +135,11 @@ def test_a_gap_is_filled_from_replay_while_live_messages_go_on() -> None:
     world.stream.live(0, payload(stored(0, 1)), world.now)
     effects = world.stream.live(2, payload(stored(2, 2)), world.now)
     (ask,) = [effect for effect in effects if isinstance(effect, AskReplay)]
-    assert world.truth.level(ENGINE) is Level.REPAIRING
+    assert world.engine_caches.level(ENGINE) is Level.REPAIRING
     world.stream.replayed(ask.ask, 0, payload(stored(0, 1)), world.now)
     world.stream.replayed(ask.ask, 1, payload(stored(1, 1)), world.now)
     world.settle()
-    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.EXACT)
+    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.EXACT)
 
 
 def test_exact_waits_until_everything_is_settled() -> None:
@@ -145,9 +147,9 @@ def test_exact_waits_until_everything_is_settled() -> None:
     world = World()
     world.stream.connected(world.now)
     assert LevelChanged(Level.EXACT, "nothing missed") in world.stream.live(0, payload(stored()), world.now)
-    assert world.truth.level(ENGINE) is Level.REPAIRING
+    assert world.engine_caches.level(ENGINE) is Level.REPAIRING
     world.settle()
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
 
 
 @pytest.mark.parametrize("bad", [b"garbage", payload({"type": "BlockStored", "block_hashes": 7})])
@@ -157,7 +159,7 @@ def test_what_cannot_be_read_costs_the_level_and_nothing_else(bad: bytes) -> Non
     world.stream.live(0, payload(stored()), world.now)
     world.stream.live(1, bad, world.now)
     world.settle()
-    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.DEGRADED)
+    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.DEGRADED)
     assert world.stream.counts()["decoder_refused"] + world.stream.counts()["decoder_unread"] == 1
 
 
@@ -175,7 +177,7 @@ def test_a_peers_copy_fills_what_replay_cannot() -> None:
     there.settle()
     here.stream.copy_offered(ask.ask, copy_of(there.stream), here.now)
     here.settle()
-    assert (here.depth(), here.truth.level(ENGINE)) == (64, Level.EXACT)
+    assert (here.depth(), here.engine_caches.level(ENGINE)) == (64, Level.EXACT)
     assert here.stream.copy_failed(ask.ask, here.now) == [], "that question is closed"
 
 
@@ -214,7 +216,7 @@ def test_all_names_of_the_base_model_find_its_blocks() -> None:
     assert [world.depth(name, salt="s") for name in ("m", "alias", "other")] == [64, 64, 64]
     assert world.depth("m") == world.depth("stranger", salt="s") == 0
     world.routes.learn([(48, fingerprint(48, "alias", salt="s"), 7)], ENGINE, 1, Trust.LOCAL, world.now)
-    world.truth.sweep(world.now + 100.0, 1000)
+    world.engine_caches.sweep(world.now + 100.0, 1000)
     assert world.routes.match([(48, 0, 7)], [1], world.now + 100.0)[0].trust == Trust.CONFIRMED
     world.stream.live(1, payload(removed(3, 4)), world.now)
     world.settle()
@@ -258,7 +260,7 @@ def test_a_view_says_what_a_stream_knows() -> None:
     view = world.stream.view()
     assert (view["level"], view["next"], view["blocks"], view["block_tokens"]) == ("exact", 1, 4, 16)
     assert (view["unknown_tags"], view["counts"]["decoder_tags_skipped"]) == ({"Unheard": 1}, 1)
-    (told,) = world.truth.views(world.now)
+    (told,) = world.engine_caches.views(world.now)
     assert (told.level, told.changes, told.source.name) == (Level.EXACT, 4, "zmq/0")
 
 
@@ -269,13 +271,13 @@ def test_a_closed_stream_says_nothing_of_the_one_that_follows_it() -> None:
     world.exact()
     old.live(0, payload(stored()), world.now)
     old.close(world.now)
-    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
     world.stream = world.another()
     world.stream.open(world.now)
     world.exact()
     old.tick(world.now + 1.0)
     old.disconnected(world.now + 1.0)
-    assert (world.truth.level(ENGINE), world.depth()) == (Level.EXACT, 0)
+    assert (world.engine_caches.level(ENGINE), world.depth()) == (Level.EXACT, 0)
 
 
 def told(stream: EventStream, copy: StandbyCopy) -> StandbyCopy:
@@ -318,16 +320,16 @@ def test_who_stood_by_reads_on_exactly_when_the_engine_forgot_what_was_before() 
     world.settle()
     world.stream.close(world.now)
     world.stream = stream = taken_over(world, copy)
-    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
     (ask,) = [effect for effect in stream.connected(world.now) if isinstance(effect, AskReplay)]
     assert ask.first == 2
     stream.replayed(ask.ask, 2, payload(stored(2, 2)), world.now)
     stream.replayed(ask.ask, 3, payload(removed(4)), world.now)
     stream.replay_ended(ask.ask, world.now)
     world.settle()
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
     assert world.depth() == 32
-    assert world.truth.tier(ENGINE, fingerprint(48)) is Tier.GPU
+    assert world.engine_caches.tier(ENGINE, fingerprint(48)) is Tier.GPU
     assert stream.residency.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
 
 
@@ -360,7 +362,11 @@ def test_a_rank_that_begins_anew_takes_its_own_claims_and_no_others(how: str) ->
     world = World()
     world.exact()
     other = EventStream(
-        Source(ENGINE, "zmq/1"), world.truth, HASHER, Names(HASHER, NAMESPACES.of, ("m",)), settings=world.settings
+        Source(ENGINE, "zmq/1"),
+        world.engine_caches,
+        HASHER,
+        Names(HASHER, NAMESPACES.of, ("m",)),
+        settings=world.settings,
     )
     other.open(world.now)
     (ask,) = [effect for effect in other.connected(world.now) if isinstance(effect, AskReplay)]
@@ -370,14 +376,14 @@ def test_a_rank_that_begins_anew_takes_its_own_claims_and_no_others(how: str) ->
     other.live(1, payload(), world.now)
     world.settle()
     other.tick(world.now + SETTLE_S)
-    assert (world.depth(), world.truth.level(ENGINE)) == (64, Level.EXACT)
+    assert (world.depth(), world.engine_caches.level(ENGINE)) == (64, Level.EXACT)
     first = payload({"type": "AllBlocksCleared"}, removed(9))
     other.live(2 if how == "cleared" else 0, first if how == "cleared" else payload(removed(9)), world.now)
     while (at := other.wake_at()) is not None and at <= world.now + 1.0:
         other.tick(at)
     assert world.depth() == 16, "what the first rank holds"
-    assert world.epochs == [1]
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.generations == [1]
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
     world.stream.live(1, payload(removed(1)), world.now)
     world.settle()
     assert world.depth() == 0
@@ -397,17 +403,17 @@ def test_a_request_that_wants_a_full_report_leaves_no_phantoms() -> None:
 
 def believed(world: World, count: int = 64) -> bool:
     """Whether a claim that traffic made is left after the sweeps at the end of the grace."""
-    stops = [(count, fingerprint(count), 0)]
-    world.routes.learn(stops, ENGINE, world.epochs[0], Trust.LOCAL, world.now)
+    chain = [(count, fingerprint(count), 0)]
+    world.routes.learn(chain, ENGINE, world.generations[0], Trust.LOCAL, world.now)
     for _ in range(10):
         world.now += 1.0
         world.stream.tick(world.now)
-        world.truth.sweep(world.now, 1000)
-    return bool(world.routes.match(stops, world.epochs, world.now))
+        world.engine_caches.sweep(world.now, 1000)
+    return bool(world.routes.match(chain, world.generations, world.now))
 
 
 def reasons(world: World) -> list[str]:
-    return [view.reason for view in world.truth.views(world.now)]
+    return [view.reason for view in world.engine_caches.views(world.now)]
 
 
 def test_at_exact_what_the_engine_does_not_tell_is_not_held() -> None:
@@ -424,14 +430,14 @@ def test_an_engine_whose_events_all_have_unknown_names_is_not_taken_for_empty() 
     assert [(each.level, each.reason) for each in told if isinstance(each, LevelChanged)] == [
         (Level.ESTIMATED, "its events have names that we do not know")
     ]
-    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
     assert reasons(world) == ["its events have names that we do not know"]
     assert world.stream.view()["lacks"]
     assert believed(world)
     assert world.stream.original() is None, "nor is a peer to take it for empty"
     world.stream.live(1, payload(stored()), world.now)
     world.settle()
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
     assert world.depth() == 64
 
 
@@ -441,7 +447,7 @@ def test_unknown_names_beside_known_ones_are_only_counted() -> None:
     world.stream.live(0, payload({"type": "BlockInactive"}, stored(count=1)), world.now)
     world.stream.live(1, payload({"type": "BlockInactive"}), world.now)
     world.settle()
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
     assert world.stream.counts()["decoder_tags_skipped"] == 2
 
 
@@ -452,7 +458,7 @@ def test_after_a_restart_as_another_version_it_is_seen_again_whether_it_is_under
     world.settle()
     world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
     assert world.stream.machine.counts.restarts == 1
-    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
 
 
 @pytest.mark.parametrize(
@@ -469,7 +475,7 @@ def test_an_engine_whose_blocks_can_not_be_named_is_not_taken_for_empty(fields: 
     world.exact()
     world.stream.live(0, payload({**stored(), **fields}), world.now)
     world.settle()
-    assert world.truth.level(ENGINE) is Level.ESTIMATED
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
     assert reason in reasons(world)[0]
     assert believed(world)
 
@@ -480,7 +486,7 @@ def test_a_model_of_several_kinds_of_caches_is_known_by_the_one_that_keeps_whole
     world.stream.live(0, payload({**stored(), "kv_cache_spec_kind": "mamba", "group_idx": 0}), world.now)
     world.stream.live(1, payload({**stored(), "kv_cache_spec_kind": "full_attention", "group_idx": 1}), world.now)
     world.settle()
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
     assert world.depth() == 64
 
 
@@ -494,12 +500,12 @@ def test_an_engine_with_more_blocks_than_there_is_room_for_is_degraded_until_it_
     world.stream.tick(world.now)
     world.settle()
     assert world.depth() == 32
-    assert world.truth.level(ENGINE) is Level.DEGRADED
+    assert world.engine_caches.level(ENGINE) is Level.DEGRADED
     assert reasons(world) == ["it tells of more blocks than there is room for"]
     assert believed(world)
     world.stream.live(1, payload({"type": "AllBlocksCleared"}), world.now)
     world.settle()
-    assert world.truth.level(ENGINE) is Level.EXACT
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
     assert not believed(world)
 
 

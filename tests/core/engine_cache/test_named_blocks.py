@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
 from ranvier_py.core.engine_cache.sources.event_values import Tier
@@ -85,17 +85,17 @@ def test_a_block_that_went_and_came_back_between_two_looks_is_no_news() -> None:
 
 def test_a_modelled_engine_is_known_exactly_by_the_table() -> None:
     routes, engine = RouteTable(capacity=100), BackendId(0)
-    truth, source, blocks = EngineTruth(routes, lambda _: 1), Source(engine, "replay"), NamedBlocks(BLOCK)
-    truth.open(source, blocks, 0.0)
-    truth.levelled(source, Level.EXACT, "it is a model", 0.0)
+    engine_caches, source, blocks = EngineCaches(routes, lambda _: 1), Source(engine, "replay"), NamedBlocks(BLOCK)
+    engine_caches.open(source, blocks, 0.0)
+    engine_caches.levelled(source, Level.EXACT, "it is a model", 0.0)
     blocks.stored((1, 2, 3, 4, 5))
-    truth.changed(source, blocks.changes(), 1.0)
-    stops = [(80, 5, 0), (64, 4, 0), (32, 2, 0), (16, 1, 0)]
-    assert routes.match(stops, [1], 2.0) == [Holder(engine, 64, Trust.CONFIRMED)]
-    routes.learn(stops, engine, 1, Trust.LOCAL, 2.0)
+    engine_caches.changed(source, blocks.changes(), 1.0)
+    chain = [(80, 5, 0), (64, 4, 0), (32, 2, 0), (16, 1, 0)]
+    assert routes.match(chain, [1], 2.0) == [Holder(engine, 64, Trust.CONFIRMED)]
+    routes.learn(chain, engine, 1, Trust.LOCAL, 2.0)
     blocks.removed(4)
-    truth.changed(source, blocks.changes(), 3.0)
-    assert routes.match(stops, [1], 3.0) == [Holder(engine, 32, Trust.CONFIRMED)]
+    engine_caches.changed(source, blocks.changes(), 3.0)
+    assert routes.match(chain, [1], 3.0) == [Holder(engine, 32, Trust.CONFIRMED)]
 
 
 def test_what_continues_an_unknown_block_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""A router's own error, flight by flight, through a real Router."""
+"""A router's own error, attempt by attempt, through a real Router."""
 
 from collections.abc import Sequence
 from random import Random
@@ -7,7 +7,7 @@ import pytest
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.calibration.biases import Bias
-from ranvier_py.core.engine_cache.calibration.calibration import FLIGHTS_MAX, SAMPLES_PER_S_MAX, Calibration
+from ranvier_py.core.engine_cache.calibration.calibration import ATTEMPTS_MAX, SAMPLES_PER_S_MAX, Calibration
 from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChange, CalibrationView, Told
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHasher, TokenState
@@ -16,7 +16,7 @@ from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.router import Flight, Router
+from ranvier_py.core.routing.router import Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 
 KEY = b"k" * 32
@@ -51,27 +51,27 @@ class World:
 
     def prompt(self, names: Sequence[int], extra: int = 5) -> Prompt:
         end = Boundary(self.root, Fingerprint(names[-1]), len(names) * BLOCK)
-        stops = [(BLOCK * (at + 1), Fingerprint(name)) for at, name in enumerate(names)]
+        chain = [(BLOCK * (at + 1), Fingerprint(name)) for at, name in enumerate(names)]
         length = len(names) * BLOCK + extra
-        end.tokenized(Segment(stops[:-1], stops[-1], TokenState(length, 0, ())))
+        end.tokenized(Segment(chain[:-1], chain[-1], TokenState(length, 0, ())))
         return Prompt("chat", "", True, end, self.root, (), b"")
 
-    def depart(self, names: Sequence[int], now: float) -> Flight:
+    def start_attempt(self, names: Sequence[int], now: float) -> Attempt:
         prompt = self.prompt(names)
         found = self.router.find(prompt, now)
-        return self.router.depart(prompt, self.router.place(prompt, found), now, found=found)
+        return self.router.start_attempt(prompt, self.router.place(prompt, found), now, found=found)
 
-    def answer(self, flight: Flight, cached: int | None, now: float, *, prompt_tokens: int | None = None) -> None:
-        router, end = self.router, flight.prompt.end
-        router.first_token(flight, now)
+    def answer(self, attempt: Attempt, cached: int | None, now: float, *, prompt_tokens: int | None = None) -> None:
+        router, end = self.router, attempt.prompt.end
+        router.first_token(attempt, now)
         counted = prompt_tokens if prompt_tokens is not None else end.length
-        router.answered(flight, end, Answer(None, "", counted, cached, 8), now)
-        router.land(flight, Outcome.SUCCESS, now)
+        router.answered(attempt, end, Answer(None, "", counted, cached, 8), now)
+        router.finish_attempt(attempt, Outcome.SUCCESS, now)
 
-    def served(self, names: Sequence[int], cached: int | None, now: float) -> Flight:
-        flight = self.depart(names, now)
-        self.answer(flight, cached, now + 0.1)
-        return flight
+    def served(self, names: Sequence[int], cached: int | None, now: float) -> Attempt:
+        attempt = self.start_attempt(names, now)
+        self.answer(attempt, cached, now + 0.1)
+        return attempt
 
     @property
     def view(self) -> CalibrationView:
@@ -98,8 +98,8 @@ def test_the_block_of_the_last_token_is_no_error() -> None:
     """It is always computed again: of 64 tokens asked again, 48 can be found."""
     world = World()
     for now in (10.0, 11.0):
-        flight = world.depart([1, 2, 3, 4], now)
-        world.answer(flight, 48 if now > 10 else 0, now + 0.1, prompt_tokens=64)
+        attempt = world.start_attempt([1, 2, 3, 4], now)
+        world.answer(attempt, 48 if now > 10 else 0, now + 0.1, prompt_tokens=64)
     assert world.view.precision == 1.0
 
 
@@ -207,12 +207,12 @@ def test_what_a_running_request_holds_does_not_fade() -> None:
     world = World()
     now = press(world, 10_000, 200)
     names = [10**6 + block for block in range(10)]
-    flight = world.depart(names, now)
-    world.router.first_token(flight, now + 0.1)
+    attempt = world.start_attempt(names, now)
+    world.router.first_token(attempt, now + 0.1)
     world.now += 1.0
     now = press(world, 10_000, 60)
     assert world.depth(names, now) == 160
-    world.answer(flight, 0, now)
+    world.answer(attempt, 0, now)
     now = press(world, 10_000, 60)
     assert world.depth(names, now) == 0
 
@@ -223,8 +223,8 @@ def test_what_peers_send_pushes_out_too() -> None:
     names = [10**6 + block for block in range(10)]
     world.served(names, 0, now)
     for number in range(60):
-        stops = [(16 * (block + 1), 10**7 + 100 * number + block, 0) for block in range(40)]
-        world.router.routes.learn(stops[::-1], A, 1, Trust.REMOTE, now + 1 + number)
+        chain = [(16 * (block + 1), 10**7 + 100 * number + block, 0) for block in range(40)]
+        world.router.routes.learn(chain[::-1], A, 1, Trust.REMOTE, now + 1 + number)
     world.calibration.tick(now + 62)
     assert world.depth(names, now + 62) == 0
     assert world.depth([10**7 + 100 * 59 + block for block in range(40)], now + 62) == 640
@@ -265,8 +265,8 @@ def test_an_engine_that_told_once_means_nothing_by_silence() -> None:
 def test_another_template_is_named_by_the_engines_own_count() -> None:
     world, rng = World(), Random(1)
     for number in range(60):
-        flight = world.depart([number + 1, number + 100], 10.0 + number)
-        world.answer(flight, 0, 10.5 + number, prompt_tokens=32 + rng.choice((3, 50, 9, 14, 33, -7)))
+        attempt = world.start_attempt([number + 1, number + 100], 10.0 + number)
+        world.answer(attempt, 0, 10.5 + number, prompt_tokens=32 + rng.choice((3, 50, 9, 14, 33, -7)))
     [change] = world.calibration.tick(world.now)
     assert change.bias is Bias.TEMPLATE
 
@@ -282,26 +282,26 @@ def test_a_restart_forgets_what_was_there_and_not_how_large_it_is() -> None:
     assert world.depth([1, 2, 3], now + 2) == 48
 
 
-def test_flights_without_an_answer_leave_nothing_behind() -> None:
+def test_attempts_without_an_answer_leave_nothing_behind() -> None:
     world = World()
-    for second in range(2 * FLIGHTS_MAX // SAMPLES_PER_S_MAX):
+    for second in range(2 * ATTEMPTS_MAX // SAMPLES_PER_S_MAX):
         for number in range(SAMPLES_PER_S_MAX + 5):
-            flight = world.depart([number + 1, number + 100], float(second))
-            world.router.land(flight, Outcome.BROKEN if number % 2 else Outcome.SUCCESS, float(second))
+            attempt = world.start_attempt([number + 1, number + 100], float(second))
+            world.router.finish_attempt(attempt, Outcome.BROKEN if number % 2 else Outcome.SUCCESS, float(second))
     counts = world.calibration.counts
-    assert counts.sampled == 2 * FLIGHTS_MAX
-    assert counts.skipped == 5 * 2 * FLIGHTS_MAX // SAMPLES_PER_S_MAX
-    assert len(world.calibration._samples) <= FLIGHTS_MAX
+    assert counts.sampled == 2 * ATTEMPTS_MAX
+    assert counts.skipped == 5 * 2 * ATTEMPTS_MAX // SAMPLES_PER_S_MAX
+    assert len(world.calibration._samples) <= ATTEMPTS_MAX
 
 
-def test_a_sample_is_not_taken_for_that_of_another_flight() -> None:
+def test_a_sample_is_not_taken_for_that_of_another_attempt() -> None:
     """Python gives an address again as soon as it is free."""
     world = World()
     world.served([1, 2, 3, 4], 0, 10.0)
-    flight = world.depart([1, 2, 3, 4], 11.0)
-    flight.departed_at += 1.0
+    attempt = world.start_attempt([1, 2, 3, 4], 11.0)
+    attempt.sent_at += 1.0
     outcomes = world.calibration._ledgers[A].estimate.outcomes
-    world.answer(flight, 64, 13.0)
+    world.answer(attempt, 64, 13.0)
     assert world.calibration._ledgers[A].estimate.outcomes == outcomes
 
 

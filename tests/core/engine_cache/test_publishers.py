@@ -11,14 +11,14 @@ from ranvier_py.core.engine_cache.sources.publishers import (
     NOTHING,
     OWN,
     RANKS_MAX,
+    Endpoint,
     Found,
     Publisher,
-    Spot,
     at_home,
     of_operator,
+    parse_endpoint,
     read_event_sources,
     read_server_info,
-    spot,
 )
 
 VLLM_032 = {
@@ -67,7 +67,7 @@ def home(found: Found, host: str = "engine", *addresses: str) -> Found:
 
 
 def test_vllm_tells_each_rank() -> None:
-    expected = Publisher(0, Spot("engine", 5557), Spot("engine", 5558), "kv@127.0.0.1@tiny")
+    expected = Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5558), "kv@127.0.0.1@tiny")
     assert home(read_event_sources(body(VLLM_032))) == Found((expected,))
 
 
@@ -76,8 +76,8 @@ def test_a_list_of_sources_is_read_too(told: Any) -> None:
     found = home(read_event_sources(body(told)))
     assert found == Found(
         (
-            Publisher(0, Spot("engine", 41001), Spot("engine", 41003)),
-            Publisher(1, Spot("engine", 41002), None, "kv"),
+            Publisher(0, Endpoint("engine", 41001), Endpoint("engine", 41003)),
+            Publisher(1, Endpoint("engine", 41002), None, "kv"),
         )
     )
 
@@ -97,15 +97,17 @@ def test_sglang_tells_a_base_port_and_where_its_load_is() -> None:
     found = home(read_server_info(body(SGLANG)))
     assert found == Found(
         (
-            Publisher(0, Spot("engine", 5557), Spot("engine", 5561), "kv", Spot("engine", 5559), "load"),
-            Publisher(1, Spot("engine", 5558), Spot("engine", 5562), "kv", Spot("engine", 5560), "load"),
+            Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5561), "kv", Endpoint("engine", 5559), "load"),
+            Publisher(1, Endpoint("engine", 5558), Endpoint("engine", 5562), "kv", Endpoint("engine", 5560), "load"),
         )
     )
 
 
 def test_an_older_sglang_tells_only_its_option() -> None:
     told = {"dp_size": 1, "kv_events_config": SGLANG["kv_events_config"]}
-    assert home(read_server_info(body(told))).publishers == (Publisher(0, Spot("engine", 5557), Spot("engine", 5561)),)
+    assert home(read_server_info(body(told))).publishers == (
+        Publisher(0, Endpoint("engine", 5557), Endpoint("engine", 5561)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,20 +141,20 @@ def test_an_engine_can_not_send_us_elsewhere(host: str) -> None:
 def test_an_address_that_the_backends_name_stands_for_is_its_own() -> None:
     """vLLM with port 0 tells the address of its machine."""
     told = read_event_sources(body([{"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.1:5557"}]))
-    assert home(told, "engine", "10.0.0.1").publishers == (Publisher(0, Spot("engine", 5557)),)
+    assert home(told, "engine", "10.0.0.1").publishers == (Publisher(0, Endpoint("engine", 5557)),)
 
 
 def test_a_replay_or_a_load_elsewhere_is_left_out_and_the_events_are_heard() -> None:
-    elsewhere = Spot("10.0.0.9", 1)
-    found = home(Found((Publisher(0, Spot(OWN, 5557), elsewhere, "", elsewhere),)))
-    assert found.publishers == (Publisher(0, Spot("engine", 5557)),)
+    elsewhere = Endpoint("10.0.0.9", 1)
+    found = home(Found((Publisher(0, Endpoint(OWN, 5557), elsewhere, "", elsewhere),)))
+    assert found.publishers == (Publisher(0, Endpoint("engine", 5557)),)
     assert found.refused == ("rank 0: its replay is on another host",)
 
 
 def test_an_operator_may_name_any_host() -> None:
     assert of_operator("tcp://10.0.0.9:5557", "tcp://*:6000", 2, "engine") == (
-        Publisher(0, Spot("10.0.0.9", 5557), Spot("engine", 6000)),
-        Publisher(1, Spot("10.0.0.9", 5558), Spot("engine", 6001)),
+        Publisher(0, Endpoint("10.0.0.9", 5557), Endpoint("engine", 6000)),
+        Publisher(1, Endpoint("10.0.0.9", 5558), Endpoint("engine", 6001)),
     )
     assert len(of_operator("tcp://*:65535", "", 2, "engine")) == 1, "there is no port above"
 
@@ -160,16 +162,16 @@ def test_an_operator_may_name_any_host() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("tcp://*:5557", Spot(OWN, 5557)),
-        ("tcp://0.0.0.0:1", Spot(OWN, 1)),
-        ("tcp://[::]:1", Spot(OWN, 1)),
-        ("tcp://10.0.0.1:65535", Spot("10.0.0.1", 65535)),
-        ("tcp://[FE80::1]:5", Spot("fe80::1", 5)),
-        ("tcp://Engine-1.svc.cluster.local:5557", Spot("engine-1.svc.cluster.local", 5557)),
+        ("tcp://*:5557", Endpoint(OWN, 5557)),
+        ("tcp://0.0.0.0:1", Endpoint(OWN, 1)),
+        ("tcp://[::]:1", Endpoint(OWN, 1)),
+        ("tcp://10.0.0.1:65535", Endpoint("10.0.0.1", 65535)),
+        ("tcp://[FE80::1]:5", Endpoint("fe80::1", 5)),
+        ("tcp://Engine-1.svc.cluster.local:5557", Endpoint("engine-1.svc.cluster.local", 5557)),
     ],
 )
-def test_an_endpoint_is_a_host_and_a_port(text: str, found: Spot) -> None:
-    assert spot(text) == found
+def test_an_endpoint_is_a_host_and_a_port(text: str, found: Endpoint) -> None:
+    assert parse_endpoint(text) == found
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_an_endpoint_is_a_host_and_a_port(text: str, found: Spot) -> None:
     ],
 )
 def test_what_is_no_endpoint_is_none(text: object) -> None:
-    assert spot(text) is None
+    assert parse_endpoint(text) is None
 
 
 def test_a_list_without_an_end_is_cut() -> None:

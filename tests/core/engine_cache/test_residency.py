@@ -326,7 +326,7 @@ def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
     held = residency()
     for number in range(5000):
         held.apply(stored([number], TEXT[:16], salt=str(number)))
-    assert held.counts.stems_refused == 5000 - 4096
+    assert held.counts.roots_refused == 5000 - 4096
     held.apply(removed(*range(5000)))
     held.settle()
     held.apply(stored([1], TEXT[:16], salt="new"))

@@ -97,7 +97,7 @@ def test_what_is_stored_below_a_copy_has_its_fingerprint() -> None:
     assert copy.tiers() == held.tiers()
 
 
-def test_an_adapter_and_a_salt_find_their_stem_again() -> None:
+def test_an_adapter_and_a_salt_find_their_root_again() -> None:
     held = residency()
     held.apply(stored([1], TEXT[:16], salt="s"))
     copy = copied(held)

@@ -59,7 +59,8 @@ def test_a_node_that_waits_for_its_first_table_sleeps_meanwhile() -> None:
 def test_a_session_that_has_raised_its_epoch_can_prove_itself_again() -> None:
     """A node without its state file came back with an epoch below its last one: its first proof counted for nothing.
 
-    When it had raised its epoch others knew it by hearsay, and its further proofs were ignored: alive, never a peer.
+    When it had raised its epoch others knew it by reports of others, and its further proofs were ignored: alive, never
+    a peer.
     """
     one, two, world = acquainted()
     two.record = two.sessions.me = two.record._replace(epoch=two.record.epoch + 5)
@@ -87,7 +88,8 @@ def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypat
 
 
 class Keeper:
-    """Somebody on the wire who keeps one stream packet with lessons that never arrives, and delivers it when told."""
+    """Somebody on the wire who keeps one stream packet with route updates that never arrives, and delivers it when
+    told."""
 
     def __init__(self, run: Run, sender: int, target: int) -> None:
         self.run = run
@@ -103,7 +105,7 @@ class Keeper:
             self.kept.append(data)
 
     def heard_of(self) -> int:
-        """What the target has of the sender's lessons."""
+        """What the target has of the sender's route updates."""
         hosts = self.run.world.hosts
         sender, target = hosts[self.sender].mind, hosts[self.target].mind
         assert isinstance(sender, RealMind)
@@ -118,7 +120,7 @@ class Keeper:
 
 @pytest.mark.parametrize(("delay_s", "taken"), [(1.0, True), (HELD_BACK_MAX_S, False)])
 def test_a_packet_that_is_held_back_counts_as_long_as_its_sender_passes_for_alive(delay_s: float, taken: bool) -> None:
-    """Its lessons were as much too young as it was late, and S5 knew of no bound for that."""
+    """Its route updates were as much too young as it was late, and S5 knew of no bound for that."""
     cut = Step(10.0, "cut", nodes=(0,))
     size = Size(nodes=3, engines=2)
     run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, Minds())

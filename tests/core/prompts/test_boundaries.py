@@ -32,10 +32,10 @@ def test_tokens_that_share_a_character_are_counted_together() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.data())
 def test_every_token_end_is_found(lengths: list[int], data: st.DataObject) -> None:
-    stops = np.cumsum(lengths).tolist()
-    offsets = list(zip([0, *stops], stops, strict=False))
-    chosen = sorted(data.draw(st.lists(st.sampled_from(range(len(stops))), min_size=1)))
-    assert ends_by_offsets(offsets, [stops[index] for index in chosen]) == [index + 1 for index in chosen]
+    chain = np.cumsum(lengths).tolist()
+    offsets = list(zip([0, *chain], chain, strict=False))
+    chosen = sorted(data.draw(st.lists(st.sampled_from(range(len(chain))), min_size=1)))
+    assert ends_by_offsets(offsets, [chain[index] for index in chosen]) == [index + 1 for index in chosen]
 
 
 def test_no_tokens_have_no_ends() -> None:

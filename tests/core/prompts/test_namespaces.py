@@ -48,11 +48,11 @@ def tokenized(prompt: Prompt) -> Boundary:
 
 
 def tokens_of(end: Boundary) -> set[int]:
-    return {token for _, token, _ in end.stops() if token}
+    return {token for _, token, _ in end.chain() if token}
 
 
 def texts_of(end: Boundary) -> set[int]:
-    return {text for _, _, text in end.stops() if text}
+    return {text for _, _, text in end.chain() if text}
 
 
 NAMES = st.sampled_from(["m", "n", "", "m\x00", "tokens", "salt"])
@@ -113,27 +113,27 @@ def test_one_row_stands_for_equal_tokens_of_two_text_namespaces() -> None:
     both."""
     texts, routes, engine = reader(), RouteTable(capacity=100), BackendId(0)
     plain, tools = tokenized(chat(texts, 2)), tokenized(chat(texts, 2, tools=TOOLS))
-    routes.learn(plain.stops(), engine, 0, Trust.LOCAL, 1.0)
+    routes.learn(plain.chain(), engine, 0, Trust.LOCAL, 1.0)
     rows = len(routes)
-    assert routes.match(tools.stops(), [0], 2.0)[0].tokens == 96
-    routes.learn(tools.stops(), engine, 0, Trust.LOCAL, 3.0)
+    assert routes.match(tools.chain(), [0], 2.0)[0].tokens == 96
+    routes.learn(tools.chain(), engine, 0, Trust.LOCAL, 3.0)
     assert len(routes) == rows
     for end in (plain, tools):
-        by_text = [(tokens, 0, text) for tokens, _, text in end.stops() if text]
+        by_text = [(tokens, 0, text) for tokens, _, text in end.chain() if text]
         assert routes.match(by_text, [0], 4.0)[0].tokens == 96
     assert routes.retract(Fingerprint(plain.token), engine, 5.0)
     for end in (plain, tools):
-        by_text = [(tokens, 0, text) for tokens, _, text in end.stops() if text]
+        by_text = [(tokens, 0, text) for tokens, _, text in end.chain() if text]
         assert routes.match(by_text, [0], 6.0)[0].tokens == 48
 
 
 def test_texts_learned_apart_become_one_row_when_their_tokens_come() -> None:
     texts, routes = reader(), RouteTable(capacity=100)
     plain, tools = chat(texts, 2), chat(texts, 2, tools=TOOLS)
-    routes.learn(plain.end.stops(), BackendId(0), 0, Trust.LOCAL, 1.0)
-    routes.learn(tools.end.stops(), BackendId(1), 0, Trust.LOCAL, 1.0)
-    routes.learn(tokenized(plain).stops(), BackendId(0), 0, Trust.LOCAL, 2.0)
-    routes.learn(tokenized(tools).stops(), BackendId(1), 0, Trust.LOCAL, 2.0)
+    routes.learn(plain.end.chain(), BackendId(0), 0, Trust.LOCAL, 1.0)
+    routes.learn(tools.end.chain(), BackendId(1), 0, Trust.LOCAL, 1.0)
+    routes.learn(tokenized(plain).chain(), BackendId(0), 0, Trust.LOCAL, 2.0)
+    routes.learn(tokenized(tools).chain(), BackendId(1), 0, Trust.LOCAL, 2.0)
     assert len(routes) == len(tokens_of(plain.end))
-    found = routes.match(plain.end.stops(), [0, 0], 3.0, wanted=2)
+    found = routes.match(plain.end.chain(), [0, 0], 3.0, wanted=2)
     assert sorted((holder.backend, holder.tokens) for holder in found) == [(0, 96), (1, 96)]

@@ -49,7 +49,7 @@ def turns(count: int, words: str = "word") -> list[dict[str, Any]]:
 
 
 def texts(prompt: Prompt) -> list[int]:
-    return [text for _, _, text in prompt.end.stops() if text]
+    return [text for _, _, text in prompt.end.chain() if text]
 
 
 CONTENT = st.one_of(

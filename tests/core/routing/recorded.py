@@ -13,7 +13,7 @@ def a_record(**fields: Any) -> Record:
         "at": 1.5,
         "model": "m",
         "kind": "chat",
-        "stops": ((16, 11), (32, 12), (64, 13), (96, 14)),
+        "chain": ((16, 11), (32, 12), (64, 13), (96, 14)),
         "ends": (1, 3),
         "prompt_tokens": 100,
         "answer_tokens": 30,

@@ -137,8 +137,8 @@ def test_an_id_comes_back_under_a_new_epoch_only() -> None:
     old = registry.remove("e0")
     new = registry.add("http://10.0.0.1:8000")
     assert new.id == old.id
-    assert new.epoch > old.epoch
-    assert registry.pool("", 0).epochs[new.id] == new.epoch
+    assert new.generation > old.generation
+    assert registry.pool("", 0).generations[new.id] == new.generation
 
 
 def test_the_id_of_a_removed_backend_is_kept_until_its_last_request_ended() -> None:
@@ -185,7 +185,7 @@ def test_a_draining_backend_gets_nothing_new_until_it_is_taken_back() -> None:
     registry.drain("e0")
     pool = registry.pool("m", 0)
     assert names(pool) == "e1"
-    assert pool.epochs == [-1, 1]
+    assert pool.generations == [-1, 1]
     registry.drain("e0", draining=False)
     assert names(registry.pool("m", 0)) == "e0 e1"
 
@@ -343,9 +343,9 @@ def test_a_new_start_time_is_a_new_epoch() -> None:
     pool = registry.pool("", 0)
     assert registry.probed(backend.id, started(1000.2), 1) == []
     [change] = registry.probed(backend.id, started(2000.0), 2)
-    assert (change.what, change.before, change.after) == ("epoch", "1", "2")
-    assert registry.pool("", 2).epochs == [2]
-    assert pool.epochs == [1]
+    assert (change.what, change.before, change.after) == ("generation", "1", "2")
+    assert registry.pool("", 2).generations == [2]
+    assert pool.generations == [1]
 
 
 def test_an_engine_that_comes_back_after_refused_connections_is_another_process() -> None:
@@ -353,7 +353,7 @@ def test_an_engine_that_comes_back_after_refused_connections_is_another_process(
     registry.probed(BackendId(0), UP, 0)
     registry.probed(BackendId(0), REFUSED, 1)
     [change] = registry.probed(BackendId(0), UP, 2)
-    assert change.what == "epoch"
+    assert change.what == "generation"
     assert registry.probed(BackendId(0), UP, 3) == []
     assert registry.statistics().restarts == 1
 
@@ -372,7 +372,7 @@ def test_an_engine_that_only_timed_out_keeps_its_claims() -> None:
         registry.probed(BackendId(0), TIMED_OUT, 1)
     registry.probed(BackendId(0), UP, 2)
     registry.probed(BackendId(0), UP, 3)
-    assert registry[BackendId(0)].epoch == 1
+    assert registry[BackendId(0)].generation == 1
     assert registry[BackendId(0)].health is Health.HEALTHY
 
 
@@ -380,7 +380,7 @@ def test_an_engine_that_was_still_starting_is_no_restart() -> None:
     registry = cluster(1)
     registry.probed(BackendId(0), REFUSED, 0)
     registry.probed(BackendId(0), UP, 1)
-    assert registry[BackendId(0)].epoch == 1
+    assert registry[BackendId(0)].generation == 1
 
 
 def test_what_an_engine_served_before_its_first_good_probe_is_void_when_it_was_gone_since() -> None:
@@ -390,9 +390,9 @@ def test_what_an_engine_served_before_its_first_good_probe_is_void_when_it_was_g
     registry.finished(BackendId(0), Outcome.SUCCESS, 0)
     registry.probed(BackendId(0), REFUSED, 1)
     registry.probed(BackendId(0), started(1000.0), 2)
-    assert registry[BackendId(0)].epoch == 2
+    assert registry[BackendId(0)].generation == 2
     registry.probed(BackendId(0), started(1000.0), 3)
-    assert registry[BackendId(0)].epoch == 2
+    assert registry[BackendId(0)].generation == 2
 
 
 def test_requests_that_never_reached_a_starting_engine_make_no_restart() -> None:
@@ -401,18 +401,18 @@ def test_requests_that_never_reached_a_starting_engine_make_no_restart() -> None
     registry.dispatched(BackendId(0), 0)
     registry.finished(BackendId(0), Outcome.CONNECT_ERROR, 0)
     registry.probed(BackendId(0), started(1000.0), 1)
-    assert registry[BackendId(0)].epoch == 1
+    assert registry[BackendId(0)].generation == 1
 
 
-@pytest.mark.parametrize(("found", "epoch"), [(started(1000.0), 2), (UP, 1)])
-def test_only_a_first_start_time_makes_a_timeout_suspicious(found: ProbeResult, epoch: int) -> None:
+@pytest.mark.parametrize(("found", "generation"), [(started(1000.0), 2), (UP, 1)])
+def test_only_a_first_start_time_makes_a_timeout_suspicious(found: ProbeResult, generation: int) -> None:
     """Where no start time is told a busy engine must keep its claims; where it is, this costs claims but once."""
     registry = cluster(1)
     registry.dispatched(BackendId(0), 0)
     registry.finished(BackendId(0), Outcome.SUCCESS, 0)
     registry.probed(BackendId(0), TIMED_OUT, 1)
     registry.probed(BackendId(0), found, 2)
-    assert registry[BackendId(0)].epoch == epoch
+    assert registry[BackendId(0)].generation == generation
 
 
 def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -> None:
@@ -420,7 +420,7 @@ def test_a_restarted_engine_is_asked_again_without_waiting_for_the_open_time() -
     registry.probed(BackendId(0), started(1000.0), 0)
     fail(registry, registry[BackendId(0)])
     changes = registry.probed(BackendId(0), started(2000.0), 1)
-    assert sorted(change.what for change in changes) == ["circuit", "epoch"]
+    assert sorted(change.what for change in changes) == ["circuit", "generation"]
     assert names(registry.pool("", 1)) == "e0 e1"
 
 
@@ -519,9 +519,9 @@ class AnyHistory(RuleBasedStateMachine):
             cached = self.registry.pool(model, self.now)
             self.registry.version += 1
             fresh = self.registry.pool(model, self.now)
-            assert (cached.ids, cached.epochs, cached.last_resort, cached.why) == (
+            assert (cached.ids, cached.generations, cached.last_resort, cached.why) == (
                 fresh.ids,
-                fresh.epochs,
+                fresh.generations,
                 fresh.last_resort,
                 fresh.why,
             )

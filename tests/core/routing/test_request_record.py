@@ -1,4 +1,4 @@
-"""One flight as a line, and back."""
+"""One attempt as a line, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.request_record import (
@@ -32,11 +32,11 @@ from tests.core.routing.recorded import a_record
 
 KEY = b"k" * 32
 SECRET = "my darkest secret"
-RECORD = a_record(stops=((16, 0xFEDCBA9876543210), (32, 1), (160, 2)), ends=(0, 2), prompt_tokens=170)
+RECORD = a_record(chain=((16, 0xFEDCBA9876543210), (32, 1), (160, 2)), ends=(0, 2), prompt_tokens=170)
 
 
-def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Flight, PromptReader, TokenHasher]:
-    """A flight of this chat, each of whose messages has so many tokens; None: nobody has tokenized them."""
+def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Attempt, PromptReader, TokenHasher]:
+    """A attempt of this chat, each of whose messages has so many tokens; None: nobody has tokenized them."""
     hasher = TokenHasher(KEY)
     reader = PromptReader(TextHasher(KEY), hasher, PromptMemory(), identity="t", bytes_per_token=4.0, digest_seed=3)
     prompt = reader.chat(json.dumps({"messages": messages, "model": "m", "user": SECRET}).encode())
@@ -52,18 +52,18 @@ def flown(messages: list[dict[str, str]], tokens: int | None) -> tuple[Flight, P
     registry = Registry(BackendLimits())
     target = registry.add("http://10.0.0.1:8000", name="a")
     decision = Decision(target.id, "a", "warm", "affinity", 16, prompt.tokens, "text", (), (target.id,), (0,))
-    flight = Flight(prompt, decision, target, 0, None, 10.0)
-    flight.first_at, flight.status = 10.5, 200
-    return flight, reader, hasher
+    attempt = Attempt(prompt, decision, target, 0, None, 10.0)
+    attempt.first_at, attempt.status = 10.5, 200
+    return attempt, reader, hasher
 
 
 CHAT = [{"role": "system", "content": SECRET}, {"role": "user", "content": SECRET}]
 
 
-def test_a_flight_is_its_stops_sizes_decision_and_outcome() -> None:
-    flight, _, _ = flown(CHAT, 100)
-    record = record_of(flight, Outcome.SUCCESS, 12.0, 4.0, None, Answer(prompt_tokens=203, cached_tokens=96))
-    assert [tokens for tokens, _ in record.stops] == [16, 32, 64, 96, 128, 192]
+def test_a_attempt_is_its_stops_sizes_decision_and_outcome() -> None:
+    attempt, _, _ = flown(CHAT, 100)
+    record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0, None, Answer(prompt_tokens=203, cached_tokens=96))
+    assert [tokens for tokens, _ in record.chain] == [16, 32, 64, 96, 128, 192]
     assert record.ends == (3, 5)
     assert (record.at, record.first_token_s, record.total_s) == (6.0, 0.5, 2.0)
     assert (record.prompt_tokens, record.cached_tokens, record.answer_tokens) == (203, 96, 0)
@@ -72,40 +72,40 @@ def test_a_flight_is_its_stops_sizes_decision_and_outcome() -> None:
 
 
 def test_an_answer_extends_the_stops_of_its_prompt() -> None:
-    flight, reader, hasher = flown(CHAT, 100)
-    before = record_of(flight, Outcome.SUCCESS, 12.0, 4.0)
-    end = reader.extend(flight.prompt.end, {"role": "assistant", "content": SECRET})
-    assert flight.prompt.end.state is not None
-    end.tokenized(hasher.extend(flight.prompt.end.state, np.arange(60, dtype=np.uint32), [60])[0])
-    record = record_of(flight, Outcome.SUCCESS, 12.0, 4.0, end)
-    assert record.stops[: len(before.stops)] == before.stops
-    assert record.stops[-1][0] == 256
+    attempt, reader, hasher = flown(CHAT, 100)
+    before = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
+    end = reader.extend(attempt.prompt.end, {"role": "assistant", "content": SECRET})
+    assert attempt.prompt.end.state is not None
+    end.tokenized(hasher.extend(attempt.prompt.end.state, np.arange(60, dtype=np.uint32), [60])[0])
+    record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0, end)
+    assert record.chain[: len(before.chain)] == before.chain
+    assert record.chain[-1][0] == 256
     assert record.answer_tokens == 60
 
 
 def test_what_was_never_tokenized_has_no_stops() -> None:
-    flight, _, _ = flown(CHAT, None)
-    record = record_of(flight, Outcome.SUCCESS, 12.0, 4.0)
-    assert (record.stops, record.ends) == ((), ())
-    assert record.prompt_tokens == flight.prompt.end.length > 0
+    attempt, _, _ = flown(CHAT, None)
+    record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
+    assert (record.chain, record.ends) == ((), ())
+    assert record.prompt_tokens == attempt.prompt.end.length > 0
 
 
 def test_a_line_holds_no_text_no_field_and_no_key() -> None:
-    flight, reader, _ = flown(CHAT, 100)
-    end = reader.extend(flight.prompt.end, {"role": "assistant", "content": SECRET})
+    attempt, reader, _ = flown(CHAT, 100)
+    end = reader.extend(attempt.prompt.end, {"role": "assistant", "content": SECRET})
     answer = Answer({"role": "assistant", "content": SECRET}, SECRET, 203, 0, 9)
-    line = record_of(flight, Outcome.SUCCESS, 12.0, 4.0, end, answer).line()
+    line = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0, end, answer).line()
     assert SECRET.encode() not in line
     assert KEY not in line
-    assert str(flight.prompt.end.text).encode() not in line
+    assert str(attempt.prompt.end.text).encode() not in line
     assert set(orjson.loads(line)) == set(Record.__slots__)
 
 
 @pytest.mark.parametrize("model", ["x" * 9999, "half \ud800 a pair"])
 def test_whatever_a_client_calls_a_model_becomes_a_line(model: str) -> None:
-    flight, _, _ = flown(CHAT, 100)
-    flight.prompt.model = model
-    record = record_of(flight, Outcome.SUCCESS, 12.0, 4.0)
+    attempt, _, _ = flown(CHAT, 100)
+    attempt.prompt.model = model
+    record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
     assert len(record.line()) < 2000
     assert read_record(orjson.loads(record.line())) == record
 
@@ -122,16 +122,16 @@ def test_a_scheme_has_a_name_that_depends_on_key_and_identity() -> None:
     assert len(marks) == 4
 
 
-STOPS = st.lists(
-    st.tuples(st.integers(1, 1 << 30), st.integers(1, (1 << 64) - 1)), max_size=8, unique_by=lambda stop: stop[0]
-).map(lambda stops: tuple(sorted(stops)))
+CHAIN = st.lists(
+    st.tuples(st.integers(1, 1 << 30), st.integers(1, (1 << 64) - 1)), max_size=8, unique_by=lambda key: key[0]
+).map(lambda chain: tuple(sorted(chain)))
 
 
 @settings(max_examples=100, deadline=None)
-@given(STOPS, st.data())
-def test_a_line_reads_back(stops: tuple[tuple[int, int], ...], data: st.DataObject) -> None:
-    ends = data.draw(st.sets(st.integers(0, max(0, len(stops) - 1)))) if stops else set()
-    record = replace(RECORD, stops=stops, ends=tuple(sorted(ends)), cached_tokens=data.draw(st.none() | st.integers(0)))
+@given(CHAIN, st.data())
+def test_a_line_reads_back(chain: tuple[tuple[int, int], ...], data: st.DataObject) -> None:
+    ends = data.draw(st.sets(st.integers(0, max(0, len(chain) - 1)))) if chain else set()
+    record = replace(RECORD, chain=chain, ends=tuple(sorted(ends)), cached_tokens=data.draw(st.none() | st.integers(0)))
     if record.cached_tokens is not None and record.cached_tokens > 1 << 53:
         record = replace(record, cached_tokens=5)
     assert read_record(orjson.loads(record.line())) == record
@@ -145,12 +145,12 @@ def test_a_header_reads_back() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"stops": None}, "found no list of stops"),
-        ({"stops": [[16, "zz"]]}, "found the stop"),
-        ({"stops": [[16, "00ff00ff00ff00ff"], [16, "00ff00ff00ff00ff"]]}, "ascending"),
-        ({"stops": [[16, "0000000000000000"]], "ends": []}, "found the stop"),
-        ({"stops": [[16]]}, "found the stop"),
-        ({"stops": [[True, "00ff00ff00ff00ff"]]}, "found the stop"),
+        ({"chain": None}, "found no list of stops"),
+        ({"chain": [[16, "zz"]]}, "found the prefix key"),
+        ({"chain": [[16, "00ff00ff00ff00ff"], [16, "00ff00ff00ff00ff"]]}, "ascending"),
+        ({"chain": [[16, "0000000000000000"]], "ends": []}, "found the prefix key"),
+        ({"chain": [[16]]}, "found the prefix key"),
+        ({"chain": [[True, "00ff00ff00ff00ff"]]}, "found the prefix key"),
         ({"ends": [7]}, "found ends that are no places"),
         ({"ends": [2, 0]}, "found ends out of order"),
         ({"outcome": "fine"}, "found outcome 'fine'"),

@@ -16,7 +16,7 @@ from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Flight, Router
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 
 KEY = b"k" * 32
@@ -48,22 +48,22 @@ def chat(*contents: str, system: str = "You are an assistant. " * 20) -> bytes:
     return json.dumps({"messages": messages, "model": "m"}).encode()
 
 
-def depart(router: Router, body: bytes, now: float = 0.0, path: bytes = CHAT_PATH) -> Flight:
+def start_attempt(router: Router, body: bytes, now: float = 0.0, path: bytes = CHAT_PATH) -> Attempt:
     prompt = router.read(path, body)
-    return router.depart(prompt, router.place(prompt, router.find(prompt, now)), now)
+    return router.start_attempt(prompt, router.place(prompt, router.find(prompt, now)), now)
 
 
-def serve(router: Router, body: bytes, now: float = 0.0) -> Flight:
-    flight = depart(router, body, now)
-    router.first_token(flight, now)
-    router.land(flight, Outcome.SUCCESS, now)
-    return flight
+def serve(router: Router, body: bytes, now: float = 0.0) -> Attempt:
+    attempt = start_attempt(router, body, now)
+    router.first_token(attempt, now)
+    router.finish_attempt(attempt, Outcome.SUCCESS, now)
+    return attempt
 
 
 def test_the_next_turn_goes_where_the_last_one_was_served() -> None:
     router = make_router()
     first = serve(router, chat("one"))
-    second = depart(router, chat("one", "answer", "two"))
+    second = start_attempt(router, chat("one", "answer", "two"))
     assert second.backend == first.backend
     assert second.decision.reason == "affinity"
     assert second.decision.matched_tokens == first.prompt.tokens > 0
@@ -75,14 +75,14 @@ def test_the_answer_is_learned_too_since_the_next_turn_contains_it() -> None:
     first = serve(router, chat("one"))
     answer = Answer({"role": "assistant", "content": "answer" * 20})
     router.taught(first, first.prompt.end, (), answer, 0.0)
-    second = depart(router, chat("one", "answer", "two"))
+    second = start_attempt(router, chat("one", "answer", "two"))
     assert second.decision.matched_tokens > first.prompt.tokens
 
 
 def test_a_failed_request_leaves_no_claim_behind() -> None:
     router = make_router()
-    flight = depart(router, chat("one"))
-    router.land(flight, Outcome.CONNECT_ERROR, 0.0)
+    attempt = start_attempt(router, chat("one"))
+    router.finish_attempt(attempt, Outcome.CONNECT_ERROR, 0.0)
     assert len(router.routes) == 0
     assert len(router.speculation) == 0
     found = router.find(router.read(CHAT_PATH, chat("one")), 0.0)
@@ -91,24 +91,24 @@ def test_a_failed_request_leaves_no_claim_behind() -> None:
 
 def test_a_cancelled_request_that_had_no_token_teaches_nothing_and_one_that_had_does() -> None:
     router = make_router()
-    router.land(depart(router, chat("one")), Outcome.CANCELLED, 0.0)
+    router.finish_attempt(start_attempt(router, chat("one")), Outcome.CANCELLED, 0.0)
     assert len(router.routes) == 0
-    flight = depart(router, chat("one"))
-    router.first_token(flight, 0.0)
-    router.land(flight, Outcome.CANCELLED, 0.0)
+    attempt = start_attempt(router, chat("one"))
+    router.first_token(attempt, 0.0)
+    router.finish_attempt(attempt, Outcome.CANCELLED, 0.0)
     assert len(router.routes) > 0
 
 
 def test_a_burst_of_one_new_prefix_follows_its_first_request_while_that_is_still_in_flight() -> None:
     router = make_router(policy="affinity")
-    first = depart(router, chat("one"))
-    second = depart(router, chat("another question"))
+    first = start_attempt(router, chat("one"))
+    second = start_attempt(router, chat("another question"))
     assert second.backend == first.backend
     assert second.decision.matched_tokens > 0
 
 
 @pytest.mark.parametrize("known", [(), ("one",)], ids=["a cold prompt", "a known chat"])
-def test_a_flight_claims_the_same_whether_or_not_its_prompt_is_walked_again(known: tuple[str, ...]) -> None:
+def test_a_attempt_claims_the_same_whether_or_not_its_prompt_is_walked_again(known: tuple[str, ...]) -> None:
     """What `find` noted on its way is what the next requests of the same burst are looking for."""
     router = make_router()
     if known:
@@ -116,24 +116,24 @@ def test_a_flight_claims_the_same_whether_or_not_its_prompt_is_walked_again(know
     prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
     found = router.find(prompt, 0.0)
     decision = router.place(prompt, found)
-    flights = [router.depart(prompt, decision, 0.0), router.depart(prompt, decision, 0.0, b"", found)]
-    claims = [set(flight.speculation.fingerprints) for flight in flights if flight.speculation]
+    attempts = [router.start_attempt(prompt, decision, 0.0), router.start_attempt(prompt, decision, 0.0, b"", found)]
+    claims = [set(attempt.speculation.fingerprints) for attempt in attempts if attempt.speculation]
     assert len(claims) == 2
     assert claims[0] == claims[1]
-    texts = {text for tokens, _, text in prompt.end.stops() if tokens > decision.matched_tokens}
+    texts = {text for tokens, _, text in prompt.end.chain() if tokens > decision.matched_tokens}
     assert claims[0] == texts
 
 
-def test_a_flight_to_where_less_is_held_claims_all_that_is_new_there() -> None:
+def test_a_attempt_to_where_less_is_held_claims_all_that_is_new_there() -> None:
     """A diverted request makes the whole prompt warm at its backend, not only what nobody held."""
     router = make_router(backends=2)
     held = serve(router, chat("one"))
     prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
     found = router.find(prompt, 0.0)
     diverted = router.place(prompt, found)._replace(backend=BackendId(1 - held.backend), matched_tokens=0)
-    flight = router.depart(prompt, diverted, 0.0, b"", found)
-    assert flight.speculation is not None
-    assert set(flight.speculation.fingerprints) == {text for _, _, text in prompt.end.stops()}
+    attempt = router.start_attempt(prompt, diverted, 0.0, b"", found)
+    assert attempt.speculation is not None
+    assert set(attempt.speculation.fingerprints) == {text for _, _, text in prompt.end.chain()}
 
 
 class Noting:
@@ -142,108 +142,108 @@ class Noting:
     def __init__(self) -> None:
         self.told: list[tuple[str, float]] = []
 
-    def departed(self, flight: Flight, now: float) -> None:
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
         self.told.append(("departed", now))
 
-    def started(self, flight: Flight, now: float) -> None: ...
+    def started(self, attempt: Attempt, now: float) -> None: ...
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None: ...
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None: ...
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         self.told.append(("landed", now))
 
 
 @pytest.mark.parametrize("announces", [0, 1, 2])
 def test_a_quiet_departure_is_told_once_and_before_the_landing(announces: int) -> None:
-    """Also that of a request which never left: an observer that counts flights would lose one."""
+    """Also that of a request which never left: an observer that counts attempts would lose one."""
     router, observer = make_router(), Noting()
     router.observers = (observer,)
     prompt = router.read(CHAT_PATH, chat("one"))
-    flight = router.depart(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0, quiet=True)
+    attempt = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0, quiet=True)
     assert not observer.told
     for _ in range(announces):
-        router.announce(flight)
-    router.land(flight, Outcome.SUCCESS, 2.0)
+        router.announce(attempt)
+    router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
     assert observer.told == [("departed", 1.0), ("landed", 2.0)]
 
 
 def test_the_backend_that_served_is_learned_and_not_the_one_that_failed_before() -> None:
     router = make_router()
     prompt = router.read(CHAT_PATH, chat("one"))
-    failed = router.depart(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
-    router.land(failed, Outcome.CONNECT_ERROR, 0.0)
-    served = router.depart(prompt, router.place(prompt, router.find(prompt, 0.0, [failed.backend])), 0.0)
+    failed = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+    router.finish_attempt(failed, Outcome.CONNECT_ERROR, 0.0)
+    served = router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0, [failed.backend])), 0.0)
     router.first_token(served, 0.0)
-    router.land(served, Outcome.SUCCESS, 0.0)
+    router.finish_attempt(served, Outcome.SUCCESS, 0.0)
     assert served.backend != failed.backend
-    assert depart(router, chat("one", "a", "two")).backend == served.backend
+    assert start_attempt(router, chat("one", "a", "two")).backend == served.backend
 
 
-def test_an_engine_that_restarted_has_lost_its_claims_and_late_lessons_of_its_old_life() -> None:
+def test_an_engine_that_restarted_has_lost_its_claims_and_late_route_updates_of_its_old_life() -> None:
     router = make_router(backends=1)
-    flight = serve(router, chat("one"))
-    router.registry.restart(router.registry[flight.backend], "test", 0.0)
+    attempt = serve(router, chat("one"))
+    router.registry.restart(router.registry[attempt.backend], "test", 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
-    router.taught(flight, flight.prompt.end, (), NOTHING, 0.0)
+    router.taught(attempt, attempt.prompt.end, (), NOTHING, 0.0)
     assert not router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
 
 
-def test_a_removed_backend_is_never_chosen_again_and_its_late_lesson_is_ignored() -> None:
+def test_a_removed_backend_is_never_chosen_again_and_its_late_route_update_is_ignored() -> None:
     router = make_router(backends=2)
-    flight = serve(router, chat("one"))
-    router.registry.remove(router.registry[flight.backend].name)
-    router.taught(flight, flight.prompt.end, (), NOTHING, 0.0)
-    other = depart(router, chat("one"))
-    assert other.backend != flight.backend
+    attempt = serve(router, chat("one"))
+    router.registry.remove(router.registry[attempt.backend].name)
+    router.taught(attempt, attempt.prompt.end, (), NOTHING, 0.0)
+    other = start_attempt(router, chat("one"))
+    assert other.backend != attempt.backend
 
 
 def test_in_flight_counts_are_exact() -> None:
     router = make_router(backends=2)
-    flights = [depart(router, chat(f"chat {number}")) for number in range(6)]
+    attempts = [start_attempt(router, chat(f"chat {number}")) for number in range(6)]
     assert sum(backend.inflight for backend in router.registry) == 6
-    for flight, outcome in zip(flights, Outcome, strict=False):
-        router.land(flight, outcome, 0.0)
+    for attempt, outcome in zip(attempts, Outcome, strict=False):
+        router.finish_attempt(attempt, outcome, 0.0)
     assert sum(backend.inflight for backend in router.registry) == 0
 
 
-def test_a_flight_that_lands_twice_is_a_bug() -> None:
+def test_a_attempt_that_lands_twice_is_a_bug() -> None:
     router = make_router()
-    flight = depart(router, chat("one"))
-    router.land(flight, Outcome.SUCCESS, 0.0)
+    attempt = start_attempt(router, chat("one"))
+    router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
     with pytest.raises(AssertionError, match="lands once"):
-        router.land(flight, Outcome.SUCCESS, 0.0)
+        router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
 
 
-def fill_tokens(router: Router, flight: Flight, lengths: Sequence[int]) -> None:
+def fill_tokens(router: Router, attempt: Attempt, lengths: Sequence[int]) -> None:
     """Pretend the prompt's messages have these lengths in tokens."""
-    root = flight.prompt.end
+    root = attempt.prompt.end
     while root.parent is not None:
         root = root.parent
     assert root.state is not None
     ends = np.cumsum(lengths).tolist()
     segments = router.hasher.extend(root.state, np.arange(ends[-1], dtype=np.uint32), ends)
-    router.taught(flight, root, segments, NOTHING, 0.0)
+    router.taught(attempt, root, segments, NOTHING, 0.0)
 
 
 def test_the_documents_own_chat_is_learned_at_its_block_aligned_boundaries() -> None:
     """[system: 256][user1: 50][assistant1: 100][user2: 40] -> 256, 304, 400, 432 (Ranvier's document)."""
     router = make_router()
-    flight = serve(router, chat("u1", "a1", "u2"))
-    fill_tokens(router, flight, (256, 50, 100, 40))
-    boundaries = [tokens for tokens, _, text in flight.prompt.end.stops() if text]
+    attempt = serve(router, chat("u1", "a1", "u2"))
+    fill_tokens(router, attempt, (256, 50, 100, 40))
+    boundaries = [tokens for tokens, _, text in attempt.prompt.end.chain() if text]
     assert boundaries == [432, 400, 304, 256]
-    resumed = depart(router, chat("u1", "a1", "another turn"))
+    resumed = start_attempt(router, chat("u1", "a1", "another turn"))
     assert resumed.decision.matched_tokens == 400
-    branched = depart(router, chat("another question"))
+    branched = start_attempt(router, chat("another question"))
     assert branched.decision.matched_tokens == 256
 
 
 def test_with_a_template_that_moves_earlier_turns_text_alone_matches_nothing() -> None:
     router = make_router(texts_match=False)
-    flight = serve(router, chat("one"))
+    attempt = serve(router, chat("one"))
     again = router.read(CHAT_PATH, chat("one"))
     assert not router.find(again, 0.0).holders
-    fill_tokens(router, flight, (100, 40))
+    fill_tokens(router, attempt, (100, 40))
     assert router.find(router.read(CHAT_PATH, chat("one")), 0.0).holders
 
 
@@ -267,10 +267,10 @@ def test_baselines_never_wait_for_tokens() -> None:
 def test_completions_match_by_their_token_ids() -> None:
     router = make_router()
     ids = list(range(64))
-    first = depart(router, json.dumps({"model": "m", "prompt": ids}).encode(), path=COMPLETION_PATH)
+    first = start_attempt(router, json.dumps({"model": "m", "prompt": ids}).encode(), path=COMPLETION_PATH)
     router.first_token(first, 0.0)
-    router.land(first, Outcome.SUCCESS, 0.0)
-    longer = depart(router, json.dumps({"model": "m", "prompt": [*ids, 5, 6]}).encode(), path=COMPLETION_PATH)
+    router.finish_attempt(first, Outcome.SUCCESS, 0.0)
+    longer = start_attempt(router, json.dumps({"model": "m", "prompt": [*ids, 5, 6]}).encode(), path=COMPLETION_PATH)
     assert (longer.backend, longer.decision.matched_tokens) == (first.backend, 64)
 
 
@@ -297,11 +297,11 @@ def test_an_explanation_names_every_candidate_and_changes_nothing() -> None:
 
 def test_counters_say_how_much_was_predicted_and_how_much_the_engines_had() -> None:
     router = make_router()
-    flight = serve(router, chat("one"))
-    router.taught(flight, flight.prompt.end, (), Answer(None, "", 100, 64, 5), 0.0)
+    attempt = serve(router, chat("one"))
+    router.taught(attempt, attempt.prompt.end, (), Answer(None, "", 100, 64, 5), 0.0)
     counters = router.counters
     assert (counters.answered_prompt_tokens, counters.answered_cached_tokens) == (100, 64)
-    assert counters.decisions == {flight.decision.reason: 1}
+    assert counters.decisions == {attempt.decision.reason: 1}
     assert counters.outcomes == {"success": 1}
 
 

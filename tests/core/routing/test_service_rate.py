@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Service
-from ranvier_py.core.routing.service_rate import NOMINAL, WINDOW, Ahead, Fleet, Paces, fitted
+from ranvier_py.core.routing.service_rate import NOMINAL, WINDOW, Ahead, Fleet, ServiceRates, fitted
 
 FIRST, SECOND = BackendId(0), BackendId(1)
 IDLE = Ahead(0, 0, 0, 0.0)
@@ -23,7 +23,7 @@ def service(
 
 
 def show(
-    paces: Paces,
+    service_rates: ServiceRates,
     count: int,
     *,
     per_token: float,
@@ -37,113 +37,113 @@ def show(
     for _ in range(count):
         tokens, waited = rng.randrange(10, 8000), rng.random() < 0.5
         gap_s = (queued if waited else alone) + tokens * per_token
-        paces.served(service(tokens, gap_s * (1 + rng.uniform(-noise, noise)), queued=waited, backend=backend))
+        service_rates.served(service(tokens, gap_s * (1 + rng.uniform(-noise, noise)), queued=waited, backend=backend))
 
 
 def test_before_anything_is_known_only_the_tokens_count() -> None:
     assert Fleet().line() == NOMINAL
-    assert Paces()[FIRST].predict(500, IDLE) == (0.0, 500 * NOMINAL.per_token)
+    assert ServiceRates()[FIRST].predict(500, IDLE) == (0.0, 500 * NOMINAL.per_token)
 
 
 def test_rate_and_fixed_parts_are_found() -> None:
-    paces = Paces()
-    show(paces, 800, per_token=2e-4, alone=0.01, queued=0.2)
-    line = paces.fleet.line()
+    service_rates = ServiceRates()
+    show(service_rates, 800, per_token=2e-4, alone=0.01, queued=0.2)
+    line = service_rates.fleet.line()
     assert line.per_token == pytest.approx(2e-4, rel=0.01)
     assert line.alone == pytest.approx(0.01, rel=0.1)
     assert line.queued == pytest.approx(0.2, rel=0.05)
-    assert paces[FIRST].factor == pytest.approx(1.0, abs=0.05)
-    assert paces.fleet.error_s < 0.05
+    assert service_rates[FIRST].factor == pytest.approx(1.0, abs=0.05)
+    assert service_rates.fleet.error_s < 0.05
 
 
 def test_noise_of_a_third_leaves_the_rate_within_an_eighth() -> None:
-    paces = Paces()
-    show(paces, 200, per_token=2e-4, alone=0.01, queued=0.2, noise=0.33)
-    assert paces.fleet.line().per_token == pytest.approx(2e-4, rel=0.125)
+    service_rates = ServiceRates()
+    show(service_rates, 200, per_token=2e-4, alone=0.01, queued=0.2, noise=0.33)
+    assert service_rates.fleet.line().per_token == pytest.approx(2e-4, rel=0.125)
 
 
 def test_what_requests_cost_that_decode_is_found_where_there_is_no_other_cause() -> None:
-    paces, rng = Paces(), Random(2)
+    service_rates, rng = ServiceRates(), Random(2)
     for _ in range(400):
         tokens, decoding = rng.randrange(10, 8000), rng.randrange(40)
-        paces.served(service(tokens, tokens * 1e-4 + decoding * 2e-3, decoding=decoding))
-    assert paces.fleet.line().per_decoding == pytest.approx(2e-3, rel=0.3)
+        service_rates.served(service(tokens, tokens * 1e-4 + decoding * 2e-3, decoding=decoding))
+    assert service_rates.fleet.line().per_decoding == pytest.approx(2e-3, rel=0.3)
 
 
 def test_prompts_that_are_all_alike_do_not_make_tokens_free() -> None:
     """A few others, behind work that this node can't see, would else say that a prefill of any length takes as long."""
-    paces = Paces()
+    service_rates = ServiceRates()
     for _ in range(20):
-        paces.served(service(2200, 0.22))
+        service_rates.served(service(2200, 0.22))
     for _ in range(5):
-        paces.served(service(128, 0.22))
-    assert paces.fleet.line().per_token > 5e-5
+        service_rates.served(service(128, 0.22))
+    assert service_rates.fleet.line().per_token > 5e-5
 
 
 def test_a_few_observations_do_not_make_decoding_dear() -> None:
     """Prompts of one size, as load comes up: what a node can't see lasts longer while more decodes."""
-    paces = Paces()
+    service_rates = ServiceRates()
     for decoding in range(8):
-        paces.served(service(2000, 0.2 + 0.1 * (decoding > 3), decoding=decoding))
-    queue_s, _ = paces[FIRST].predict(100, Ahead(0, 0, 40, 0.0))
+        service_rates.served(service(2000, 0.2 + 0.1 * (decoding > 3), decoding=decoding))
+    queue_s, _ = service_rates[FIRST].predict(100, Ahead(0, 0, 40, 0.0))
     assert queue_s < 0.5
 
 
 def test_a_new_backend_is_taken_for_one_of_the_fleet_until_it_shows_another_pace() -> None:
-    paces = Paces()
-    show(paces, 200, per_token=1e-4, alone=0.01, queued=0.01)
-    assert paces[SECOND].per_token_s == pytest.approx(1e-4, rel=0.05)
+    service_rates = ServiceRates()
+    show(service_rates, 200, per_token=1e-4, alone=0.01, queued=0.01)
+    assert service_rates[SECOND].per_token_s == pytest.approx(1e-4, rel=0.05)
     for _ in range(10):
-        show(paces, 30, per_token=1e-4, alone=0.01, queued=0.01)
-        show(paces, 5, per_token=5e-4, alone=0.01, queued=0.01, backend=SECOND)
-    assert paces[SECOND].per_token_s > 2.5e-4
-    assert paces[FIRST].per_token_s < 1.3e-4
+        show(service_rates, 30, per_token=1e-4, alone=0.01, queued=0.01)
+        show(service_rates, 5, per_token=5e-4, alone=0.01, queued=0.01, backend=SECOND)
+    assert service_rates[SECOND].per_token_s > 2.5e-4
+    assert service_rates[FIRST].per_token_s < 1.3e-4
 
 
 def test_a_backend_that_nobody_asked_yet_keeps_up_with_what_the_fleet_shows() -> None:
     """Else it would seem slower or faster than the others for ever, and be asked never or always."""
-    paces = Paces()
-    unseen = paces[SECOND]
-    show(paces, 200, per_token=3e-5, alone=0.01, queued=0.01)
+    service_rates = ServiceRates()
+    unseen = service_rates[SECOND]
+    show(service_rates, 200, per_token=3e-5, alone=0.01, queued=0.01)
     assert unseen.per_token_s == pytest.approx(3e-5, rel=0.05)
 
 
 def test_a_backend_that_gets_slower_is_known_as_slower_after_a_window() -> None:
-    paces = Paces()
-    show(paces, 300, per_token=1e-4)
-    show(paces, 2 * int(WINDOW), per_token=3e-4)
-    assert paces[FIRST].per_token_s == pytest.approx(3e-4, rel=0.15)
+    service_rates = ServiceRates()
+    show(service_rates, 300, per_token=1e-4)
+    show(service_rates, 2 * int(WINDOW), per_token=3e-4)
+    assert service_rates[FIRST].per_token_s == pytest.approx(3e-4, rel=0.15)
 
 
 def test_what_the_engine_says_amends_what_was_predicted() -> None:
     """An engine that had evicted what we believed in it looks slow, until it says how much it computed."""
-    paces = Paces()
+    service_rates = ServiceRates()
     for _ in range(50):
         believed = service(100, 0.5)
-        paces.served(believed)
-        paces.corrected(believed, 5000)
-        paces.served(service(2500, 0.25))
-    assert paces[FIRST].per_token_s == pytest.approx(1e-4, rel=0.1)
-    assert paces[FIRST].factor == pytest.approx(1.0, abs=0.1)
+        service_rates.served(believed)
+        service_rates.corrected(believed, 5000)
+        service_rates.served(service(2500, 0.25))
+    assert service_rates[FIRST].per_token_s == pytest.approx(1e-4, rel=0.1)
+    assert service_rates[FIRST].factor == pytest.approx(1.0, abs=0.1)
 
 
 def test_gaps_that_are_no_service_are_left_out() -> None:
-    paces = Paces()
+    service_rates = ServiceRates()
     for gap_s in (10_000.0, -1.0):
-        paces.served(service(100, gap_s))
-        paces.corrected(service(100, gap_s), 50)
-    assert paces.fleet.count == 0
-    assert paces.fleet.line() == NOMINAL
+        service_rates.served(service(100, gap_s))
+        service_rates.corrected(service(100, gap_s), 50)
+    assert service_rates.fleet.count == 0
+    assert service_rates.fleet.line() == NOMINAL
 
 
 def test_what_was_computed_beside_the_work_of_peers_teaches_nothing() -> None:
     """How far that had come is not known, and a node among several would take its own engines for slow."""
-    paces = Paces()
-    show(paces, 50, per_token=1e-4)
+    service_rates = ServiceRates()
+    show(service_rates, 50, per_token=1e-4)
     for _ in range(50):
-        paces.served(service(100, 0.5, peers=5000))
-        paces.corrected(service(100, 0.5, peers=5000), 50)
-    assert paces[FIRST].per_token_s == pytest.approx(1e-4, rel=0.05)
+        service_rates.served(service(100, 0.5, peers=5000))
+        service_rates.corrected(service(100, 0.5, peers=5000), 50)
+    assert service_rates[FIRST].per_token_s == pytest.approx(1e-4, rel=0.05)
 
 
 gaps = st.one_of(st.just(0.0), st.floats(1e-6, 600))
@@ -151,19 +151,19 @@ gaps = st.one_of(st.just(0.0), st.floats(1e-6, 600))
 
 @given(st.lists(st.tuples(st.integers(0, 200_000), gaps, st.booleans(), st.integers(0, 99)), max_size=60))
 def test_no_observations_make_a_prediction_negative_or_infinite(seen: list[tuple[int, float, bool, int]]) -> None:
-    paces = Paces()
+    service_rates = ServiceRates()
     for number, (tokens, gap_s, queued, decoding) in enumerate(seen):
         one = service(tokens, gap_s, queued=queued, decoding=decoding, backend=BackendId(number % 3))
-        paces.served(one)
-        paces.corrected(one, tokens // 2)
-        assert all(0.0 <= part < 1e9 for part in paces.fleet.line())
-        assert 0.0 <= paces[FIRST].factor < 1e9
-        assert all(part >= 0.0 for part in paces[FIRST].predict(tokens, Ahead(tokens, 2, decoding, gap_s)))
-        assert paces[FIRST].per_token_s > 0.0
+        service_rates.served(one)
+        service_rates.corrected(one, tokens // 2)
+        assert all(0.0 <= part < 1e9 for part in service_rates.fleet.line())
+        assert 0.0 <= service_rates[FIRST].factor < 1e9
+        assert all(part >= 0.0 for part in service_rates[FIRST].predict(tokens, Ahead(tokens, 2, decoding, gap_s)))
+        assert service_rates[FIRST].per_token_s > 0.0
 
 
 def test_a_fleet_without_tokens_predicts_by_the_nominal_rate() -> None:
-    paces = Paces()
-    paces.served(service(0, 0.5))
-    assert paces.fleet.line() == NOMINAL
+    service_rates = ServiceRates()
+    service_rates.served(service(0, 0.5))
+    assert service_rates.fleet.line() == NOMINAL
     assert fitted(Fleet()._alone, Fleet()._queued) == NOMINAL

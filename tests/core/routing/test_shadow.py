@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.placement.policies import make_policy
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import CHAT_PATH, Router
-from ranvier_py.core.routing.shadow import LANDED_MAX, Shadow, Shadows, make_shadow
-from tests.core.routing.test_router import chat, depart, make_router, serve
+from ranvier_py.core.routing.shadow import FINISHED_MAX, Shadow, Shadows, make_shadow
+from tests.core.routing.test_router import chat, make_router, serve, start_attempt
 
 
 def shadowed(*policies: str, real: str = "affinity") -> tuple[Router, list[Shadow]]:
@@ -71,67 +71,67 @@ def test_shadows_change_nothing_of_what_really_happens() -> None:
 
 def test_answers_are_learned_in_the_shadow_too() -> None:
     router, (shadow,) = shadowed("affinity")
-    flight = serve(router, chat("one"))
-    router.taught(flight, flight.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
-    second = depart(router, chat("one", "answer", "two"))
-    assert shadow.flights[second].decision.matched_tokens == second.decision.matched_tokens > flight.prompt.tokens
+    attempt = serve(router, chat("one"))
+    router.taught(attempt, attempt.prompt.end, (), Answer({"role": "assistant", "content": "answer" * 20}), 0.0)
+    second = start_attempt(router, chat("one", "answer", "two"))
+    assert shadow.attempts[second].decision.matched_tokens == second.decision.matched_tokens > attempt.prompt.tokens
 
 
 def test_what_waits_counts_for_each_world_by_itself() -> None:
     router, (shadow,) = shadowed("least_loaded", real="affinity")
     body = stream(chat("one"))
-    flights = [depart(router, body) for _ in range(3)]
-    assert len({flight.backend for flight in flights}) == 1, "a burst of one prefix follows its first request"
-    assert len({shadow.flights[flight].backend for flight in flights}) == 3
-    assert shadow.saved_tokens == -2 * flights[0].prompt.tokens
+    attempts = [start_attempt(router, body) for _ in range(3)]
+    assert len({attempt.backend for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
+    assert len({shadow.attempts[attempt].backend for attempt in attempts}) == 3
+    assert shadow.saved_tokens == -2 * attempts[0].prompt.tokens
     mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
     assert sorted(each.inflight for each in mirrored) == [0, 1, 1, 1]
-    for flight in flights:
-        router.first_token(flight, 1.0)
-        router.land(flight, Outcome.SUCCESS, 2.0)
+    for attempt in attempts:
+        router.first_token(attempt, 1.0)
+        router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
     assert [each.inflight + each.own_tokens + each.own_decoding for each in mirrored] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.SERVER_ERROR])
-def test_a_flight_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> None:
+def test_a_attempt_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> None:
     router, (shadow,) = shadowed("affinity")
-    router.land(depart(router, chat("one")), outcome, 0.0)
-    assert shadow.router.registry[depart(router, chat("one")).backend].inflight == 1
+    router.finish_attempt(start_attempt(router, chat("one")), outcome, 0.0)
+    assert shadow.router.registry[start_attempt(router, chat("one")).backend].inflight == 1
     assert shadow.router.routes.statistics().rows == 0
 
 
-def test_flights_whose_answers_nobody_reads_are_forgotten() -> None:
+def test_attempts_whose_answers_nobody_reads_are_forgotten() -> None:
     router, (shadow,) = shadowed("affinity")
-    flights: list[Flight] = [serve(router, chat("one")) for _ in range(LANDED_MAX + 10)]
-    assert len(shadow.flights) == LANDED_MAX
-    router.answered(flights[0], flights[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
+    attempts: list[Attempt] = [serve(router, chat("one")) for _ in range(FINISHED_MAX + 10)]
+    assert len(shadow.attempts) == FINISHED_MAX
+    router.answered(attempts[0], attempts[0].prompt.end, NOTHING, 0.0)  # too late, and no harm
 
 
-def test_bodies_of_landed_flights_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flight keeps its body alive: a thousand long ones are a gigabyte."""
+def test_bodies_of_landed_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A attempt keeps its body alive: a thousand long ones are a gigabyte."""
     body = chat("one")
-    monkeypatch.setattr("ranvier_py.core.routing.shadow.LANDED_BYTES_MAX", 3 * len(body))
+    monkeypatch.setattr("ranvier_py.core.routing.shadow.FINISHED_BYTES_MAX", 3 * len(body))
     router, (shadow,) = shadowed("affinity")
     for _ in range(10):
         serve(router, body)
-    assert len(shadow.flights) == 3
+    assert len(shadow.attempts) == 3
 
 
 def test_a_removed_backend_at_which_only_the_shadow_was_harms_nobody() -> None:
     """Its id is free, since no real request is there. What a shadow raised, a real request would get."""
     router, (shadow,) = shadowed("round_robin")
-    flights = [depart(router, stream(chat("one"))) for _ in range(3)]
-    assert len({flight.backend for flight in flights}) == 1
-    elsewhere = [flight for flight in flights if shadow.flights[flight].backend != flight.backend]
-    places = [shadow.flights[flight].backend for flight in elsewhere]
+    attempts = [start_attempt(router, stream(chat("one"))) for _ in range(3)]
+    assert len({attempt.backend for attempt in attempts}) == 1
+    elsewhere = [attempt for attempt in attempts if shadow.attempts[attempt].backend != attempt.backend]
+    places = [shadow.attempts[attempt].backend for attempt in elsewhere]
     for place in places:
         router.registry.remove(router.registry[place].name)
     again = router.registry.add("http://10.0.0.99:8000")
     assert again.id in places
-    for flight in flights:
-        router.first_token(flight, 1.0)
-        router.answered(flight, flight.prompt.end, NOTHING, 2.0)
-        router.land(flight, Outcome.SUCCESS, 2.0)
+    for attempt in attempts:
+        router.first_token(attempt, 1.0)
+        router.answered(attempt, attempt.prompt.end, NOTHING, 2.0)
+        router.finish_attempt(attempt, Outcome.SUCCESS, 2.0)
     assert shadow.router.registry[again.id].inflight == 0
     assert [backend.inflight for backend in router.registry] == [0, 0, 0]
     assert (len(elsewhere), len(shadow.targets), len(shadow.router.speculation)) == (2, 0, 0)
@@ -142,11 +142,13 @@ def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
     router, (shadow,) = shadowed("affinity")
     first = serve(router, chat("one"))
     prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
-    router.land(router.depart(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0), Outcome.BROKEN, 1.0)
+    router.finish_attempt(
+        router.start_attempt(prompt, router.place(prompt, router.find(prompt, 1.0)), 1.0), Outcome.BROKEN, 1.0
+    )
     found = router.find(prompt, 1.0, [first.backend])
-    second = router.depart(prompt, router.place(prompt, found), 1.0, found=found)
+    second = router.start_attempt(prompt, router.place(prompt, found), 1.0, found=found)
     assert second.backend != first.backend
-    assert shadow.flights[second].backend == second.backend
+    assert shadow.attempts[second].backend == second.backend
     assert (shadow.elsewhere, shadow.saved_tokens) == (0, 0)
 
 
@@ -154,7 +156,7 @@ def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
     """Rounding would be shown as «-0»."""
     router, (shadow,) = shadowed("affinity")
     for number in range(50):
-        flight = depart(router, stream(chat(f"{number}", "x" * number)), float(number))
-        router.first_token(flight, number + 0.1 + number / 7)
-        router.land(flight, Outcome.SUCCESS, number + 0.9 + number / 7)
+        attempt = start_attempt(router, stream(chat(f"{number}", "x" * number)), float(number))
+        router.first_token(attempt, number + 0.1 + number / 7)
+        router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9 + number / 7)
     assert (shadow.placed, shadow.saved_s) == (50, 0.0)

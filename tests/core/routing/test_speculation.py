@@ -13,8 +13,8 @@ from ranvier_py.core.routing.route_table import Trust
 from ranvier_py.core.routing.speculation import Handle, Speculation
 
 ONE, TWO = BackendId(1), BackendId(2)
-EPOCHS = (0, 5, 5)
-STOPS = [(64, 40, 41), (32, 30, 0), (16, 20, 21)]
+GENERATIONS = (0, 5, 5)
+CHAIN = [(64, 40, 41), (32, 30, 0), (16, 20, 21)]
 
 
 def added(speculation: Speculation, fps: list[int], backend: BackendId) -> Handle:
@@ -26,9 +26,9 @@ def added(speculation: Speculation, fps: list[int], backend: BackendId) -> Handl
 def test_a_request_with_the_same_new_prefix_finds_the_one_in_flight() -> None:
     speculation = Speculation()
     added(speculation, [30, 21], ONE)
-    assert speculation.match(STOPS, EPOCHS, 1) == [Holder(ONE, 32, Trust.LOCAL)]
-    assert speculation.match(STOPS[2:], EPOCHS, 1) == [Holder(ONE, 16, Trust.LOCAL)]
-    assert speculation.match([(8, 1, 2)], EPOCHS, 1) == []
+    assert speculation.match(CHAIN, GENERATIONS, 1) == [Holder(ONE, 32, Trust.LOCAL)]
+    assert speculation.match(CHAIN[2:], GENERATIONS, 1) == [Holder(ONE, 16, Trust.LOCAL)]
+    assert speculation.match([(8, 1, 2)], GENERATIONS, 1) == []
 
 
 def test_each_backend_comes_once_at_its_deepest_depth_and_no_more_than_wanted() -> None:
@@ -36,26 +36,26 @@ def test_each_backend_comes_once_at_its_deepest_depth_and_no_more_than_wanted() 
     added(speculation, [30, 20], ONE)
     added(speculation, [20], TWO)
     both = [Holder(ONE, 32, Trust.LOCAL), Holder(TWO, 16, Trust.LOCAL)]
-    assert speculation.match(STOPS, EPOCHS, 5) == both
-    assert speculation.match(STOPS, EPOCHS, 1) == both[:1]
+    assert speculation.match(CHAIN, GENERATIONS, 5) == both
+    assert speculation.match(CHAIN, GENERATIONS, 1) == both[:1]
 
 
 def test_what_is_no_deeper_than_is_known_already_is_not_read() -> None:
     speculation = Speculation()
     added(speculation, [30], ONE)
-    assert speculation.match(STOPS, EPOCHS, 1, deeper_than=31) == [Holder(ONE, 32, Trust.LOCAL)]
-    assert speculation.match(STOPS, EPOCHS, 1, deeper_than=32) == []
+    assert speculation.match(CHAIN, GENERATIONS, 1, deeper_than=31) == [Holder(ONE, 32, Trust.LOCAL)]
+    assert speculation.match(CHAIN, GENERATIONS, 1, deeper_than=32) == []
 
 
 def test_backends_that_are_not_eligible_are_passed_over() -> None:
     speculation = Speculation()
     added(speculation, [40], ONE)
     added(speculation, [41], TWO)
-    assert speculation.match(STOPS, (0, -1, 5), 1) == [Holder(TWO, 64, Trust.LOCAL)]
-    assert speculation.match(STOPS, (0,), 1) == []
+    assert speculation.match(CHAIN, (0, -1, 5), 1) == [Holder(TWO, 64, Trust.LOCAL)]
+    assert speculation.match(CHAIN, (0,), 1) == []
 
 
-def test_a_prefix_stays_claimed_until_its_last_flight_has_ended() -> None:
+def test_a_prefix_stays_claimed_until_its_last_attempt_has_ended() -> None:
     speculation = Speculation()
     first, second = added(speculation, [30], ONE), added(speculation, [30], ONE)
     speculation.remove(first)
@@ -66,7 +66,7 @@ def test_a_prefix_stays_claimed_until_its_last_flight_has_ended() -> None:
     assert len(speculation) == 0
 
 
-def test_a_flight_that_finds_no_room_claims_nothing_and_is_counted() -> None:
+def test_a_attempt_that_finds_no_room_claims_nothing_and_is_counted() -> None:
     speculation = Speculation(capacity=3)
     handle = added(speculation, [1, 2], ONE)
     assert speculation.add([3, 4], TWO) is None
@@ -84,23 +84,23 @@ def test_a_flight_that_finds_no_room_claims_nothing_and_is_counted() -> None:
         max_size=30,
     )
 )
-def test_holders_are_always_those_of_the_flights_that_are_left(
+def test_holders_are_always_those_of_the_attempts_that_are_left(
     steps: list[tuple[list[int], BackendId, int, bool]],
 ) -> None:
-    """A plain list of open flights is the model."""
+    """A plain list of open attempts is the model."""
     speculation = Speculation(capacity=20)
-    flights: list[Handle] = []
+    attempts: list[Handle] = []
     for fps, backend, which, ends in steps:
-        if ends and flights:
-            speculation.remove(flights.pop(which % len(flights)))
+        if ends and attempts:
+            speculation.remove(attempts.pop(which % len(attempts)))
         elif (handle := speculation.add(fps, backend)) is not None:
-            flights.append(handle)
-        counts = Counter((fp, handle.backend) for handle in flights for fp in handle.fingerprints)
+            attempts.append(handle)
+        counts = Counter((fp, handle.backend) for handle in attempts for fp in handle.fingerprints)
         for fp in range(1, 6):
             assert set(speculation.holders(fp)) == {holder for known, holder in counts if known == fp}
         statistics = speculation.statistics()
-        assert (statistics.flights, statistics.fingerprints) == (len(flights), counts.total())
+        assert (statistics.attempts, statistics.fingerprints) == (len(attempts), counts.total())
         assert statistics.fingerprints <= statistics.capacity
-    for handle in flights:
+    for handle in attempts:
         speculation.remove(handle)
     assert len(speculation) == 0

@@ -12,7 +12,7 @@ import trio
 from cluster.engine_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, Reset
 from ranvier_py.core.engine_cache.gaps import GapMachine
-from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot, spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, parse_endpoint
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, Options
 
 QUICK = Options(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
@@ -132,8 +132,8 @@ def publisher_of(source: KvPublisher, **more: object) -> Publisher:
     return Publisher(0, at(source.events), at(source.replay) if source.replay else None, **more)  # type: ignore[arg-type]
 
 
-def at(endpoint: str) -> Spot:
-    found = spot(endpoint)
+def at(endpoint: str) -> Endpoint:
+    found = parse_endpoint(endpoint)
     assert found is not None
     return found
 

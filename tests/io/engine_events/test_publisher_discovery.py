@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot, of_operator
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, of_operator
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.engine_events.publisher_discovery import PAGE_BYTES_MAX, DiscoveryOptions, KvDiscovery
@@ -31,7 +31,7 @@ def sources(*ports: int, host: str = "*") -> bytes:
 
 
 def here(*ports: int) -> tuple[Publisher, ...]:
-    return tuple(Publisher(rank, Spot("127.0.0.1", port)) for rank, port in enumerate(ports))
+    return tuple(Publisher(rank, Endpoint("127.0.0.1", port)) for rank, port in enumerate(ports))
 
 
 class Watch:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from cluster.engine_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Level
-from ranvier_py.core.engine_cache.sources.publishers import Publisher, Spot
+from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.io.engine_events.zmq_sockets import FRAME_BYTES_MAX, FRAMES_MAX, TURN_S, KvSockets
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber, Options, Room
 from tests.io.engine_events.kv_fakes import (
@@ -63,7 +63,7 @@ async def still_heard(source: KvPublisher, heard: Heard) -> None:
 def test_any_frames_leave_the_subscriber_and_its_stream_whole(live: list[list[bytes]]) -> None:
     with KvSockets() as sockets:
         stream = GapStream()
-        subscriber = KvSubscriber(sockets, Publisher(0, Spot("127.0.0.1", 1)), stream, Random(1))
+        subscriber = KvSubscriber(sockets, Publisher(0, Endpoint("127.0.0.1", 1)), stream, Random(1))
         for frames in live:
             subscriber._take(frames)
             subscriber._take_load(frames)
@@ -111,7 +111,7 @@ def test_any_answer_to_a_question_ends_it(answers: list[list[bytes]], ends: bool
 
 
 @asynccontextmanager
-async def answering(answers: Sequence[Sequence[bytes]]) -> AsyncIterator[Spot]:
+async def answering(answers: Sequence[Sequence[bytes]]) -> AsyncIterator[Endpoint]:
     """A replay socket that says this to every question."""
 
     async def answer() -> None:
@@ -151,7 +151,7 @@ async def speaking(speak: Callable[[trio.SocketStream], Awaitable[None]]) -> Asy
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, serve, 0)
         port = listeners[0].socket.getsockname()[1]
-        yield Publisher(0, Spot("127.0.0.1", port))
+        yield Publisher(0, Endpoint("127.0.0.1", port))
         nursery.cancel_scope.cancel()
 
 
@@ -183,7 +183,7 @@ async def test_a_server_that_says_nothing_is_no_publisher(monkeypatch: pytest.Mo
 
 
 async def test_a_name_that_is_not_found_is_tried_again() -> None:
-    async with hearing(Publisher(0, Spot("nowhere.invalid", 1))) as heard:
+    async with hearing(Publisher(0, Endpoint("nowhere.invalid", 1))) as heard:
         await until(lambda: heard.subscriber.counts.failures >= 2)
 
 

@@ -179,9 +179,9 @@ class MockNode:
     def learn(self, end: Boundary) -> None:
         """A chat that ends here was served."""
         now = trio.current_time()
-        trip = self.mind.depart(end, (), now)
+        trip = self.mind.start_attempt(end, (), now)
         assert trip is not None
-        self.mind.land(trip, True, now)
+        self.mind.finish_attempt(trip, True, now)
 
     def check(self) -> None:
         """What the shell promises of itself."""

@@ -269,7 +269,7 @@ class MockListener(MockSocket):
 
 
 class MockStream(MockSocket):
-    """One end of a connection. What it sent is `flight` until it lands in the peer's `inbox`."""
+    """One end of a connection. What it sent is `attempt` until it lands in the peer's `inbox`."""
 
     def __init__(self, network: Network, local: Address = ("", 0), remote: Address = ("", 0)) -> None:
         super().__init__(network, local)
@@ -279,8 +279,8 @@ class MockStream(MockSocket):
         self.ended = False  # the peer said that nothing more comes
         self.inbox: deque[bytes] = deque()
         self.unread = 0  # bytes sent that the peer has not read
-        self.flight: deque[tuple[float, bytes]] = deque()
-        self.held_at = -1.0  # since when a cut holds the flight
+        self.attempt: deque[tuple[float, bytes]] = deque()
+        self.held_at = -1.0  # since when a cut holds the attempt
         self.retrying = False
         network.streams[self.number] = self
 
@@ -357,19 +357,19 @@ class MockStream(MockSocket):
         while losses < DOUBLINGS_MAX and network.rng.random() < network.conditions.loss:
             delay_s += RETRANSMIT_S * 2**losses
             losses += 1
-        at = max(trio.current_time() + delay_s, self.flight[-1][0] if self.flight else 0.0)
-        self.flight.append((at, data))
-        network.at(at, self._land)
+        at = max(trio.current_time() + delay_s, self.attempt[-1][0] if self.attempt else 0.0)
+        self.attempt.append((at, data))
+        network.at(at, self._finish_attempt)
 
-    def _land(self) -> None:
+    def _finish_attempt(self) -> None:
         """What is due arrives, unless a cut holds it."""
         now, network = trio.current_time(), self.network
-        while self.flight and self.flight[0][0] <= now:
+        while self.attempt and self.attempt[0][0] <= now:
             if network.cut(self.local[0], self.remote[0]):
                 self._hold(now)
                 return
             self.held_at = -1.0
-            _, data = self.flight.popleft()
+            _, data = self.attempt.popleft()
             if self.peer is not None:
                 self.peer.arrive(data)
 
@@ -384,7 +384,7 @@ class MockStream(MockSocket):
 
     def _retry(self) -> None:
         self.retrying = False
-        self._land()
+        self._finish_attempt()
 
     def arrive(self, data: bytes) -> None:
         if self.closed or self.error:
@@ -424,7 +424,7 @@ class MockStream(MockSocket):
     def fail(self, error: int) -> None:
         if not self.closed:
             self.error = self.error or error
-            self.flight.clear()
+            self.attempt.clear()
             self.wake()
 
     def reset(self, *, closing: bool = True) -> None:

@@ -157,7 +157,7 @@ def test_tables_are_compared_by_what_both_versions_know() -> None:
 
 
 def test_what_one_member_would_not_understand_is_told_when_it_is_gone() -> None:
-    """Sheaves are in the logs, which go to all. A node alone, too, says what it can."""
+    """Update batches are in the logs, which go to all. A node alone, too, says what it can."""
 
     async def scenario(cluster: MockCluster) -> None:
         nodes = await cluster.met(3)
@@ -178,7 +178,7 @@ def test_what_one_member_would_not_understand_is_told_when_it_is_gone() -> None:
         await trio.sleep(1)
         assert nodes[2].mind.gossip.version == VERSION
 
-    simulate("sheaves", scenario)
+    simulate("batches", scenario)
 
 
 def test_another_major_is_refused_counted_and_told_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,16 +40,16 @@ def shared(name: str) -> Path:
 
 def is_sound(request: TraceRequest, size: int) -> None:
     """What every request of every loader holds to."""
-    tokens = [stop.tokens for stop in request.stops]
+    tokens = [key.tokens for key in request.chain]
     total = request.prompt_tokens + request.answer_tokens
     assert request.at >= 0
     assert request.prompt_tokens >= 1
     assert request.answer_tokens >= 1
     assert tokens == sorted(set(tokens))
     assert all(0 < depth <= total and depth % size == 0 for depth in tokens)
-    assert all(0 < stop.fingerprint < 1 << 64 for stop in request.stops)
+    assert all(0 < key.fingerprint < 1 << 64 for key in request.chain)
     assert list(request.ends) == sorted(set(request.ends))
-    assert all(0 <= end < len(request.stops) for end in request.ends)
+    assert all(0 <= end < len(request.chain) for end in request.ends)
     assert len(request.blocks) == total // size
     assert all(0 < name < 1 << 64 for name in request.blocks)
     assert request.block_tokens == size

@@ -25,7 +25,7 @@ SYSTEM = {"role": "system", "content": "You are an agent of an airline. " + "Be 
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"city": "Bern"}'}}
 DIALOGUE = [
     SYSTEM,
-    {"role": "user", "content": "Where is my flight from Bern? " * 4},
+    {"role": "user", "content": "Where is my attempt from Bern? " * 4},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "name": "find", "content": "LX123 is late. " * 9},
     {"role": "assistant", "content": "It is late, by two hours or so. " * 5},
@@ -72,9 +72,9 @@ def test_a_turn_extends_the_one_before_with_its_answer(tmp_path: Path) -> None:
     requests = loaded(tmp_path, {"messages": DIALOGUE}).requests
     for before, after in pairwise(requests):
         assert after.blocks[: len(before.blocks)] == before.blocks
-        assert tuple(after.stops[: len(before.stops)]) == tuple(before.stops)
+        assert tuple(after.chain[: len(before.chain)]) == tuple(before.chain)
         assert tuple(after.ends[: len(before.ends)]) == tuple(before.ends)
-        answered = [stop for stop in before.stops if stop.tokens > before.prompt_tokens]
+        answered = [key for key in before.chain if key.tokens > before.prompt_tokens]
         assert answered or before.answer_tokens < 16
 
 
@@ -119,7 +119,7 @@ def test_logged_turns_are_the_dialogue_they_came_from(tmp_path: Path) -> None:
     assert [request.session for request in logged.requests] == ["7"] * 3
     for one, other in zip(logged.requests, spoken.requests, strict=True):
         assert one.blocks == other.blocks
-        assert one.stops == other.stops
+        assert one.chain == other.chain
         assert one.ends == other.ends
         assert (one.prompt_tokens, one.answer_tokens) == (other.prompt_tokens, other.answer_tokens)
 
@@ -152,7 +152,7 @@ def test_models_and_tools_share_no_stops(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
     line = {"messages": [said("a", 60)], "answer": "b"}
     requests = loaded(tmp_path, line, {**line, "model": "m"}, {**line, "tools": tools}).requests
-    fingerprints = [{stop.fingerprint for stop in request.stops} for request in requests]
+    fingerprints = [{key.fingerprint for key in request.chain} for request in requests]
     assert not fingerprints[0] & fingerprints[1]
     assert not fingerprints[0] & fingerprints[2]
     names = [set(request.blocks) for request in requests]
@@ -191,7 +191,7 @@ def test_a_template_that_moves_text_shares_what_its_tokens_share(tmp_path: Path)
     first, second = loaded(tmp_path, lines, chat_template=MOVING).requests
     common = next(at for at, (one, two) in enumerate(zip(first.blocks, second.blocks, strict=False)) if one != two)
     assert common * 16 < 0.3 * first.prompt_tokens
-    assert not {stop for stop in first.stops if stop.tokens > 32} & set(second.stops)
+    assert not {key for key in first.chain if key.tokens > 32} & set(second.chain)
 
 
 def test_a_dialogue_keeps_its_opening(tmp_path: Path) -> None:

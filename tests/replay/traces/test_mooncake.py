@@ -27,9 +27,9 @@ def loaded(path: Path, *records: Any, **options: Any) -> list[TraceRequest]:
 def test_equal_ids_at_the_start_are_equal_blocks_and_stops(tmp_path: Path) -> None:
     one, two = loaded(tmp_path, record([1, 2, 3], 1500), record([1, 2, 4], 1500, at=1))
     assert one.blocks[:2] == two.blocks[:2]
-    assert one.stops[:2] == two.stops[:2]
+    assert one.chain[:2] == two.chain[:2]
     assert one.blocks[2:] != two.blocks[2:]
-    assert [stop.tokens for stop in one.stops] == [512, 1024, 1536]
+    assert [key.tokens for key in one.chain] == [512, 1024, 1536]
 
 
 def test_ids_that_stand_for_single_blocks_are_chained(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_stamps_that_differ_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_other_block_sizes_and_units_are_options(tmp_path: Path) -> None:
     qwen = {**record([1, 2, 3], 40, at=61), "chat_id": 159}
     [request, _] = loaded(tmp_path, qwen, {**qwen, "timestamp": 62.5}, block_tokens=16, stamp_unit_s=1.0)
-    assert [stop.tokens for stop in request.stops][:2] == [16, 32]
+    assert [key.tokens for key in request.chain][:2] == [16, 32]
     assert request.session == "159"
 
 

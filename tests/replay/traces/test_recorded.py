@@ -34,24 +34,24 @@ def test_requests_come_in_order_of_time_with_their_stops(tmp_path: Path) -> None
     one, two = loaded(tmp_path, HEADER, replace(RECORD, at=4.0, model="n"), RECORD)
     assert (one.at, two.at) == (0.0, 2.5)
     assert (one.model, two.model) == ("m", "n")
-    assert [tuple(stop) for stop in one.stops] == list(RECORD.stops)
+    assert [tuple(key) for key in one.chain] == list(RECORD.chain)
     assert tuple(one.ends) == RECORD.ends
     assert (one.prompt_tokens, one.answer_tokens, one.session) == (100, 30, "")
 
 
 def test_blocks_are_shared_up_to_the_last_stop_in_common(tmp_path: Path) -> None:
-    other = replace(RECORD, at=2.0, stops=(*RECORD.stops[:3], (112, 99)), ends=(1,), prompt_tokens=120)
+    other = replace(RECORD, at=2.0, chain=(*RECORD.chain[:3], (112, 99)), ends=(1,), prompt_tokens=120)
     one, two = loaded(tmp_path, HEADER, RECORD, other)
     assert leading(set(one.blocks), two.blocks) == 4
     assert not set(one.blocks[4:]) & set(two.blocks[4:])
 
 
 def test_a_turn_extends_the_one_before(tmp_path: Path) -> None:
-    first = replace(RECORD, stops=(*RECORD.stops, (128, 15)))
-    second = replace(RECORD, at=2.0, stops=(*first.stops, (192, 16)), ends=(1, 3, 5), prompt_tokens=200)
+    first = replace(RECORD, chain=(*RECORD.chain, (128, 15)))
+    second = replace(RECORD, at=2.0, chain=(*first.chain, (192, 16)), ends=(1, 3, 5), prompt_tokens=200)
     one, two = loaded(tmp_path, HEADER, first, second)
     assert two.blocks[: len(one.blocks)] == one.blocks
-    assert two.stops[: len(one.stops)] == one.stops
+    assert two.chain[: len(one.chain)] == one.chain
 
 
 def test_what_lies_beyond_the_deepest_stop_is_the_requests_own(tmp_path: Path) -> None:
@@ -62,12 +62,12 @@ def test_what_lies_beyond_the_deepest_stop_is_the_requests_own(tmp_path: Path) -
 
 def test_stops_beyond_what_the_engine_counted_are_left_out(tmp_path: Path) -> None:
     [request] = loaded(tmp_path, HEADER, replace(RECORD, prompt_tokens=60, answer_tokens=5))
-    assert [stop.tokens for stop in request.stops] == [16, 32, 64]
+    assert [key.tokens for key in request.chain] == [16, 32, 64]
     assert list(request.ends) == [1]
 
 
 def test_a_prompt_of_unknown_length_is_taken_from_its_bytes(tmp_path: Path) -> None:
-    unknown = replace(RECORD, kind="opaque", stops=(), ends=(), prompt_tokens=0, answer_tokens=0)
+    unknown = replace(RECORD, kind="opaque", chain=(), ends=(), prompt_tokens=0, answer_tokens=0)
     [request] = loaded(tmp_path, HEADER, unknown, answer_tokens=50)
     assert (request.prompt_tokens, request.answer_tokens) == (200, 50)
 

@@ -111,15 +111,15 @@ async def test_what_a_node_recorded_is_a_trace(tmp_path: Path) -> None:
     for request in trace.requests:
         is_sound(request, 16)
         other = prompts[request.prompt_tokens]
-        known = [stop.tokens for stop in other.stops if stop.tokens <= request.stops[-1].tokens]
-        assert [stop.tokens for stop in request.stops] == known
+        known = [key.tokens for key in other.chain if key.tokens <= request.chain[-1].tokens]
+        assert [key.tokens for key in request.chain] == known
         assert [end for end in other.ends if end < len(known)] == list(request.ends)
         assert request.model == MODEL
     for first, second in ((0, 1), (1, 2), (3, 4), (4, 5)):
         one, two = trace.requests[first], trace.requests[second]
-        assert list(two.stops[: len(one.stops)]) == list(one.stops)
+        assert list(two.chain[: len(one.chain)]) == list(one.chain)
         assert leading(set(one.blocks), two.blocks) * 16 >= one.prompt_tokens
-    system = trace.requests[0].stops[trace.requests[0].ends[0]]
+    system = trace.requests[0].chain[trace.requests[0].ends[0]]
     assert leading(set(trace.requests[0].blocks), trace.requests[3].blocks) * 16 >= system.tokens
 
 

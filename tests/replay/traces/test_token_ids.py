@@ -27,9 +27,9 @@ def loaded(path: Path, *records: Any, **options: Any) -> list[TraceRequest]:
 def test_blocks_and_stops_are_shared_as_far_as_tokens_are(tmp_path: Path) -> None:
     one, two = loaded(tmp_path, record([*range(100), 7]), record([*range(100), 8, *range(40)]))
     assert leading(set(one.blocks), two.blocks) == 100 // 16
-    assert [stop.tokens for stop in one.stops][:3] == [16, 32, 64]
-    assert one.stops[:4] == two.stops[:4]
-    assert one.stops[3].tokens == 96, "a message ends where they part"
+    assert [key.tokens for key in one.chain][:3] == [16, 32, 64]
+    assert one.chain[:4] == two.chain[:4]
+    assert one.chain[3].tokens == 96, "a message ends where they part"
     assert one.ends[0] == two.ends[0] == 3
 
 
@@ -38,7 +38,7 @@ def test_a_turn_extends_the_one_before(tmp_path: Path) -> None:
     first, answer = list(range(100)), list(range(500, 540))
     one, two = loaded(tmp_path, record(first, answer), record([*first, *answer, *range(900, 950)]))
     assert one.blocks == two.blocks[: len(one.blocks)]
-    assert list(one.stops) == list(two.stops[: len(one.stops)])
+    assert list(one.chain) == list(two.chain[: len(one.chain)])
     assert len(one.blocks) == 140 // 16
 
 
@@ -53,7 +53,7 @@ def test_an_unknown_answer_has_a_length_and_blocks_of_its_own(tmp_path: Path) ->
 def test_models_share_nothing(tmp_path: Path) -> None:
     one, two = loaded(tmp_path, record(list(range(64)), model="a"), record(list(range(64)), model="b"))
     assert not set(one.blocks) & set(two.blocks)
-    assert not set(one.stops) & set(two.stops)
+    assert not set(one.chain) & set(two.chain)
 
 
 def test_without_stamps_the_order_is_that_of_the_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What calibration knows of one engine, and of one flight there: its books.
+"""What calibration knows of one engine, and of one attempt there: its books.
 
 Bound: one ledger for each backend, of fixed size; a sample has one part for each age of a prompt's claims.
 """
@@ -11,22 +11,22 @@ from ranvier_py.core.engine_cache.calibration.biases import Bias, Evidence
 from ranvier_py.core.engine_cache.calibration.calibration_values import ERROR_BUCKETS_TOKENS, Told
 from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate, StackClock
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.routing.attempt import Attempt
 
 Part = tuple[int, int, float]
 """A depth of a prompt, the second of its claim's evidence, and how many tokens its engine had used since then."""
 
 
 class Sample:
-    """What was looked up of one flight."""
+    """What was looked up of one attempt."""
 
-    __slots__ = ("departed_at", "parts", "running", "used_at")
+    __slots__ = ("parts", "running", "sent_at", "used_at")
 
-    def __init__(self, departed_at: float, parts: Sequence[Part]) -> None:
-        self.departed_at = departed_at
+    def __init__(self, sent_at: float, parts: Sequence[Part]) -> None:
+        self.sent_at = sent_at
         self.parts = parts  # deepest first
         self.used_at = -1  # second in which its prompt counts as used; -1 before its first token
-        self.running: Flight | None = None  # between first token and landing
+        self.running: Attempt | None = None  # between first token and landing
 
 
 class Ledger:
@@ -37,10 +37,10 @@ class Ledger:
         "biases",
         "cached_tokens",
         "clock",
-        "epoch",
         "error",
         "estimate",
         "evidence",
+        "generation",
         "predicted_tokens",
         "refuted",
         "right_tokens",
@@ -50,20 +50,20 @@ class Ledger:
         "url",
     )
 
-    def __init__(self, url: str, epoch: int, fleet: CapacityEstimate) -> None:
+    def __init__(self, url: str, generation: int, fleet: CapacityEstimate) -> None:
         self.url = url
-        self.epoch = epoch
+        self.generation = generation
         self.estimate = CapacityEstimate(fleet)
         self.error = Histogram(ERROR_BUCKETS_TOKENS, "tokens")
         self.answers = self.silent = self.refuted = 0
         self.predicted_tokens = self.cached_tokens = self.right_tokens = 0
         self.biases: dict[Bias, None] = {}
         self.told = Told(None, None)
-        self.begin(epoch)
+        self.begin(generation)
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, generation: int) -> None:
         """It is another process: what it held and how it counts is to be seen anew. How large it is stays learned."""
-        self.epoch = epoch
+        self.generation = generation
         self.clock = StackClock()
         self.evidence = Evidence()
         self.tells_cached = False

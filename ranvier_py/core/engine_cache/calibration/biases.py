@@ -39,7 +39,7 @@ class Bias(Enum):
 HALF_LIFE = 100.0
 """Answers: a wrong template shows within minutes of any load, and is forgotten as soon after it was put right."""
 
-FADE = 2 ** (-1 / HALF_LIFE)
+HIDDEN = 2 ** (-1 / HALF_LIFE)
 
 ANSWERS_MIN = 20.0
 """Weight of answers below which nothing is said. Faded weights never exceed HALF_LIFE / ln 2, 144."""
@@ -74,7 +74,7 @@ HYBRID_TOKENS = 256
 """A step from here on is not a block: vLLM's and SGLang's have 1 to 128 tokens."""
 
 
-class Fading:
+class Hiding:
     """A sum that halves with every HALF_LIFE additions to its group."""
 
     __slots__ = ("value",)
@@ -83,7 +83,7 @@ class Fading:
         self.value = 0.0
 
     def add(self, amount: float) -> None:
-        self.value = self.value * FADE + amount
+        self.value = self.value * HIDDEN + amount
 
 
 class Evidence:
@@ -106,13 +106,13 @@ class Evidence:
     def __init__(self) -> None:
         self._differences: dict[int, float] = {}
         self._weight = 1.0  # of the next difference
-        self._told = Fading()
-        self._silent = Fading()
-        self._fresh = Fading()
-        self._fresh_cold = Fading()
-        self._fresh_found = Fading()
-        self._told_by_events = Fading()
-        self._far = Fading()
+        self._told = Hiding()
+        self._silent = Hiding()
+        self._fresh = Hiding()
+        self._fresh_cold = Hiding()
+        self._fresh_found = Hiding()
+        self._told_by_events = Hiding()
+        self._far = Hiding()
         self._steps: deque[tuple[int, int]] = deque(maxlen=STEPS_SEEN)
         self._step: int | None = 0  # None: to be found again
 
@@ -131,7 +131,7 @@ class Evidence:
         if difference not in self._differences and len(self._differences) >= DIFFERENCES_MAX:
             del self._differences[min(self._differences, key=self._differences.__getitem__)]
         self._differences[difference] = self._differences.get(difference, 0.0) + self._weight
-        self._weight /= FADE
+        self._weight /= HIDDEN
         if self._weight > 1e9:
             self._differences = {key: weight / self._weight for key, weight in self._differences.items()}
             self._weight = 1.0

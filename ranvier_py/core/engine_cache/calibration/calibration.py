@@ -1,6 +1,6 @@
 """The router's own error, engine by engine: what was predicted to be cached against what the answer says was.
 
-An Observer of flights. Each answer with counts is compared with its prediction, in tokens that the engine could have
+An Observer of attempts. Each answer with counts is compared with its prediction, in tokens that the engine could have
 used: whole blocks of its own, and never the block with the last prompt token, which is always computed again. From
 these come precision (of the predicted tokens, how many were cached), recall (of the cached, how many were predicted),
 a histogram of the error, and the evidence of `biases`.
@@ -18,10 +18,10 @@ peers used counts as it is heard of.
 
 Rules: faded claims are looked up too when their engine was chosen anyway, so what they would have been is still
 learned. Distances are those at departure, where claims are believed or not: what a queue pushes out before a request's
-turn comes counts against them. At most SAMPLES_PER_S_MAX flights a second are looked up; of others only what they had
+turn comes counts against them. At most SAMPLES_PER_S_MAX attempts a second are looked up; of others only what they had
 computed is known. An engine that told cached tokens once means 0 where it leaves them out (vLLM does).
-Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 25 us more for a sampled flight,
-5 us for a lesson of a peer.
+Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 25 us more for a sampled attempt,
+5 us for a route update of a peer.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from ranvier_py.core.engine_cache.calibration.calibration_values import (
 from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import is_of_media
-from ranvier_py.core.prompts.prompt import Boundary, Stop
-from ranvier_py.core.routing.attempt import Flight
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
+from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.outcomes import evidence_of, refute
@@ -52,7 +52,7 @@ from ranvier_py.core.routing.route_table.uses import renew, used_before
 SAMPLES_PER_S_MAX = 32
 """Look-ups of claims, 20 us each: below a thousandth of a core."""
 
-FLIGHTS_MAX = 4096
+ATTEMPTS_MAX = 4096
 """Samples kept until their answer comes; beyond, the oldest is forgotten: its answer was lost."""
 
 FRESH_SHARE = 0.1
@@ -97,16 +97,16 @@ class Calibration:
         self._contradicted = contradicted
         self._ledgers: dict[BackendId, Ledger] = {}
         self._fleet = CapacityEstimate()
-        self._samples: dict[int, Sample] = {}  # by identity of the flight, which may come twice
+        self._samples: dict[int, Sample] = {}  # by identity of the attempt, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
         routes.hearing = self._heard
 
-    # --- flights ----------------------------------------------------------------------------------------------------
+    # --- attempts ----------------------------------------------------------------------------------------------------
 
-    def departed(self, flight: Flight, now: float) -> None:
-        if flight.prompt.kind == "opaque" or not flight.prompt.end.messages:
+    def attempt_sent(self, attempt: Attempt, now: float) -> None:
+        if attempt.prompt.kind == "opaque" or not attempt.prompt.end.messages:
             return
         if int(now) != self._second:
             self._second, self._sampled = int(now), 0
@@ -114,76 +114,76 @@ class Calibration:
             self.counts.skipped += 1
             return
         self._sampled += 1
-        if not self._estimated(flight.backend):
+        if not self._estimated(attempt.backend):
             return
         self.counts.sampled += 1
-        found = evidence_of(self._routes, flight.prompt.end.stops(), flight.backend, flight.epoch)
-        clock = self._ledger(flight).clock
+        found = evidence_of(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        clock = self._ledger(attempt).clock
         parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
-        self._samples[id(flight)] = Sample(flight.departed_at, parts)
-        if len(self._samples) > FLIGHTS_MAX:
+        self._samples[id(attempt)] = Sample(attempt.sent_at, parts)
+        if len(self._samples) > ATTEMPTS_MAX:
             del self._samples[next(iter(self._samples))]
 
-    def started(self, flight: Flight, now: float) -> None:
-        if flight.prompt.kind == "opaque":
+    def started(self, attempt: Attempt, now: float) -> None:
+        if attempt.prompt.kind == "opaque":
             return
-        clock, sample = self._ledger(flight).clock, self._sample(flight)
+        clock, sample = self._ledger(attempt).clock, self._sample(attempt)
         if sample is None:
-            clock.add(flight.computed_tokens, now)
+            clock.add(attempt.computed_tokens, now)
             return
-        sample.used_at, sample.running = int(now), flight
+        sample.used_at, sample.running = int(now), attempt
         for tokens, above, second, _ in spans(sample.parts):
             clock.take(tokens - above, second)
-        clock.add(flight.prompt.tokens, now)  # all of it is in use, whatever was known of it
+        clock.add(attempt.prompt.tokens, now)  # all of it is in use, whatever was known of it
 
-    def landed(self, flight: Flight, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # an Observer is told
-        sample = self._sample(flight)
+    def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None:  # noqa: ARG002  # an Observer is told
+        sample = self._sample(attempt)
         if sample is not None:
             sample.running = None
             if outcome is not Outcome.SUCCESS:
-                del self._samples[id(flight)]  # its answer will not be read
+                del self._samples[id(attempt)]  # its answer will not be read
 
-    def answered(self, flight: Flight, end: Boundary, answer: Answer, now: float) -> None:
-        sample = self._sample(flight)
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
+        sample = self._sample(attempt)
         if sample is not None:
-            del self._samples[id(flight)]
-        if answer.prompt_tokens is None or flight.prompt.kind == "opaque":
+            del self._samples[id(attempt)]
+        if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
             return
-        ledger = self._ledger(flight)
+        ledger = self._ledger(attempt)
         cached = answer.cached_tokens
         ledger.tells_cached |= cached is not None
         if cached is None and ledger.tells_cached:
             cached = 0
         ledger.evidence.counted(cached)
-        own = flight.prompt.end
-        if own.state is not None and flight.prompt.kind == "chat":
+        own = attempt.prompt.end
+        if own.state is not None and attempt.prompt.kind == "chat":
             ledger.evidence.measured(answer.prompt_tokens - own.length)
-        self._note_used(ledger, flight, sample, answer, cached or 0, now)
+        self._note_used(ledger, attempt, sample, answer, cached or 0, now)
         if cached is None:
             ledger.silent += 1
             return
-        self._compare(ledger, flight, answer.prompt_tokens, cached)
-        estimated = self._estimated(flight.backend)
+        self._compare(ledger, attempt, answer.prompt_tokens, cached)
+        estimated = self._estimated(attempt.backend)
         if estimated:
             self._learn(ledger, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
         else:
-            held = self._usable(ledger, flight.decision.matched_tokens, answer.prompt_tokens)
+            held = self._usable(ledger, attempt.decision.matched_tokens, answer.prompt_tokens)
             if max(held, cached) >= EVENTS_TOKENS_MIN:
                 ledger.evidence.told_by_events(cached, held)
-        gone = self._gone(ledger, flight, end, answer.prompt_tokens, cached)
+        gone = self._gone(ledger, attempt, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
             ledger.refuted += 1
-            self.counts.refuted += refute(self._routes, gone, flight.backend, int(flight.departed_at))
+            self.counts.refuted += refute(self._routes, gone, attempt.backend, int(attempt.sent_at))
         elif gone is not None and not cached:
-            self._contradicted(flight.backend)
+            self._contradicted(attempt.backend)
 
     # --- beside them ------------------------------------------------------------------------------------------------
 
-    def told(self, backend: BackendId, url: str, epoch: int, told: Told) -> None:
+    def told(self, backend: BackendId, url: str, generation: int, told: Told) -> None:
         """What an engine says of its own cache."""
         ledger = self._ledgers.get(backend)
         if ledger is None or ledger.url != url:
-            ledger = self._ledgers[backend] = Ledger(url, epoch, self._fleet)
+            ledger = self._ledgers[backend] = Ledger(url, generation, self._fleet)
         ledger.told = told
         ledger.estimate.told = told.capacity_tokens
         self._know_largest()
@@ -194,9 +194,9 @@ class Calibration:
             if sample.running is not None:
                 self._renew(sample, sample.running, now)
         for backend, ledger in self._ledgers.items():
-            second, learned = self._faded_to(backend, ledger), ledger.estimate.learned
+            second, learned = self._hidden_to(backend, ledger), ledger.estimate.learned
             parted = self._estimated(backend) and learned != inf
-            self._routes.fade(backend, second, ledger.clock.left_of(learned) if parted else NO_DEPTHS)
+            self._routes.hide(backend, second, ledger.clock.left_of(learned) if parted else NO_DEPTHS)
             self._judge(backend, ledger)
         changes, self._changes = self._changes, []
         return changes
@@ -205,56 +205,60 @@ class Calibration:
         """The backend was removed."""
         self._ledgers.pop(backend, None)
         self._know_largest()
-        self._routes.fade(backend, -1)
+        self._routes.hide(backend, -1)
 
     def views(self, now: float) -> list[CalibrationView]:
         return [self._view(backend, ledger, now) for backend, ledger in sorted(self._ledgers.items())]
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _ledger(self, flight: Flight) -> Ledger:
-        ledger = self._ledgers.get(flight.backend)
-        if ledger is None or ledger.url != flight.url:
-            ledger = self._ledgers[flight.backend] = Ledger(flight.url, flight.epoch, self._fleet)
-        elif ledger.epoch < flight.epoch:
-            ledger.begin(flight.epoch)
+    def _ledger(self, attempt: Attempt) -> Ledger:
+        ledger = self._ledgers.get(attempt.backend)
+        if ledger is None or ledger.url != attempt.url:
+            ledger = self._ledgers[attempt.backend] = Ledger(attempt.url, attempt.generation, self._fleet)
+        elif ledger.generation < attempt.generation:
+            ledger.begin(attempt.generation)
         return ledger
 
     def _know_largest(self) -> None:
         told = [ledger.estimate.told for ledger in self._ledgers.values() if ledger.estimate.told is not None]
         self._fleet.told = max(told, default=None)
 
-    def _sample(self, flight: Flight) -> Sample | None:
-        sample = self._samples.get(id(flight))
-        return sample if sample is not None and sample.departed_at == flight.departed_at else None
+    def _sample(self, attempt: Attempt) -> Sample | None:
+        sample = self._samples.get(id(attempt))
+        return sample if sample is not None and sample.sent_at == attempt.sent_at else None
 
-    def _heard(self, prompts: Iterable[Sequence[Stop]], backend: BackendId, epoch: int, second: int) -> None:
+    def _heard(self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int) -> None:
         """Peers' requests used these prompts; their claims are about to be raised."""
         ledger = self._ledgers.get(backend)
-        if ledger is None or ledger.epoch != epoch or not self._estimated(backend):
+        if ledger is None or ledger.generation != generation or not self._estimated(backend):
             return
-        new_tokens, before = used_before(self._routes, prompts, backend, epoch, second)
+        new_tokens, before = used_before(self._routes, prompts, backend, generation, second)
         again = sum([ledger.clock.take(tokens, earlier) for earlier, tokens in before.items()])
         ledger.clock.add(new_tokens + again, second)
 
     def _note_used(
-        self, ledger: Ledger, flight: Flight, sample: Sample | None, answer: Answer, cached: int, now: float
+        self, ledger: Ledger, attempt: Attempt, sample: Sample | None, answer: Answer, cached: int, now: float
     ) -> None:
         """It ended: prompt and answer were in use until now."""
         clock = ledger.clock
         if sample is not None and sample.used_at >= 0:
-            again = clock.take(flight.prompt.tokens, sample.used_at)
+            again = clock.take(attempt.prompt.tokens, sample.used_at)
         else:
-            again = max(0, (answer.prompt_tokens or 0) - cached - flight.computed_tokens)
+            again = max(0, (answer.prompt_tokens or 0) - cached - attempt.computed_tokens)
         clock.add(again + (answer.completion_tokens or 0), now)
 
-    def _renew(self, sample: Sample, flight: Flight, now: float) -> None:
-        ledger = self._ledger(flight)
+    def _renew(self, sample: Sample, attempt: Attempt, now: float) -> None:
+        ledger = self._ledger(attempt)
         limit = ledger.estimate.limit
-        if limit == inf or ledger.epoch != flight.epoch or ledger.clock.distance(sample.used_at) < RENEW_SHARE * limit:
+        if (
+            limit == inf
+            or ledger.generation != attempt.generation
+            or ledger.clock.distance(sample.used_at) < RENEW_SHARE * limit
+        ):
             return
-        renew(self._routes, flight.prompt.end.stops(), flight.backend, flight.epoch, int(now))
-        ledger.clock.add(ledger.clock.take(flight.prompt.tokens, sample.used_at), now)
+        renew(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
+        ledger.clock.add(ledger.clock.take(attempt.prompt.tokens, sample.used_at), now)
         sample.used_at = int(now)
 
     def _usable(self, ledger: Ledger, tokens: int, prompt_tokens: int) -> int:
@@ -262,10 +266,10 @@ class Calibration:
         block = ledger.block_tokens(self._block_tokens)
         return min(tokens, max(0, prompt_tokens - 1)) // block * block
 
-    def _compare(self, ledger: Ledger, flight: Flight, prompt_tokens: int, cached: int) -> None:
-        predicted = self._usable(ledger, flight.decision.matched_tokens, prompt_tokens)
+    def _compare(self, ledger: Ledger, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
+        predicted = self._usable(ledger, attempt.decision.matched_tokens, prompt_tokens)
         if cached:
-            ours = min(flight.decision.matched_tokens, prompt_tokens - 1) // self._block_tokens * self._block_tokens
+            ours = min(attempt.decision.matched_tokens, prompt_tokens - 1) // self._block_tokens * self._block_tokens
             ledger.evidence.found(cached, ours)
         ledger.answers += 1
         ledger.predicted_tokens += predicted
@@ -292,20 +296,22 @@ class Calibration:
         if oldest < FRESH_SHARE * min(ledger.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
             ledger.evidence.used_again(cached, deepest)
 
-    def _gone(self, ledger: Ledger, flight: Flight, end: Boundary, prompt_tokens: int, cached: int) -> Stop | None:
+    def _gone(
+        self, ledger: Ledger, attempt: Attempt, end: Boundary, prompt_tokens: int, cached: int
+    ) -> PrefixKey | None:
         """The shortest prefix that was believed to be there and was not."""
-        if self._usable(ledger, flight.decision.matched_tokens, prompt_tokens) <= cached:
+        if self._usable(ledger, attempt.decision.matched_tokens, prompt_tokens) <= cached:
             return None
         gone = None
-        for stop in end.stops():
-            if stop[0] > flight.decision.matched_tokens:
+        for key in end.chain():
+            if key[0] > attempt.decision.matched_tokens:
                 continue
-            if self._usable(ledger, stop[0], prompt_tokens) <= cached:
+            if self._usable(ledger, key[0], prompt_tokens) <= cached:
                 break
-            gone = stop
+            gone = key
         return gone
 
-    def _faded_to(self, backend: BackendId, ledger: Ledger) -> int:
+    def _hidden_to(self, backend: BackendId, ledger: Ledger) -> int:
         limit = ledger.estimate.limit
         if not self._estimated(backend) or limit == inf:
             return -1
@@ -331,7 +337,7 @@ class Calibration:
             self._changes.append(BiasChange(backend, bias, not before, detail_of(bias, ledger)))
 
     def _view(self, backend: BackendId, ledger: Ledger, now: float) -> CalibrationView:
-        learned, faded = ledger.estimate.learned, self._faded_to(backend, ledger)
+        learned, hidden = ledger.estimate.learned, self._hidden_to(backend, ledger)
         return CalibrationView(
             backend=backend,
             answers=ledger.answers,
@@ -345,12 +351,12 @@ class Calibration:
             block_tokens=ledger.block_tokens(self._block_tokens),
             capacity_told_tokens=ledger.told.capacity_tokens,
             capacity_learned_tokens=None if learned == inf else int(learned),
-            lifetime_s=None if faded < 0 else now - faded,
+            lifetime_s=None if hidden < 0 else now - hidden,
             refuted=ledger.refuted,
             biases=tuple(ledger.biases),
         )
 
 
-def is_untold(stop: Stop) -> bool:
+def is_untold(key: PrefixKey) -> bool:
     """Whether no events could name this prefix: it is known by its text alone, or has media."""
-    return not stop[1] or is_of_media(stop[1])
+    return not key[1] or is_of_media(key[1])

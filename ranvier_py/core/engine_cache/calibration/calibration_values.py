@@ -61,7 +61,7 @@ class CalibrationView:
 class CalibrationCounts:
     """Counters since start."""
 
-    sampled: int = 0  # flights whose claims were looked up for the learned capacity
+    sampled: int = 0  # attempts whose claims were looked up for the learned capacity
     skipped: int = 0  # that were not, to keep what it costs small
     refuted: int = 0
     appeared: int = 0  # biases

@@ -33,7 +33,7 @@ WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104  # read, not bound
 HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\Z")
 
 
-class Spot(NamedTuple):
+class Endpoint(NamedTuple):
     """Where to connect to. The host may be OWN until `at_home`."""
 
     host: str
@@ -43,11 +43,11 @@ class Spot(NamedTuple):
     def endpoint(self) -> str:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
-    def of(self, host: str) -> Spot:
+    def of(self, host: str) -> Endpoint:
         """With this host in place of a wildcard."""
         return self if self.host != OWN else self._replace(host=host)
 
-    def shifted(self, by: int) -> Spot | None:
+    def shifted(self, by: int) -> Endpoint | None:
         """So many ports further; None where there is none."""
         return self._replace(port=self.port + by) if 0 < self.port + by <= PORT_MAX else None
 
@@ -56,10 +56,10 @@ class Publisher(NamedTuple):
     """One event stream. `load` tells SGLang's LoadStat."""
 
     rank: int
-    events: Spot
-    replay: Spot | None = None
+    events: Endpoint
+    replay: Endpoint | None = None
     topic: str = ""
-    load: Spot | None = None
+    load: Endpoint | None = None
     load_topic: str = ""
 
 
@@ -73,30 +73,30 @@ class Found(NamedTuple):
 NOTHING = Found()
 
 
-def spot(text: object) -> Spot | None:
+def parse_endpoint(text: object) -> Endpoint | None:
     """ "tcp://*:5557" -> where that is; None for everything else."""
     if not isinstance(text, str) or len(text) > ENDPOINT_CHARACTERS_MAX or not text.startswith("tcp://"):
         return None
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
     if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5):
         return None
-    return _spot(host, int(port))
+    return _endpoint(host, int(port))
 
 
-def _spot(host: object, port: object) -> Spot | None:
+def _endpoint(host: object, port: object) -> Endpoint | None:
     if not isinstance(host, str) or type(port) is not int or not 0 < port <= PORT_MAX:
         return None
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if plain in WILDCARDS:
-        return Spot(OWN, port)
+        return Endpoint(OWN, port)
     if is_address(plain):
-        return Spot(str(ip_address(plain)), port) if "%" not in plain else None
-    return Spot(plain.lower(), port) if plain == host and HOST_NAME.match(plain) else None
+        return Endpoint(str(ip_address(plain)), port) if "%" not in plain else None
+    return Endpoint(plain.lower(), port) if plain == host and HOST_NAME.match(plain) else None
 
 
 def of_operator(events: str, replay: str, ranks: int, host: str) -> tuple[Publisher, ...]:
     """The publishers that are written in the configuration. A wildcard is `host`, which is the engine's."""
-    first, answers = spot(events), spot(replay)
+    first, answers = parse_endpoint(events), parse_endpoint(replay)
     assert first is not None, "checked where it was written"
     found = []
     for rank in range(ranks):
@@ -124,7 +124,7 @@ def at_home(found: Found, host: str, addresses: Collection[str]) -> Found:
     return Found(tuple(kept), tuple(refused))
 
 
-def _home(where: Spot | None, host: str, addresses: Collection[str]) -> Spot | None:
+def _home(where: Endpoint | None, host: str, addresses: Collection[str]) -> Endpoint | None:
     if where is None or (where.host not in (OWN, host.lower()) and where.host not in addresses):
         return None
     return where._replace(host=host)
@@ -156,30 +156,30 @@ def read_server_info(body: bytes) -> Found:
     option = option if isinstance(option, dict) else {}
     block = told.get("kv_events")
     if isinstance(block, dict):
-        first = _spot(block.get("endpoint_host"), block.get("endpoint_port_base"))
+        first = _endpoint(block.get("endpoint_host"), block.get("endpoint_port_base"))
     elif "kv_events" in told or option.get("publisher") != "zmq":
         return NOTHING
     else:  # before the block came
         block = {"topic": option.get("topic", ""), "dp_size": told.get("dp_size")}
-        first = spot(option.get("endpoint", "tcp://*:5557"))
-    return _checked(list(_of_sglang(block, first, spot(option.get("replay_endpoint")))))
+        first = parse_endpoint(option.get("endpoint", "tcp://*:5557"))
+    return _checked(list(_of_sglang(block, first, parse_endpoint(option.get("replay_endpoint")))))
 
 
 def _of_vllm(entry: Mapping[str, Any]) -> Publisher | str:
-    rank, events = _rank(entry.get("data_parallel_rank")), spot(entry.get("endpoint"))
+    rank, events = _rank(entry.get("data_parallel_rank")), parse_endpoint(entry.get("endpoint"))
     if rank is None:
         return "a source without a rank"
     if events is None:
         return f"rank {rank}: not a TCP endpoint"
-    return Publisher(rank, events, spot(entry.get("replay_endpoint")), _topic(entry.get("topic")))
+    return Publisher(rank, events, parse_endpoint(entry.get("replay_endpoint")), _topic(entry.get("topic")))
 
 
-def _of_sglang(block: Mapping[str, Any], first: Spot | None, replay: Spot | None) -> Iterator[Publisher | str]:
+def _of_sglang(block: Mapping[str, Any], first: Endpoint | None, replay: Endpoint | None) -> Iterator[Publisher | str]:
     if block.get("publisher", "zmq") != "zmq" or first is None:
         yield "not a TCP endpoint"
         return
     ranks = _rank(block.get("dp_size")) or 1
-    load = _spot(first.host or "*", block.get("load_endpoint_port_base"))
+    load = _endpoint(first.host or "*", block.get("load_endpoint_port_base"))
     for rank in range(min(ranks, RANKS_MAX + 1)):
         events = first.shifted(rank)
         if events is None:

@@ -48,7 +48,7 @@ class _Head(NamedTuple):
 
     root: int
     ids: tuple[int, ...]
-    stops: tuple[tuple[int, Fingerprint], ...]
+    chain: tuple[tuple[int, Fingerprint], ...]
 
 
 def key_of(token_ids: Sequence[int], length: int = 0) -> int:
@@ -114,24 +114,24 @@ class KeyHasher(TokenHasher):
         head = self._heads.get(state) if state.tokens else _Head(state.total, (), ())
         if head is None:
             return
-        longest, before, reach = self.lengths[-1], dict(head.stops), segments[-1].state.tokens
+        longest, before, reach = self.lengths[-1], dict(head.chain), segments[-1].state.tokens
         known = head.ids + tuple(ids[: max(0, longest - state.tokens)].tolist())
-        stops = dict(before)
+        chain = dict(before)
         for segment in segments:
-            stops.update((*segment.anchors, segment.end))
+            chain.update((*segment.anchors, segment.end))
         for length in self.lengths:
             depth = anchor_at(length, self.block_tokens)
             if length <= reach and not (length <= state.tokens and depth in before):
-                self._tell(head.root, key_of(known, length), stops, depth)
+                self._tell(head.root, key_of(known, length), chain, depth)
         if self._shorter and reach < longest:
-            self._tell(head.root, key_of(known[:reach]), stops, segments[-1].end[0])
+            self._tell(head.root, key_of(known[:reach]), chain, segments[-1].end[0])
         for segment in segments:
             if segment.state.tokens < self._reach:
-                kept = {depth: name for depth, name in stops.items() if 0 < depth <= segment.state.tokens}
+                kept = {depth: name for depth, name in chain.items() if 0 < depth <= segment.state.tokens}
                 self._remember(segment.state, _Head(head.root, known[: segment.state.tokens], tuple(kept.items())))
 
-    def _tell(self, root: int, key: int, stops: dict[int, Fingerprint], depth: int) -> None:
-        fingerprint = stops.get(depth)
+    def _tell(self, root: int, key: int, chain: dict[int, Fingerprint], depth: int) -> None:
+        fingerprint = chain.get(depth)
         if depth and fingerprint:
             self._told(KeyedPrefix(root, key, fingerprint, depth))
 

@@ -104,7 +104,7 @@ class Sender:
         self._seq = 0
         self._pending: dict[int, None] = {}
         self._drafts: deque[_Draft] = deque()
-        self._flight: tuple[_Draft, Posting] | None = None
+        self._attempt: tuple[_Draft, Posting] | None = None
         self._wanted: deque[int] = deque()  # buckets that the router asked for
         self._batch_at = 0.0
         self._sync_at = 0.0  # at once: the router may know nothing
@@ -114,7 +114,7 @@ class Sender:
     @property
     def idle(self) -> bool:
         """Everything that is known was said and answered."""
-        return not self._pending and not self._drafts and not self._wanted and self._flight is None
+        return not self._pending and not self._drafts and not self._wanted and self._attempt is None
 
     def note(self, keys: Iterable[int]) -> None:
         """These came or went."""
@@ -135,21 +135,21 @@ class Sender:
         """What to send now. Must be followed by `answered` or `failed` before the next one."""
         if now < self._wait_until or self.misnamed:
             return None
-        if self._flight is None:
+        if self._attempt is None:
             self._draft(now)
             if not self._drafts:
                 return None
             draft = self._drafts.popleft()
-            self._flight = (draft, self._numbered(draft))
+            self._attempt = (draft, self._numbered(draft))
         self.counts.sent += 1
-        return self._flight[1]
+        return self._attempt[1]
 
     def answered(self, status: int, reply: Mapping[str, Any], now: float) -> None:
         if status >= SERVER_ERRORS or status == TOO_MANY:
             self.failed(now)
             return
-        assert self._flight is not None, "nothing was sent"
-        draft, self._flight = self._flight[0], None
+        assert self._attempt is not None, "nothing was sent"
+        draft, self._attempt = self._attempt[0], None
         self._failures = 0
         self.old_in_a_row = self.old_in_a_row + 1 if reply.get("status") == "old" else 0
         if status != OK_STATUS:
@@ -174,8 +174,8 @@ class Sender:
         self._failures = min(self._failures + 1, 16)
         pause = min(self._settings.retry_max_s, self._settings.retry_s * 2 ** (self._failures - 1))
         self._wait_until = now + pause * (0.5 + self._rng.random() / 2)
-        if self._plain and self._flight is not None and self._flight[0].kind == "snapshot":
-            self._flight = None  # another one is made instead of saying again what is old by then
+        if self._plain and self._attempt is not None and self._attempt[0].kind == "snapshot":
+            self._attempt = None  # another one is made instead of saying again what is old by then
             self._sync_at = self._wait_until
 
     # Inside
@@ -187,7 +187,7 @@ class Sender:
     def _give_up(self) -> None:
         self._drafts.clear()
         self._wanted.clear()
-        self._flight = None
+        self._attempt = None
 
     def _draft(self, now: float) -> None:
         """Write what is due, if nothing is waiting to be sent."""

@@ -10,7 +10,7 @@ BACKENDS_MAX = 4096  # as in the registry; facts about more are dropped and coun
 @dataclass(frozen=True, slots=True)
 class FactSettings:
     load_interval_s: float = 0.05
-    """In-flight counts reach the others within this, and at once after a quiet time. While they do not know, all nodes
+    """In-attempt counts reach the others within this, and at once after a quiet time. While they do not know, all nodes
     fill the same gap: a crowd that comes within it is spread by chance only."""
     load_repeat_s: float = 1.0  # unchanged loads are told again: three chances before they expire
     load_life_s: float = 3.0

@@ -34,7 +34,7 @@ FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 
 BOOT_MAX = 2**32 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
-BOOT_BITS = 8  # of a boot in a lesson
+BOOT_BITS = 8  # of a boot in a route update
 
 
 class Verdict(IntEnum):
@@ -179,7 +179,8 @@ class BackendFacts:
         return known is not None and known.counted
 
     def boot_of(self, backend: int, low_bits: int) -> int:
-        """The boot of which a lesson carries the low bits: one later than ours is adopted, an earlier one is less."""
+        """The boot of which a route update carries the low bits: one later than ours is adopted, an earlier one is
+        less."""
         boot = self.boot(backend)
         ahead = (low_bits - boot) % (1 << BOOT_BITS)
         if ahead == 0:

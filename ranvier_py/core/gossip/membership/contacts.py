@@ -1,8 +1,9 @@
-"""Whom to greet: members that are known by hearsay only, and addresses where a member lived before it fell silent.
+"""Whom to greet: members that are known by reports of others only, and addresses where a member lived before it fell
+silent.
 
 A member that others speak of has not proved its session to this node; a greeting (Hello) makes both prove it. One that
-this node is to know (`circle`) is greeted after a short random time, spread over the size of the cluster, and again,
-each time later, until it proves itself, is dead, or others have come between.
+this node is to know (`neighbours`) is greeted after a short random time, spread over the size of the cluster, and
+again, each time later, until it proves itself, is dead, or others have come between.
 
 The dead stay contacts for a day. One of them is greeted now and then, for ever: after a long cut nobody else would
 (weaviate#10698; foca keeps them 24 h, too). The pace is that of the whole cluster: of n live nodes each greets every
@@ -21,7 +22,7 @@ from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address
 from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.membership.neighbour_set import Circle
+from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
 
 GREETING_S = 0.005
@@ -68,7 +69,7 @@ class Greetings:
         self.wake_at = min(self.wake_at, now)
 
     def want(self, session: int, members: int, now: float) -> None:
-        """A member known by hearsay."""
+        """A member known by reports of others."""
         if session not in self._waits:
             self._plan(session, now + self._rng.uniform(0, SPREAD_S * members), AGAIN_S[0])
             self.wake_at = min(self.wake_at, max(self._due[0][0], self._free_at))
@@ -77,7 +78,7 @@ class Greetings:
         """It proved itself, or there is no point any more. Its entry in the heap is skipped when it is due."""
         self._waits.pop(session, None)
 
-    def due(self, roster: Roster, circle: Circle, now: float) -> list[Address]:
+    def due(self, roster: Roster, neighbours: NeighbourSet, now: float) -> list[Address]:
         """Addresses to greet now."""
         addresses = list(self._urgent)
         self._urgent.clear()
@@ -88,7 +89,7 @@ class Greetings:
             if planned_at != at:
                 continue
             member = roster.get(session)
-            if member is None or not member.live or member.proved or not circle.wants(session):
+            if member is None or not member.live or member.proved or not neighbours.wants(session):
                 del self._waits[session]
                 continue
             addresses.append(member.address)

@@ -227,7 +227,7 @@ class Prober:
 
     def _draw_relays(self, target: Member) -> list[Member]:
         """k others at random, the fit ones first. Drawing without repetition finds the only candidate, too."""
-        met = self._ledger.circle.acquainted()
+        met = self._ledger.neighbours.acquainted()
         wanted = self._health.profile.relays
         drawn = self._rng.sample(met, min(len(met), wanted + SPARE_RELAYS))
         fit = [member for member in drawn if member is not target]

@@ -49,12 +49,12 @@ class Company:
 
     def changed(self, now: float) -> None:
         """Somebody came or went."""
-        delay_s = DELAY_S if self._members.circle.is_mesh else DELAY_MANY_S
+        delay_s = DELAY_S if self._members.neighbours.is_mesh else DELAY_MANY_S
         self.wake_at = min(self.wake_at, now + delay_s)
 
     def proved(self, session: int, now: float) -> None:
         """This live member has proved itself."""
-        if self._members.circle.wants(session):
+        if self._members.neighbours.wants(session):
             self.changed(now)
         else:
             self.wake_at = min(self.wake_at, now + DELAY_FAR_S)
@@ -66,7 +66,7 @@ class Company:
         member = self._members.member(session)
         if member is None or not (member.live and member.proved and member.record.schema == self._members.me.schema):
             return False
-        if not self._members.circle.wants(session):
+        if not self._members.neighbours.wants(session):
             self._guests[session] = None
             if len(self._guests) > GUESTS_MAX:
                 del self._guests[next(iter(self._guests))]
@@ -80,7 +80,7 @@ class Company:
         close = self._close()
         peers = [Peer(member.session, member.address) for member in close]
         sharing = [Peer(member.session, member.address) for member in close if member.record.schema == schema]
-        met = [Peer(member.session, member.address) for member in members.circle.acquainted()]
+        met = [Peer(member.session, member.address) for member in members.neighbours.acquainted()]
         self._sharing = {peer.session: None for peer in sharing}
         self._count(members.alive())
         self._routes.peers(sharing, now, self._everybody)
@@ -106,11 +106,11 @@ class Company:
             self._able = able
 
     def _close(self) -> Sequence[Member]:
-        circle = self._members.circle
-        met = circle.acquainted()
-        if circle.is_mesh:
+        neighbours = self._members.neighbours
+        met = neighbours.acquainted()
+        if neighbours.is_mesh:
             self._guests.clear()
             return met
-        near = circle.near()
+        near = neighbours.near()
         self._guests = {member.session: None for member in met if member.session in self._guests}
         return [member for member in met if member.session in near or member.session in self._guests]

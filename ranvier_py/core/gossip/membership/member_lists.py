@@ -104,7 +104,7 @@ class MemberLists:
             pace_s = min(pace_s, GROWING_S)
         self._lived = self._ledger.roster.live
         self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
-        met = self._ledger.circle.acquainted()
+        met = self._ledger.neighbours.acquainted()
         if met:
             partner = self._rng.choice(met)
             self._ask(partner.address, partner.session)

@@ -4,8 +4,8 @@
                             ^------absolve------+----------------+
 
 Each step keeps the tables together: roster, suspicions, round of probing, greetings, contacts, what is spread, what the
-operator sees. Whether a step may be taken is decided elsewhere (`hearsay` for what others say, `members` for what this
-node sees itself); here is only what it means.
+operator sees. Whether a step may be taken is decided elsewhere (`reports of others` for what others say, `members` for
+what this node sees itself); here is only what it means.
 
 The dead stay in the roster for a day, so that stale news of their life is known for what it is. Ten minutes after the
 death the planes above forget the session (`gone`): what it taught has expired by then.
@@ -23,7 +23,7 @@ from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
 from ranvier_py.core.gossip.membership.contacts import Contacts, Greetings
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
 from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.membership.neighbour_set import Circle
+from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.paths import Ways
 from ranvier_py.core.gossip.membership.roster import Member, Roster, Round
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
@@ -54,7 +54,7 @@ class Ledger:
 
     def __init__(self, me: Record, broadcasts: Broadcasts, health: LocalHealth, counts: Counts, rng: Random) -> None:
         self.roster = Roster()
-        self.circle = Circle(me.session, me.schema, self.roster)
+        self.neighbours = NeighbourSet(me.session, me.schema, self.roster)
         self.suspicions = Suspicions()
         self.greetings = Greetings(rng)
         self.contacts = Contacts(rng, counts)
@@ -170,7 +170,7 @@ class Ledger:
     def proved(self, member: Member) -> None:
         """Its session is live, by proof."""
         member.proved = True
-        self.circle.met(member)
+        self.neighbours.met(member)
         self.greetings.done(member.session)
         self.contacts.remove(member.address)
 
@@ -181,16 +181,16 @@ class Ledger:
         self.broadcasts.members = self.members
         self.turns.insert(member.session)
         self.ways.met(member)
-        self.circle.join(member)
-        if not member.proved and self.circle.wants(member.session):
+        self.neighbours.join(member)
+        if not member.proved and self.neighbours.wants(member.session):
             self.greetings.want(member.session, self.members, now)
 
     def _move(self, member: Member, record: Record, now: float) -> None:
         """A live member's record changes, perhaps its address."""
         if member.address != (record.host, record.port):
             member.proved = False
-            self.circle.lost(member.session)
-            if self.circle.wants(member.session):
+            self.neighbours.lost(member.session)
+            if self.neighbours.wants(member.session):
                 self.greetings.want(member.session, self.members, now)
         self.roster.change(member, record, now)
 
@@ -206,7 +206,7 @@ class Ledger:
     def _end(self, member: Member) -> None:
         """It is not live any more."""
         self.suspicions.end(member.session)
-        self.circle.part(member.session)
+        self.neighbours.part(member.session)
         self.greetings.done(member.session)
         self.broadcasts.members = self.members
 

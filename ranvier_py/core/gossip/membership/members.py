@@ -4,7 +4,7 @@ A synchronous state machine over messages. It never sees bytes, keys or sockets;
 before it gets here. The rules are in the parts:
 
     identity        what this node says about itself, refuting, its epoch and name
-    hearsay         what to believe of what others say
+    reports of others         what to believe of what others say
     ledger          the tables, and each step of a member through them; `roster` finds members and orders the probes
     probing         one probe in each interval; `relays` pings for others
     suspicion       time-outs, shortened by confirmations
@@ -12,7 +12,7 @@ before it gets here. The rules are in the parts:
     broadcasts      updates that spread; `post` writes the letters they ride on
     member_lists    push-pull of whole lists
     circle          whom to know directly: everybody, or in a large cluster the neighbours on some rings
-    contacts        whom to greet: members known by hearsay, and the dead, for a day
+    contacts        whom to greet: members known by reports of others, and the dead, for a day
 
 A call that comes more than a probe interval after the time of the next tick means that this node was not awake: nobody
 is to blame for what went unanswered. So the probe under way is void, suspicions are put off by as long, who was heard
@@ -40,7 +40,7 @@ from ranvier_py.core.gossip.membership.member_lists import MemberLists
 from ranvier_py.core.gossip.membership.member_table import Ledger
 from ranvier_py.core.gossip.membership.membership_counters import Counts, MembersStatistics, MemberView
 from ranvier_py.core.gossip.membership.membership_outbox import FIELDS_BYTES, Post
-from ranvier_py.core.gossip.membership.merge_rules import Hearsay
+from ranvier_py.core.gossip.membership.merge_rules import MergeRules
 from ranvier_py.core.gossip.membership.profile import Profile
 from ranvier_py.core.gossip.membership.relays import Relays
 from ranvier_py.core.gossip.membership.roster import Member
@@ -87,10 +87,10 @@ class Members:
         self._ledger = Ledger(me, self._broadcasts, self._health, counts, rng)
         self._prober = Prober(self._ledger, self._post, self._health, counts, rng)
         self._relays = Relays(self._ledger.roster, self._post, counts)
-        self._hearsay = Hearsay(self._identity, self._ledger, self._post, self._health, counts)
+        self._merge_rules = MergeRules(self._identity, self._ledger, self._post, self._health, counts)
         parts = self._identity, self._ledger, self._health
         self._lists = MemberLists(*parts, outbox, counts, rng, size_of=size_of, datagram_bytes=room if datagrams else 0)
-        self.circle = self._ledger.circle
+        self.neighbours = self._ledger.neighbours
         self.left_at = inf  # after `leave`: when the news has spread and this node may stop
         self._awake_at = now  # lateness before this is settled
         self._ticked_at = now
@@ -139,7 +139,7 @@ class Members:
         ledger = self._ledger
         if self._identity.record.state is State.LEFT:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
-        if ledger.circle.widened:
+        if ledger.neighbours.widened:
             return 0.0
         return min(
             self._prober.wake_at,
@@ -179,11 +179,11 @@ class Members:
         if self._identity.leaving:
             return []
         ledger = self._ledger
-        for session in ledger.circle.unmet() if ledger.circle.widened else ():
+        for session in ledger.neighbours.unmet() if ledger.neighbours.widened else ():
             ledger.greetings.want(session, ledger.members, now)
         if now < ledger.greetings.wake_at and now < ledger.contacts.wake_at:
             return []
-        wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, ledger.circle, now))
+        wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, ledger.neighbours, now))
         for address in ledger.contacts.due(ledger.members, now):
             if not ledger.roster.at(address):
                 wanted[address] = None
@@ -197,7 +197,7 @@ class Members:
         """A message from a proved session. `plane` is where it came from, so that the answer takes the same way."""
         self._wake_up(now)
         self.heard(peer.session, now)
-        if correction := self._hearsay.superseded(peer.session):
+        if correction := self._merge_rules.superseded(peer.session):
             self._correct(peer, [correction])
         match message:
             case Ping(seq, updates):
@@ -234,7 +234,7 @@ class Members:
         before = self.member(record.session)
         was_dead = before is not None and not before.live
         address = (record.host, record.port)
-        correction = self._hearsay.hear(Update(record), record.session, now)
+        correction = self._merge_rules.hear(Update(record), record.session, now)
         member = self.member(record.session)
         if member is not None:
             self._ledger.proved(member)
@@ -253,7 +253,7 @@ class Members:
         if member.record.state is State.ALIVE:
             return
         if member.record.state is not State.LEFT or now - member.since > self._farewell_s:
-            self._hearsay.accuse(member, now)
+            self._merge_rules.accuse(member, now)
 
     def unreachable(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> None:
         """The edge could not send there: as good as a ping without an answer."""
@@ -266,7 +266,7 @@ class Members:
             return
         self._identity.leave()
         self._broadcasts.push(Update(self.me), now)
-        met = self.circle.acquainted()
+        met = self.neighbours.acquainted()
         for member in self._rng.sample(met, min(len(met), FAREWELLS_MAX)):
             self._post.tell(member.address, member.session, [Update(self.me)], self._post.best_plane(member))
         self.left_at = now + self._farewell_s
@@ -316,12 +316,12 @@ class Members:
     def _take_in(self, peer: Peer, updates: Sequence[Update], now: float) -> None:
         """News from somebody. What it has wrong it is told."""
         if updates:
-            told = [self._hearsay.hear(update, peer.session, now) for update in updates]
+            told = [self._merge_rules.hear(update, peer.session, now) for update in updates]
             self._correct(peer, [correction for correction in told if correction is not None])
 
     def _read_list(self, peer: Peer, message: MemberList, now: float, plane: Plane) -> None:
-        self._hearsay.joining = self._lists.joining
-        told = self._hearsay.hear_list(message.records, peer.session, now)
+        self._merge_rules.joining = self._lists.joining
+        told = self._merge_rules.hear_list(message.records, peer.session, now)
         if message.reply:
             self._lists.answer(peer, now, plane)
         else:
@@ -374,7 +374,7 @@ class Members:
             self._ledger.suspect(failed, failed.record, self.me.session, now, "did not answer a probe")
         else:
             self._ledger.confirm(failed, self.me.session, now)
-        self._hearsay.accuse(failed, now)
+        self._merge_rules.accuse(failed, now)
 
     def _expire(self, now: float) -> None:
         """Suspicions that are over: death, unless the member itself was heard meanwhile."""
@@ -389,11 +389,11 @@ class Members:
             else:
                 why = f"suspected by {len(suspicion.accusers)} for {now - suspicion.since:.1f} s"
                 self._ledger.bury(member, member.record._replace(state=State.DEAD), now, why)
-            self._hearsay.accuse(member, now)
+            self._merge_rules.accuse(member, now)
 
     def _gossip(self, now: float) -> None:
         """Send what waits to a few members at random."""
-        met = self.circle.acquainted()
+        met = self.neighbours.acquainted()
         for member in self._rng.sample(met, min(len(met), self._health.profile.gossip_fanout)):
             if not self._post.gossip(member):
                 break

@@ -27,7 +27,7 @@ class Counts:
     relayed: int = 0  # pings in the name of others
     relays_dropped: int = 0  # too many at once
     nacks: int = 0  # sent
-    suspicions: int = 0  # begun here, by our own probe or by hearsay
+    suspicions: int = 0  # begun here, by our own probe or by reports of others
     confirmations: int = 0
     refutations: int = 0  # of what was said about this node
     false_alarms: int = 0  # members that refuted a suspicion or a death held here

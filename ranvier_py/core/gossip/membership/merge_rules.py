@@ -40,7 +40,7 @@ SPREAD_LISTED_MAX = 64
 larger ones it would send everybody everything that they told it."""
 
 
-class Hearsay:
+class MergeRules:
     """Judges records. `joining`: this node is still reading its first lists."""
 
     def __init__(self, identity: Identity, ledger: Ledger, post: Post, health: LocalHealth, counts: Counts) -> None:

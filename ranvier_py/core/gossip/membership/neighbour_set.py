@@ -47,7 +47,7 @@ class Side:
             self.reach = self.nearest[-1][0]
 
 
-class Circle:
+class NeighbourSet:
     """See the module. `Ledger` says who of the roster is live."""
 
     __slots__ = ("_acquainted", "_drawn", "_near", "_places", "_roster", "_schema", "_sides", "_stale", "widened")

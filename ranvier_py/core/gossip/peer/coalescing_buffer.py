@@ -1,9 +1,9 @@
 """News of chats that go on: they wait a moment for company before they are told.
 
-A packet costs as many bytes as a lesson in it. A further turn of a chat loses nothing by waiting: its next turn goes to
-the engine of the turns before, which is the same one. The beginning of a chat is told at once, since a crowd that comes
-to all nodes must find out where the first one went; so is a chat that another engine has taken over, which is told anew
-from its beginning. Whatever leaves takes along what waits.
+A packet costs as many bytes as a route update in it. A further turn of a chat loses nothing by waiting: its next turn
+goes to the engine of the turns before, which is the same one. The beginning of a chat is told at once, since a crowd
+that comes to all nodes must find out where the first one went; so is a chat that another engine has taken over, which
+is told anew from its beginning. Whatever leaves takes along what waits.
 
 What waits is joined with what it goes on from, if that waits, too: the tokens of a prompt are there before those of its
 answer. Bounds: WAITING_MAX news, and texts remembered; above, nothing waits. Cost: 1 us for each.
@@ -18,7 +18,7 @@ from ranvier_py.core.routing.route_table import News
 
 COMPANY_S = 0.06
 """From the evidence. With the network it is usable everywhere well within the goal of 100 ms. At 16 turns a second and
-node nearly two lessons share a packet; twice the time would save 7 bytes a turn more."""
+node nearly two route updates share a packet; twice the time would save 7 bytes a turn more."""
 
 SOME = 4
 NEARLY_S = 0.03
@@ -67,7 +67,7 @@ class Company:
     def _goes_on(self, news: News) -> bool:
         """Whether peers know the beginning of this chat at this backend: it hangs below something, or was told."""
         begun, horizon = self._begun, news.at - REMEMBERED_S
-        texts = [(news.backend, news.epoch, text) for _, _, text in news.stops if text]
+        texts = [(news.backend, news.generation, text) for _, _, text in news.chain if text]
         if news.parent or any(text in begun for text in texts):
             return True
         begun |= dict.fromkeys(texts, news.at)
@@ -78,13 +78,13 @@ class Company:
     def _join(self, news: News) -> None:
         """Of two times the earlier counts: nothing gets younger."""
         waiting, ends = self._waiting, self._ends
-        place = ends.pop((news.backend, news.epoch, news.parent), None)
+        place = ends.pop((news.backend, news.generation, news.parent), None)
         if place is None:
             place = len(waiting)
             waiting.append(news)
         else:
             above = waiting[place]
-            stops = [*news.stops, *above.stops]
-            waiting[place] = news._replace(stops=stops, parent=above.parent, at=min(above.at, news.at))
-        _, token, text = news.stops[0]
-        ends[news.backend, news.epoch, token or text] = place
+            chain = [*news.chain, *above.chain]
+            waiting[place] = news._replace(chain=chain, parent=above.parent, at=min(above.at, news.at))
+        _, token, text = news.chain[0]
+        ends[news.backend, news.generation, token or text] = place

@@ -20,8 +20,8 @@ from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
 from ranvier_py.core.gossip.wire.messages import ReaderClaim
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import samples
-from ranvier_py.core.sample import Sample
+from ranvier_py.core.metrics import Sample, samples
+
 
 LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 

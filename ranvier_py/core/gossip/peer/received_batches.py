@@ -1,4 +1,4 @@
-"""Sheaves of peers: further turns of many chats, known by their texts alone, are learned at once.
+"""Update batches of peers: further turns of many chats, known by their texts alone, are learned at once.
 
 Rows whose parent is known, or comes with them, are written into the table column by column; others wait as orphans do.
 Few rows are learned one by one. Cost: 3 us a row; alone 12.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ranvier_py.core.gossip.replication.update_batches import Sheaf
+from ranvier_py.core.gossip.replication.update_batches import UpdateBatch
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.route_table.bulk_writes import merge
@@ -28,7 +28,7 @@ class Pieces(Orphans):
         return bool(self._waiting) and any(name in self._waiting for name in names)
 
 
-class SharedSheaves:
+class ReceivedBatches:
     """What peers tell in columns, on its way into the table."""
 
     def __init__(self, routes: RouteTable, orphans: Pieces) -> None:
@@ -36,28 +36,30 @@ class SharedSheaves:
         self._orphans = orphans
         self._rows, _, self._claims, _ = routes.parts()
 
-    def learn(self, sheaf: Sheaf, backend: BackendId, epoch: int, at: float, now: float) -> int:
+    def learn(self, batch: UpdateBatch, backend: BackendId, generation: int, at: float, now: float) -> int:
         """Learn what a peer told, by evidence of that time. Returns the number of new rows."""
-        _, _, parents, texts, tokens = sheaf
+        _, _, parents, texts, tokens = batch
         names = texts.tolist()
         if len(names) < MERGED_LEAST or self._orphans.await_one_of(names):
-            return self._one_by_one(sheaf, range(len(names)), backend, epoch, at)
+            return self._one_by_one(batch, range(len(names)), backend, generation, at)
         lost = self._lost(parents.tolist(), names)
         if lost:
             placed = np.ones(len(texts), np.bool_)
             placed[lost] = False
             parents, texts, tokens = parents[placed], texts[placed], tokens[placed]
         count = len(texts)
-        epochs = np.full(backend + 1, -1, np.int32)
-        epochs[backend] = epoch
+        generations = np.full(backend + 1, -1, np.int32)
+        generations[backend] = generation
         held_by, evidence = np.full(count, backend, np.int16), np.full(count, int(at), np.int32)
         columns = Columns(parents, tokens, np.zeros(count, U64), texts, held_by, evidence)
         hearing = self._routes.hearing
         if hearing is not None and at > self._claims.horizon:
             pieces = zip(parents.tolist(), texts.tolist(), tokens.tolist(), strict=True)
-            hearing((((depth, 0, text), (0, 0, parent)) for parent, text, depth in pieces), backend, epoch, int(at))
-        created = merge(self._routes, columns, epochs, now) if count else 0
-        return created + self._one_by_one(sheaf, lost, backend, epoch, at)
+            hearing(
+                (((depth, 0, text), (0, 0, parent)) for parent, text, depth in pieces), backend, generation, int(at)
+            )
+        created = merge(self._routes, columns, generations, now) if count else 0
+        return created + self._one_by_one(batch, lost, backend, generation, at)
 
     def _lost(self, parents: Sequence[int], texts: Sequence[int]) -> Sequence[int]:
         """Rows whose parent is not known here, nor comes with a row before them that has its own."""
@@ -71,9 +73,11 @@ class SharedSheaves:
                 lost.append(row)
         return lost
 
-    def _one_by_one(self, sheaf: Sheaf, rows: Sequence[int], backend: BackendId, epoch: int, at: float) -> int:
+    def _one_by_one(
+        self, batch: UpdateBatch, rows: Sequence[int], backend: BackendId, generation: int, at: float
+    ) -> int:
         created = 0
         for row in rows:
-            stop = (int(sheaf.tokens[row]), 0, int(sheaf.texts[row]))
-            created += self._orphans.learn((stop,), int(sheaf.parents[row]), backend, epoch, at)
+            key = (int(batch.tokens[row]), 0, int(batch.texts[row]))
+            created += self._orphans.learn((key,), int(batch.parents[row]), backend, generation, at)
         return created

@@ -3,7 +3,7 @@
 Between nodes a backend is a key, the keyed hash of its URL: ids are numbers of one node, and a URL on the wire would be
 an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait.
 
-Down, by looking: `look` compares each backend with what it was at the last look (in flight, verdict, boot epoch,
+Down, by looking: `look` compares each backend with what it was at the last look (in flight, verdict, generation,
 draining), so that nothing is done on a request's path. Up: `follow` applies what was heard.
 """
 
@@ -28,10 +28,11 @@ VERDICTS = {Health.UNKNOWN: Verdict.UNKNOWN, Health.HEALTHY: Verdict.HEALTHY, He
 
 @dataclass(slots=True)
 class Seen:
-    """One backend as it was at the last look. `epoch` is this node's, of the process that the facts call by `boot`."""
+    """One backend as it was at the last look. `generation` is this node's, of the process that the facts call by
+    `boot`."""
 
     backend: Backend
-    epoch: int
+    generation: int
     draining: bool
 
 
@@ -67,12 +68,12 @@ class SharedBackends:
         slots = self.registry.slots
         keys = np.zeros(len(slots), np.uint64)
         boots = np.zeros(len(slots), np.uint64)
-        epochs = np.full(len(slots), -1, np.int32)
+        generations = np.full(len(slots), -1, np.int32)
         for backend, key in self._keys.items():
             seen = self._seen[key]
-            if not seen.backend.removed and seen.backend.epoch == seen.epoch:
-                keys[backend], boots[backend], epochs[backend] = key, self.facts.boot(key), seen.epoch
-        return Names(keys, boots, epochs)
+            if not seen.backend.removed and seen.backend.generation == seen.generation:
+                keys[backend], boots[backend], generations[backend] = key, self.facts.boot(key), seen.generation
+        return Names(keys, boots, generations)
 
     def holder(self, key: int, boot: int, now: float) -> tuple[int, int] | None:
         """(local id, epoch) of a backend's boot, of which the low bits are enough. None: unknown, or an earlier one.
@@ -93,7 +94,7 @@ class SharedBackends:
             return None
         self.follow(now)
         backend.process.taught = True
-        return backend.id, backend.epoch
+        return backend.id, backend.generation
 
     def regained(self) -> bool:
         """Whether the count of a backend has come whose claims were not taken for want of it. Says so once."""
@@ -138,10 +139,10 @@ class SharedBackends:
         """See that the registry's epoch and the facts' boot are of one process."""
         backend = seen.backend
         started_at, told = backend.process.started_at or 0.0, self.facts.started_at(key)
-        if backend.epoch == seen.epoch and started_at and told and not same_process(started_at, told):
+        if backend.generation == seen.generation and started_at and told and not same_process(started_at, told):
             self._log(self.registry.restart(backend, "peers knew another process", now))
-        if backend.epoch != seen.epoch:
-            seen.epoch = backend.epoch
+        if backend.generation != seen.generation:
+            seen.generation = backend.generation
             self.facts.restarted(key, started_at)
 
     def _rename(self, now: float) -> None:
@@ -151,7 +152,7 @@ class SharedBackends:
             key = keyed(self._key, backend.url)
             old = before.get(key)
             same = old is not None and old.backend is backend
-            self._seen[key] = old if old is not None and same else Seen(backend, backend.epoch, backend.draining)
+            self._seen[key] = old if old is not None and same else Seen(backend, backend.generation, backend.draining)
             self._keys[backend.id] = key
             if not same:
                 self.registry.set_peer_load(backend.id, self.facts.peer_load(key), now)
@@ -189,10 +190,10 @@ class SharedBackends:
         """The claims so far are of an earlier boot: unless the registry has begun the new one already, it begins."""
         backend = seen.backend
         transitions = self.registry.restart_told(backend, boot.started_at, now)
-        if not transitions and backend.epoch == seen.epoch:
+        if not transitions and backend.generation == seen.generation:
             transitions = self.registry.restart(backend, "peers count another process", now)
         self._log(transitions)
-        seen.epoch = backend.epoch
+        seen.generation = backend.generation
 
     def _know_start(self, seen: Seen, start: Start, now: float) -> None:
         """Our claims, and what we told of them, may be of the process before: then the known one is the next boot."""
@@ -216,7 +217,7 @@ def verdict_of(backend: Backend) -> Verdict:
     """
     if backend.circuit is Circuit.OPEN:
         return Verdict.CIRCUIT_OPEN
-    if backend.vitals.hearsay and backend.health is Health.UNHEALTHY:
+    if backend.vitals.merge_rules and backend.health is Health.UNHEALTHY:
         return Verdict.UNKNOWN
     return VERDICTS[backend.health]
 

@@ -1,10 +1,10 @@
 """What engines dropped, among peers: withdrawals that an engine's own stream ordered become removals, and are followed.
 
-Down: `RouteTable.withdrawn_news`, told with the boot that it is of, several to a lesson. Up: of each fingerprint the
-claim of that backend and boot is withdrawn, whoever made it, with what is below, unless its evidence is younger than
-the removal. Then it was stored again meanwhile, or times are too coarse to tell: who served it says so once more, and
-whoever reads the stream looks whether the engine holds it. Following is not telling: only who reads an engine's stream
-says that something is gone.
+Down: `RouteTable.withdrawn_news`, told with the boot that it is of, several to a route update. Up: of each fingerprint
+the claim of that backend and boot is withdrawn, whoever made it, with what is below, unless its evidence is younger
+than the removal. Then it was stored again meanwhile, or times are too coarse to tell: who served it says so once more,
+and whoever reads the stream looks whether the engine holds it. Following is not telling: only who reads an engine's
+stream says that something is gone.
 Cost: 1 us for each fingerprint told, 2 us for each followed.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ranvier_py.core.gossip.backend_state.facts import BOOT_BITS
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.replication.removals import REMOVED_MAX, Removal, decode_removal, encode_removal
-from ranvier_py.core.gossip.replication.route_updates import BadLesson
+from ranvier_py.core.gossip.replication.route_updates import BadRouteUpdate
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.route_table import News, RouteTable, Trust
 from ranvier_py.core.routing.route_table.claims import Claim
@@ -34,8 +34,8 @@ class RemovalCounters:
     heard: int = 0
     withdrawn: int = 0  # claims, with what was below each
     younger: int = 0  # claims that were kept for their evidence
-    void: int = 0  # lessons of an earlier boot, or of a backend that this node does not have
-    bad: int = 0  # lessons
+    void: int = 0  # route updates of an earlier boot, or of a backend that this node does not have
+    bad: int = 0  # route updates
 
 
 class SharedRemovals:
@@ -45,26 +45,26 @@ class SharedRemovals:
         self._backends = backends
         self._rows, _, self._claims, _ = routes.parts()
 
-    def lessons(self) -> Iterator[tuple[bytes, float]]:
-        """What was dropped since the last time, as lessons with the times of their evidence; it is used up."""
+    def route_updates(self) -> Iterator[tuple[bytes, float]]:
+        """What was dropped since the last time, as route updates with the times of their evidence; it is used up."""
         news = self._routes.withdrawn_news
         waiting: dict[tuple[BackendId, int], list[int]] = {}
         oldest: dict[tuple[BackendId, int], float] = {}
         while news:
-            backend, epoch, fingerprint, at = news.popleft()
-            place = (backend, epoch)
+            backend, generation, fingerprint, at = news.popleft()
+            place = (backend, generation)
             waiting.setdefault(place, []).append(fingerprint)
             oldest[place] = min(at, oldest.get(place, at))
         for place, fingerprints in waiting.items():
             for start in range(0, len(fingerprints), REMOVED_MAX):
-                lesson = self._lesson(*place, fingerprints[start : start + REMOVED_MAX])
-                if lesson:
-                    yield lesson, oldest[place]
+                route_update = self._route_update(*place, fingerprints[start : start + REMOVED_MAX])
+                if route_update:
+                    yield route_update, oldest[place]
 
-    def _lesson(self, number: BackendId, epoch: int, fingerprints: list[int]) -> bytes:
+    def _route_update(self, number: BackendId, generation: int, fingerprints: list[int]) -> bytes:
         key = self._backends.key_of(number)
         backend = self._backends.find(key) if key is not None else None
-        if key is None or backend is None or backend.epoch != epoch:
+        if key is None or backend is None or backend.generation != generation:
             self.counters.outdated += len(fingerprints)
             return b""
         self.counters.told += len(fingerprints)
@@ -74,7 +74,7 @@ class SharedRemovals:
         """Follow what a peer told."""
         try:
             key, boot, fingerprints = decode_removal(data)
-        except BadLesson:
+        except BadRouteUpdate:
             self.counters.bad += 1
             return
         holder = self._backends.holder(key, boot, now)
@@ -99,6 +99,6 @@ class SharedRemovals:
 
     def _insist(self, row: int, backend: BackendId, claim: Claim) -> None:
         rows, news = self._rows, self._routes.news
-        stop = (rows.tokens[row], rows.token[row], rows.text[row])
+        key = (rows.tokens[row], rows.token[row], rows.text[row])
         if len(news) < NEWS_MAX:
-            news.append(News(backend, claim.epoch, (stop,), rows.name(rows.parent[row]), claim.evidence))
+            news.append(News(backend, claim.generation, (key,), rows.name(rows.parent[row]), claim.evidence))

@@ -1,4 +1,4 @@
-"""The route table among peers: its news become lessons, lessons become REMOTE claims.
+"""The route table among peers: its news become route updates, route updates become REMOTE claims.
 
 Rules: what this node served is told with the boot of the process that served it; served by a process that is gone, it
 is not told. What is heard is learned for backends of this node alone, at the age it came with, for the boot it names:
@@ -17,19 +17,26 @@ from itertools import chain
 
 from ranvier_py.core.gossip.backend_state.facts import BOOT_BITS
 from ranvier_py.core.gossip.peer.coalescing_buffer import Company
-from ranvier_py.core.gossip.peer.held_updates import HELD_MAX, HOLD_S, HeldTurns, Turns, sheaves_of
-from ranvier_py.core.gossip.peer.received_batches import Pieces, SharedSheaves
+from ranvier_py.core.gossip.peer.held_updates import HELD_MAX, HOLD_S, HeldTurns, Turns, batches_of
+from ranvier_py.core.gossip.peer.received_batches import Pieces, ReceivedBatches
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.peer.removal_sync import SharedRemovals
 from ranvier_py.core.gossip.peer.route_counters import SharedRouteCounters
 from ranvier_py.core.gossip.replication.removals import is_removal
 from ranvier_py.core.gossip.replication.route_store import RowsWalk
-from ranvier_py.core.gossip.replication.route_updates import TOKENS_MAX, BadLesson, Lesson, decode, encode, pieces
+from ranvier_py.core.gossip.replication.route_updates import (
+    TOKENS_MAX,
+    BadRouteUpdate,
+    RouteUpdate,
+    decode,
+    encode,
+    pieces,
+)
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
-from ranvier_py.core.gossip.replication.update_batches import decode_sheaf, encode_sheaf, is_sheaf
+from ranvier_py.core.gossip.replication.update_batches import decode_batch, encode_batch, is_batch
 from ranvier_py.core.gossip.wire.messages import Rows
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import News, RouteTable, Trust
 from ranvier_py.core.routing.route_table.claims import Claim
 
@@ -42,12 +49,12 @@ COMPLETE_MAX = HELD_MAX
 CONFIRMED_MAX = 4096
 
 CONFIRMED_HOLD_S = 1.0
-"""News of what an engine said wait so long for the lesson of the node that served it."""
+"""News of what an engine said wait so long for the route update of the node that served it."""
 
 NOBODY = (BackendId(-1), 0.0, 0)
 
 HEARD_MAX = 8192
-"""Tokens of peers' lessons that are remembered, for as long."""
+"""Tokens of peers' route updates that are remembered, for as long."""
 
 
 class SharedRoutes:
@@ -59,14 +66,14 @@ class SharedRoutes:
         self._backends = backends
         self._copy = TableCopy(routes, backends)
         self._orphans = Pieces(routes)
-        self.understood = False  # whether all peers know sheaves; the owner says so
+        self.understood = False  # whether all peers know update batches; the owner says so
         self.turns = HeldTurns(routes, self._is_complete, self.counters)
         self._complete: dict[int, tuple[BackendId, float]] = {}
         self._confirmed: deque[News] = deque()  # held back
         self._heard: dict[int, tuple[BackendId, float, int]] = {}  # token -> whose, when, and its text
         self._company = Company()
         self.removals = SharedRemovals(routes, backends)
-        self.sheaves = SharedSheaves(routes, self._orphans)
+        self.batches = ReceivedBatches(routes, self._orphans)
         self._rows, _, self._claims, _ = routes.parts()
         self.asked: Callable[[], object] = lambda: None  # a peer is about to get what is in the table; set by the owner
 
@@ -74,7 +81,7 @@ class SharedRoutes:
 
     @property
     def wake_at(self) -> float:
-        """When `lessons` has something that waited for company."""
+        """When `route updates` has something that waited for company."""
         return self._company.wake_at
 
     @property
@@ -87,9 +94,9 @@ class SharedRoutes:
         """Pieces of peers' paths that wait for the rows above them."""
         return len(self._orphans)
 
-    def lessons(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
-        """What may be told now as lessons, each with the time of its evidence; it is used up."""
-        yield from self.removals.lessons()
+    def route_updates(self, now: float, hold_s: float = HOLD_S) -> Iterator[tuple[bytes, float]]:
+        """What may be told now as route updates, each with the time of its evidence; it is used up."""
+        yield from self.removals.route_updates()
         fresh = list(self._fresh(hold_s))
         turns = self.turns.leave(now, hold_s, bound=self.understood)
         for news in self._due(fresh, now, hold_s, leaves=bool(turns)):
@@ -112,7 +119,7 @@ class SharedRoutes:
         news = self.routes.news
         while news:
             each = news.popleft()
-            if hold_s and each.parent and not has_token(each.stops):
+            if hold_s and each.parent and not has_token(each.chain):
                 self.turns.hold(each)
             elif hold_s and len(self._confirmed) < CONFIRMED_MAX and self._is_confirmed(each):
                 self._confirmed.append(each)
@@ -129,41 +136,41 @@ class SharedRoutes:
 
     def _is_confirmed(self, news: News) -> bool:
         """Whether the engine told us of it, and nobody here served it."""
-        if has_text(news.stops):
+        if has_text(news.chain):
             return False
-        claim = self._claim(news.stops[0][1], news.backend)
+        claim = self._claim(news.chain[0][1], news.backend)
         return claim is not None and claim.trust == Trust.CONFIRMED
 
     def _untold(self, news: News) -> News:
         """Without the stops that a peer told meanwhile. What is left below them names the nearest as its parent."""
-        heard, stops, parent = self._heard, list(news.stops), news.parent
-        while stops:
-            _, token, own_text = stops[-1]
+        heard, chain, parent = self._heard, list(news.chain), news.parent
+        while chain:
+            _, token, own_text = chain[-1]
             backend, at, text = heard.get(token, NOBODY)
             if backend != news.backend or at < news.at or own_text not in (0, text):
                 break
-            parent = stops.pop()[1]
-        self.counters.stops_spared += len(news.stops) - len(stops)
-        return news._replace(stops=stops, parent=parent)
+            parent = chain.pop()[1]
+        self.counters.keys_spared += len(news.chain) - len(chain)
+        return news._replace(chain=chain, parent=parent)
 
     def _named(self, news: News) -> News:
         """With the texts that are known here: engines tell tokens, and a peer may have let go of the row meanwhile."""
         rows = self._rows
-        found = ((stop, rows.index.get(stop[1])) for stop in news.stops)
-        stops = [(stop[0], stop[1], stop[2] or rows.text[row]) if row is not None else stop for stop, row in found]
-        return news._replace(stops=stops)
+        found = ((key, rows.index.get(key[1])) for key in news.chain)
+        chain = [(key[0], key[1], key[2] or rows.text[row]) if row is not None else key for key, row in found]
+        return news._replace(chain=chain)
 
     def _claim(self, name: int, backend: BackendId) -> Claim | None:
         row = self._rows.index.get(name)
         return self._claims.get(row, backend) if row is not None else None
 
-    def _is_claimed(self, stop: Stop, backend: BackendId) -> bool:
-        row = self._rows.index.get(stop[1] or stop[2])
+    def _is_claimed(self, key: PrefixKey, backend: BackendId) -> bool:
+        row = self._rows.index.get(key[1] or key[2])
         return row is not None and (self._rows.backend[row] == backend or self._claims.get(row, backend) is not None)
 
-    def _note_heard(self, stops: Iterable[Stop], backend: BackendId, now: float) -> None:
+    def _note_heard(self, chain: Iterable[PrefixKey], backend: BackendId, now: float) -> None:
         heard = self._heard
-        for _, token, text in stops:
+        for _, token, text in chain:
             if token:
                 heard.pop(token, None)
                 heard[token] = (backend, now, text)
@@ -173,7 +180,7 @@ class SharedRoutes:
     def _note_complete(self, news: News) -> None:
         """Which texts were told together with their tokens, for as long as the same texts alone may be held."""
         complete, horizon = self._complete, news.at - HOLD_S
-        for _, token, text in news.stops:
+        for _, token, text in news.chain:
             if token and text:
                 complete[text] = (news.backend, news.at)
         while complete and (len(complete) > COMPLETE_MAX or next(iter(complete.values()))[1] < horizon):
@@ -185,13 +192,13 @@ class SharedRoutes:
         return told is not None and told[0] == backend
 
     def _told(self, news: News) -> Iterator[tuple[bytes, float]]:
-        if not news.stops:
+        if not news.chain:
             return
-        lesson = self._lesson_of(news)
-        if lesson is None:
+        route_update = self._update_of(news)
+        if route_update is None:
             self.counters.outdated += 1
             return
-        for piece in pieces(lesson):
+        for piece in pieces(route_update):
             self.counters.told += 1
             yield encode(piece), news.at
 
@@ -202,71 +209,71 @@ class SharedRoutes:
             for news in turns.news():
                 yield from self._told(news)
             return
-        named = self._name(turns.backend, turns.epoch)
+        named = self._name(turns.backend, turns.generation)
         if named is None:
             self.counters.outdated += count
             return
         self.counters.bound += count
-        for sheaf in sheaves_of(turns):
+        for batch in batches_of(turns):
             self.counters.told += 1
-            yield encode_sheaf(*named, sheaf.parents, sheaf.texts, sheaf.tokens), float(sheaf.at.min())
+            yield encode_batch(*named, batch.parents, batch.texts, batch.tokens), float(batch.at.min())
 
-    def _name(self, backend: BackendId, epoch: int) -> tuple[int, int] | None:
+    def _name(self, backend: BackendId, generation: int) -> tuple[int, int] | None:
         """What peers call this backend and its process. None: it is gone."""
         key = self._backends.key_of(backend)
         found = self._backends.find(key) if key is not None else None
-        if key is None or found is None or found.epoch != epoch:
+        if key is None or found is None or found.generation != generation:
             return None
         return key, self._backends.facts.boot(key) % (1 << BOOT_BITS)
 
-    def _lesson_of(self, news: News) -> Lesson | None:
+    def _update_of(self, news: News) -> RouteUpdate | None:
         """None: by whom it was served is gone, or what it said is withdrawn."""
-        stops = news.stops
-        if stops[0][0] > TOKENS_MAX:
-            stops = [stop for stop in stops if stop[0] <= TOKENS_MAX]
-        if stops and not self._is_claimed(stops[0], news.backend):  # what holds the deepest holds all
-            stops = [stop for stop in stops if self._is_claimed(stop, news.backend)]
-            self.counters.stops_gone += len(news.stops) - len(stops)
-        named = self._name(news.backend, news.epoch)
-        return Lesson(*named, news.parent, tuple(stops)) if named is not None and stops else None
+        chain = news.chain
+        if chain[0][0] > TOKENS_MAX:
+            chain = [key for key in chain if key[0] <= TOKENS_MAX]
+        if chain and not self._is_claimed(chain[0], news.backend):  # what holds the deepest holds all
+            chain = [key for key in chain if self._is_claimed(key, news.backend)]
+            self.counters.keys_gone += len(news.chain) - len(chain)
+        named = self._name(news.backend, news.generation)
+        return RouteUpdate(*named, news.parent, tuple(chain)) if named is not None and chain else None
 
     # --- up ---------------------------------------------------------------------------------------------------------
 
-    def hear(self, lesson: bytes, age_s: float, now: float) -> bool:
+    def hear(self, route_update: bytes, age_s: float, now: float) -> bool:
         """Learn what a peer told. Returns whether any of it was new here."""
         self.counters.heard += 1
-        if is_removal(lesson):
-            self.removals.hear(lesson, age_s, now)
+        if is_removal(route_update):
+            self.removals.hear(route_update, age_s, now)
             return False
-        if is_sheaf(lesson):
-            return self._hear_sheaf(lesson, age_s, now)
+        if is_batch(route_update):
+            return self._receive_batch(route_update, age_s, now)
         try:
-            key, boot, parent, stops = decode(lesson)
-        except BadLesson:
+            key, boot, parent, chain = decode(route_update)
+        except BadRouteUpdate:
             self.counters.bad += 1
             return False
         holder = self._backends.holder(key, boot, now)
         if holder is None:
             self.counters.void += 1
             return False
-        backend, epoch = holder
+        backend, generation = holder
         if self._confirmed or self._company:
-            self._note_heard(stops, BackendId(backend), now)
-        created = self._orphans.learn(stops, parent, BackendId(backend), epoch, now - age_s)
+            self._note_heard(chain, BackendId(backend), now)
+        created = self._orphans.learn(chain, parent, BackendId(backend), generation, now - age_s)
         self.counters.rows += created
         return created > 0
 
-    def _hear_sheaf(self, lesson: bytes, age_s: float, now: float) -> bool:
+    def _receive_batch(self, route_update: bytes, age_s: float, now: float) -> bool:
         try:
-            sheaf = decode_sheaf(lesson)
-        except BadLesson:
+            batch = decode_batch(route_update)
+        except BadRouteUpdate:
             self.counters.bad += 1
             return False
-        holder = self._backends.holder(sheaf.backend_key, sheaf.boot, now)
+        holder = self._backends.holder(batch.backend_key, batch.boot, now)
         if holder is None:
             self.counters.void += 1
             return False
-        created = self.sheaves.learn(sheaf, BackendId(holder[0]), holder[1], now - age_s, now)
+        created = self.batches.learn(batch, BackendId(holder[0]), holder[1], now - age_s, now)
         self.counters.rows += created
         return created > 0
 
@@ -287,9 +294,9 @@ class SharedRoutes:
         return self._copy.rows(buckets)
 
 
-def has_token(stops: Sequence[Stop]) -> bool:
-    return bool(stops[0][1]) or (len(stops) > 1 and any(stop[1] for stop in stops))
+def has_token(chain: Sequence[PrefixKey]) -> bool:
+    return bool(chain[0][1]) or (len(chain) > 1 and any(key[1] for key in chain))
 
 
-def has_text(stops: Sequence[Stop]) -> bool:
-    return bool(stops[0][2]) or (len(stops) > 1 and any(stop[2] for stop in stops))
+def has_text(chain: Sequence[PrefixKey]) -> bool:
+    return bool(chain[0][2]) or (len(chain) > 1 and any(key[2] for key in chain))

@@ -1,7 +1,7 @@
 """A router among its peers: what it learns is told, what they tell is learned. A node drives it, and so does the lab.
 
-Down, every `flush_interval_s`: the route table's news become lessons, and what the registry did becomes facts. Nothing
-of it is encoded on a request's path, which only appends to the table's news. Up: see `routes` and `backends`.
+Down, every `flush_interval_s`: the route table's news become route updates, and what the registry did becomes facts.
+Nothing of it is encoded on a request's path, which only appends to the table's news. Up: see `routes` and `backends`.
 
 Rules: what is told late or not at all costs cache hits, never a request. Whoever drives this drains `take`, `changes`,
 `transitions`, `doubted` and `commands` after each call.
@@ -27,7 +27,7 @@ from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.peer.route_sync import SharedRoutes
 from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
-from ranvier_py.core.gossip.replication.update_batches import SHEAF_VERSION
+from ranvier_py.core.gossip.replication.update_batches import BATCH_VERSION
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.gossip.wire.seal import Subkeys
@@ -37,8 +37,8 @@ from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 
 FLUSH_INTERVAL_S = 0.05
-"""What is learned becomes a lesson within this, or when it has waited for company. As often as lessons and loads leave
-a busy node (`RouteGossipSettings.tick_s`, `FactSettings.load_interval_s`), so that they do in one tick."""
+"""What is learned becomes a route update within this, or when it has waited for company. As often as route updates and
+loads leave a busy node (`RouteGossipSettings.tick_s`, `FactSettings.load_interval_s`), so that they do in one tick."""
 
 IDLE_INTERVAL_S = 0.25
 """With no request in flight the registry is looked at so often; table and registry tell when something comes."""
@@ -129,14 +129,14 @@ class RouterPeer:
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
-        if self.synced:  # before, our count of boots may be behind the peers', who would not believe a lesson
+        if self.synced:  # before, our count of boots may be behind the peers', who would not believe a route update
             self._announce(now, HOLD_S)
             self._flush_at = min(self._flush_at, self.routes.wake_at)
 
     def _announce(self, now: float, hold_s: float) -> None:
-        self.routes.understood = self.gossip.version >= SHEAF_VERSION
-        for lesson, at in self.routes.lessons(now, hold_s):
-            self.gossip.announce(lesson, at)
+        self.routes.understood = self.gossip.version >= BATCH_VERSION
+        for route_update, at in self.routes.route_updates(now, hold_s):
+            self.gossip.announce(route_update, at)
 
     def _tell_everything(self) -> None:
         """What waits for company, too."""

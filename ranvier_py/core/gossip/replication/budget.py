@@ -15,7 +15,16 @@ from collections import deque
 
 from ranvier_py.core.gossip.wire.columns import ENTRY_BYTES
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.wire.messages import Lessons, Message, PartSums, Rows, RowsWanted, Sums, TotalSum, Vector
+from ranvier_py.core.gossip.wire.messages import (
+    Message,
+    PartSums,
+    RouteUpdates,
+    Rows,
+    RowsWanted,
+    Sums,
+    TotalSum,
+    Vector,
+)
 
 SLOTS_PER_S = 20
 
@@ -62,8 +71,8 @@ class Window:
 def wire_bytes(message: Message) -> int:
     """What a message of routes takes on the wire, at most some 40 bytes too much."""
     size = MESSAGE_BYTES
-    if isinstance(message, Lessons):
-        return size + sum(len(lesson) + ENTRY_BYTES for _, lesson in message.entries)
+    if isinstance(message, RouteUpdates):
+        return size + sum(len(route_update) + ENTRY_BYTES for _, route_update in message.entries)
     if isinstance(message, Vector):
         return size + VECTOR_ENTRY_BYTES * len(message.entries)
     if isinstance(message, Sums):

@@ -1,12 +1,12 @@
 """Telling at once: what was learned here goes to the peers we tell directly, what was heard is told on once.
 
-After a quiet time a lesson leaves at once; those that follow within `tick_s` leave together after it. Among few nodes
-everybody is told by whoever learned it. Among many, each node tells on what is new to it, once, under the original
-origin and numbers; `route_post` says to whom.
+After a quiet time a route update leaves at once; those that follow within `tick_s` leave together after it. Among few
+nodes everybody is told by whoever learned it. Among many, each node tells on what is new to it, once, under the
+original origin and numbers; `route_post` says to whom.
 
 Rules: a peer for whom there was no room is *lazy*: nothing more is pushed to it, which would not join what it has,
 until repair has brought it up to date. Nothing is kept for anybody: what is still to be told is a range of a log.
-Bounds: one range for each origin; one mark for each peer. Cost: O(1) for each lesson on the way in.
+Bounds: one range for each origin; one mark for each peer. Cost: O(1) for each route update on the way in.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Eager:
         self.wake_at = inf
         self.lazy: dict[int, None] = {}
         self.pushed = 0  # batches
-        self.relayed = 0  # batches, of others' lessons
+        self.relayed = 0  # batches, of others' route updates
         self.held_back = 0  # times that a peer became lazy
         self._logs = logs
         self._post = post
         self._tick_s = tick_s
         self._ticked_at = -inf
-        self._told = 0  # number of our own lessons that were pushed
+        self._told = 0  # number of our own route updates that were pushed
         self._settled = self._marked = 0  # the same at two earlier moments, ON_ITS_WAY_S apart or more
         self._marked_at = -inf
         self._heard: dict[int, tuple[int, int]] = {}  # origin -> number before what is new, who told us
@@ -45,7 +45,7 @@ class Eager:
         self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def heard(self, origin: int, after: int, teller: int) -> None:
-        """The lessons of an origin after this number are new here."""
+        """The route updates of an origin after this number are new here."""
         if self._post.relays:
             self._heard.setdefault(origin, (after, teller))
             self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
@@ -71,7 +71,8 @@ class Eager:
             self.relayed += self._push(origin, after, teller, now)
 
     def is_on_its_way(self, session: int, have: int, now: float) -> bool:
-        """Whether a peer that has our own lessons up to this number lacks only what was pushed to it a moment ago."""
+        """Whether a peer that has our own route updates up to this number lacks only what was pushed to it a moment
+        ago."""
         lately = now - self._ticked_at < ON_ITS_WAY_S
         return lately and self._settled <= have < self._told and session not in self.lazy
 

@@ -1,4 +1,4 @@
-"""Getting a table from a peer: all of it when a node joins, the buckets that differ when lessons were trimmed.
+"""Getting a table from a peer: all of it when a node joins, the buckets that differ when route updates were trimmed.
 
     join    Vector () + RowsWanted (all) -> one peer; its Vector and its Rows come, or Busy: then another is asked
     repair  sums are compared with the peer that said Reset (`comparison`), RowsWanted (buckets that differ) -> it; its
@@ -8,15 +8,15 @@
 
 Chunks come as fast as they are merged: RowsWanted with the next chunk as cursor lets WINDOW_CHUNKS more come. With the
 same cursor once more it says that what followed was lost. When the last chunk is merged, all that the peer had before
-the first one is here: its numbers are adopted, and lessons go on from there. Meanwhile lessons that join are heard as
-ever; the order does not matter.
+the first one is here: its numbers are adopted, and route updates go on from there. Meanwhile route updates that join
+are heard as ever; the order does not matter.
 
 Rules: one pull at a time. Chunks of another request or peer, and chunks that do not follow the last one, are dropped.
 Ages count from when a chunk was asked for. `synced` is for readiness: the join is over, or there was nobody to ask.
-A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no lesson can: what
-a node gave to whoever joined and died before it told the others, or what was dropped while its backend was not known.
-So after each disturbance (somebody went, or came back, or we joined) a few audits follow soon, one after the other,
-each with a random peer: what one node alone has is everywhere after about log2(N) of them.
+A repair that moved many bytes is not repeated before PULL_BYTES_PER_S allow it. An audit heals what no route update
+can: what a node gave to whoever joined and died before it told the others, or what was dropped while its backend was
+not known. So after each disturbance (somebody went, or came back, or we joined) a few audits follow soon, one after the
+other, each with a random peer: what one node alone has is everywhere after about log2(N) of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALONE_S = 2.0
 """A node that finds nobody for so long has nothing to wait for."""
 
 PATIENCE_S = 30.0
-"""After so long of being refused a node stops trying to join: lessons and repair will do."""
+"""After so long of being refused a node stops trying to join: route updates and repair will do."""
 
 ROUND_S = (0.1, 0.3)
 """Between two rounds in which everybody was busy: random within these."""
@@ -52,8 +52,9 @@ PROGRESS_S = 1.0
 SUMS_S = 5.0  # for the sums of a million rows on both sides, twice, and their turn in the budget
 RESUMES_MAX = 3
 
-NEW_LESSONS_MAX = 4096
-"""A peer that has no more lessons than this, and has not joined itself, is as new as we are: lessons will do."""
+NEW_UPDATES_MAX = 4096
+"""A peer that has no more route updates than this, and has not joined itself, is as new as we are: route updates will
+do."""
 
 PULL_BYTES_PER_S = 4 * 1024 * 1024
 """What repair may move on average: a table of a million rows every 8 s."""
@@ -206,7 +207,7 @@ class Pull:
     # --- repair -----------------------------------------------------------------------------------------------------
 
     def reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
-        """A peer has lessons that we lack and that are not to be had: compare tables with it."""
+        """A peer has route updates that we lack and that are not to be had: compare tables with it."""
         if self._is_from(peer, Phase.COMPARE) and self._comparison.own is None:
             self._targets[origin] = max(base, self._targets.get(origin, 0))
         elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
@@ -330,7 +331,7 @@ class Pull:
             self.given_up += 1
             self._not_before = now + self._rng.uniform(*ROUND_S)
         else:
-            self._tried[peer.session] = self._vector_heard and sum(self._targets.values()) <= NEW_LESSONS_MAX
+            self._tried[peer.session] = self._vector_heard and sum(self._targets.values()) <= NEW_UPDATES_MAX
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
         self._comparison.end()
 
@@ -352,5 +353,5 @@ class Pull:
             self.disturbed(now)
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
         self._comparison.end()
-        if self._targets:  # lessons go on after the numbers that were adopted
+        if self._targets:  # route updates go on after the numbers that were adopted
             self._missed(peer.session, now)

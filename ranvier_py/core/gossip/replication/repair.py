@@ -5,12 +5,12 @@
     A                       Vector -> B, and to B what it lacks, oldest first, within the budget
     B                       to A what it lacks
 
-What cannot be had as lessons, because the log was trimmed or because it would take longer than REPAIR_S, is answered
-with Resets: then whole tables are compared (`pull`). Somebody who got a batch that does not join what it has asks the
-sender soon, with a Vector that wants no other in return.
+What cannot be had as route updates, because the log was trimmed or because it would take longer than REPAIR_S, is
+answered with Resets: then whole tables are compared (`pull`). Somebody who got a batch that does not join what it has
+asks the sender soon, with a Vector that wants no other in return.
 
-Rules: nothing is guessed: batches join or are dropped, so a number is never ahead of the lessons. Of origins that are
-gone and whose lessons have expired nothing is said.
+Rules: nothing is guessed: batches join or are dropped, so a number is never ahead of the route updates. Of origins that
+are gone and whose route updates have expired nothing is said.
 Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S. Cost: O(origins) for each vector.
 """
 
@@ -32,7 +32,7 @@ ASK_INTERVAL_S = 0.2
 """One peer is asked for what was missed no more often: the answer to the last question takes a round trip."""
 
 REPAIR_S = 4.0
-"""If lessons would take longer than this at the budget for one peer, tables are compared instead."""
+"""If route updates would take longer than this at the budget for one peer, tables are compared instead."""
 
 
 class Repair:

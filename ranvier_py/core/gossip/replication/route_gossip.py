@@ -1,16 +1,16 @@
 """Route gossip: what one node learns, all nodes hear. Composes the parts, and hears what peers tell.
 
-    log, vector     lessons of every origin, numbered; what is here of each
+    log, vector     route updates of every origin, numbered; what is here of each
     eager           what is new goes out within a tick
     repair          digests, vectors, pieces of logs for who missed something
-    pull, donor     whole tables, for who joins or missed too much
+    pull, snapshot source     whole tables, for who joins or missed too much
     route_post      the live peers, and budgets in bytes
 
-Rules: lessons of an origin are heard in the order of their numbers, each once; a batch that does not join is dropped,
-and its sender is asked. What one peer may bring of new lessons is limited to INTAKE_SHARES fair shares. Lessons point
-to backends, not to the node that taught them: when it dies they stay, and still spread. Nobody waits for anything here.
-Invariant: everything is bounded by the live peers and by `route_settings`; `statistics` counts what was dropped.
-Cost: 2 us to announce; 2 us for each lesson heard, plus 5 us of the table.
+Rules: route updates of an origin are heard in the order of their numbers, each once; a batch that does not join is
+dropped, and its sender is asked. What one peer may bring of new route updates is limited to INTAKE_SHARES fair shares.
+Route updates point to backends, not to the node that taught them: when it dies they stay, and still spread. Nobody
+waits for anything here. Invariant: everything is bounded by the live peers and by `route_settings`; `statistics` counts
+what was dropped. Cost: 2 us to announce; 2 us for each route update heard, plus 5 us of the table.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ranvier_py.core.gossip.replication.repair import Repair
 from ranvier_py.core.gossip.replication.route_outbox import RoutePost
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_store import RouteMemory
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
-from ranvier_py.core.gossip.replication.snapshot_source import Donor
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
+from ranvier_py.core.gossip.replication.snapshot_source import SnapshotSource
 from ranvier_py.core.gossip.replication.update_batches import rows_of
 from ranvier_py.core.gossip.replication.update_log import BATCH_ENTRIES_MAX, Kept, Logs, fits
 from ranvier_py.core.gossip.wire.messages import (
@@ -39,10 +39,10 @@ from ranvier_py.core.gossip.wire.messages import (
     Busy,
     Digest,
     Entry,
-    Lessons,
     Message,
     PartSums,
     Reset,
+    RouteUpdates,
     Rows,
     RowsWanted,
     Sums,
@@ -51,24 +51,25 @@ from ranvier_py.core.gossip.wire.messages import (
 )
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
-ROUTE_MESSAGES = (Lessons, Digest, Vector, Reset, Sums, TotalSum, PartSums, RowsWanted, Rows, Busy)
+ROUTE_MESSAGES = (RouteUpdates, Digest, Vector, Reset, Sums, TotalSum, PartSums, RowsWanted, Rows, Busy)
 """What `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
-"""One peer may bring so many times the fair share of new lessons: load is uneven, but nobody may fill all tables."""
+"""One peer may bring so many times the fair share of new route updates: load is uneven, but nobody may fill all
+tables."""
 
 HEARD_AT_ONCE_MAX = BATCH_ENTRIES_MAX
-"""Lessons of one message that are heard, 1 ms. Nobody of ours sends more; what is beyond is asked for again."""
+"""Route updates of one message that are heard, 1 ms. Nobody of ours sends more; what is beyond is asked for again."""
 
 ROWS_AT_ONCE_MAX = 1024
-"""The same of rows in sheaves, 2 ms: more than fit in one message of ours."""
+"""The same of rows in update batches, 2 ms: more than fit in one message of ours."""
 
 PRUNE_INTERVAL_S = 1.0
 GONE_MAX = 1024  # who went before so many others is taken for new if it comes back
 
 ORIGIN_ASK_INTERVAL_S, ORIGIN_ANSWER_S = 5.0, 1.0
-"""An origin whose lessons somebody else can't give is asked itself, so often at most; without an answer in this time
-tables are compared."""
+"""An origin whose route updates somebody else can't give is asked itself, so often at most; without an answer in this
+time tables are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,18 @@ class RouteGossipStatistics:
 
     synced: bool
     origins: int
-    logged: int  # lessons in the logs
-    own: int  # lessons announced since the start
+    logged: int  # route updates in the logs
+    own: int  # route updates announced since the start
     lazy_peers: int
     transfers: int  # running
     differing_buckets: int  # of 4096, at the last comparison: how far two nodes are apart
-    heard: int  # lessons that were new by their number
-    news: int  # of these, lessons that brought new rows
-    duplicates: int  # lessons that were known
+    heard: int  # route updates that were new by their number
+    news: int  # of these, route updates that brought new rows
+    duplicates: int  # route updates that were known
     gaps: int  # batches that did not join
-    limited: int  # lessons beyond what a peer may bring
-    expired: int  # lessons that came without life
-    poison: int  # lessons too large to be told
+    limited: int  # route updates beyond what a peer may bring
+    expired: int  # route updates that came without life
+    poison: int  # route updates too large to be told
     strangers: int  # messages of sessions that are no live peers
     foreign: int  # digests of another schema
     unwanted_origins: int  # batches of origins that are forgotten, or too many
@@ -100,7 +101,7 @@ class RouteGossipStatistics:
     resets_sent: int
     resets_heard: int
     resets_deferred: int
-    trimmed: int  # lessons that left the log before they expired
+    trimmed: int  # route updates that left the log before they expired
     joins: int
     repairs: int  # tables compared after a log was trimmed
     audits: int  # tables compared for no reason
@@ -120,8 +121,8 @@ class RouteGossip:
 
     `round_trip_s` tells the last known round trip to a session, for the lag; 0 = not known. `version_of` tells which
     version of the protocol can be spoken to a session.
-    `lag` is how long lessons took from being learned anywhere to being heard here: the times that all their senders
-    held them, and half a round trip for the last hop.
+    `lag` is how long route updates took from being learned anywhere to being heard here: the times that all their
+    senders held them, and half a round trip for the last hop.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -150,7 +151,7 @@ class RouteGossip:
         comparison = Comparison(self._post, sums, version_of)
         self._pull = Pull(self._logs, self._post, memory, comparison, self._repair.missed, rng, now)
         self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
-        self._donor = Donor(self._post, memory, sums, self._pull.differs)
+        self._snapshot_source = SnapshotSource(self._post, memory, sums, self._pull.differs)
         self._members: Sequence[int] = ()
         self._gone: dict[int, None] = {}  # peers that went, in that order
         self._intake: dict[int, Window] = {}
@@ -161,18 +162,18 @@ class RouteGossip:
 
     # --- what the owner says ----------------------------------------------------------------------------------------
 
-    def announce(self, lesson: bytes, at: float) -> None:
+    def announce(self, route_update: bytes, at: float) -> None:
         """Something was learned here, by evidence of that time. O(1): it is told with the next tick."""
-        if not 0 < len(lesson) <= LESSON_BYTES_MAX:
+        if not 0 < len(route_update) <= ROUTE_UPDATE_BYTES_MAX:
             self._poison += 1
             return
-        self._logs.append(lesson, at)
+        self._logs.append(route_update, at)
         self._eager.learned()
 
     def peers(self, live: Sequence[Peer], now: float, members: Sequence[int] = ()) -> None:
         """These are the live peers of our schema now. All that is kept for others goes.
 
-        `members`: sessions of further live members, of whose lessons we hear through the peers.
+        `members`: sessions of further live members, of whose route updates we hear through the peers.
         """
         others = [peer for peer in live if peer.session != self._logs.session]
         if members is self._members and others == list(self._post.order):
@@ -185,7 +186,7 @@ class RouteGossip:
         self._logs.present(list(everybody), now)
         self._eager.meet()
         self._repair.meet()
-        self._donor.meet()
+        self._snapshot_source.meet()
         self._pull.meet(len(everybody), now)
         if self._has_moved(before, everybody):
             self._pull.disturbed(now)
@@ -224,7 +225,7 @@ class RouteGossip:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         repair_at = self._repair.wake_at if self._pull.synced else inf  # `tick` leaves it alone until then
-        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._donor.wake_at, self._prune_at)
+        return min(self._eager.wake_at, repair_at, self._pull.wake_at, self._snapshot_source.wake_at, self._prune_at)
 
     def tick(self, now: float) -> None:
         """Do what is due; of long work one step of about 2 ms."""
@@ -232,7 +233,7 @@ class RouteGossip:
         if self._pull.synced:
             self._repair.tick(now)
         self._pull.tick(now)
-        self._donor.tick(now)
+        self._snapshot_source.tick(now)
         if now >= self._prune_at and self._logs.prune(now):
             self._prune_at = now + PRUNE_INTERVAL_S
 
@@ -242,7 +243,7 @@ class RouteGossip:
         """One of ROUTE_MESSAGES, from a live peer. Takes at most about 2 ms."""
         if peer.session not in self._post.peers:
             self._strangers += 1
-        elif isinstance(message, Lessons):
+        elif isinstance(message, RouteUpdates):
             self._hear(peer, message, now)
         elif isinstance(message, Rows):
             self._pull.take(peer, message, now)
@@ -255,14 +256,14 @@ class RouteGossip:
         elif isinstance(message, Reset):
             self._reset(peer, message, now)
         elif isinstance(message, Sums | TotalSum | PartSums):
-            self._donor.sums(peer, message, now)
+            self._snapshot_source.sums(peer, message, now)
             self._pull.sums(peer, message, now)
         elif isinstance(message, RowsWanted):
-            self._donor.wanted(peer, message, now, serving=self._pull.synced)
+            self._snapshot_source.wanted(peer, message, now, serving=self._pull.synced)
         elif isinstance(message, Busy):
             self._pull.busy(peer, message, now)
 
-    def _hear(self, peer: Peer, message: Lessons, now: float) -> None:
+    def _hear(self, peer: Peer, message: RouteUpdates, now: float) -> None:
         """Hear what joins and was not known; keep it for those who miss it."""
         origin, after, entries, held_ms = message
         origin = origin or peer.session
@@ -289,25 +290,25 @@ class RouteGossip:
         link_s = self._round_trip_s(peer.session) / 2 if self._round_trip_s else 0.0
         newest_s = entries[-1].age_s
         kept: list[Kept] = []
-        for age_s, lesson in taken:
+        for age_s, route_update in taken:
             lag_s = held_ms / 1000 + link_s + max(0, age_s - newest_s)
-            kept.append(Kept(fits(lesson), now - age_s, now - lag_s))
-            self._hear_one(lesson, age_s, lag_s, now)
+            kept.append(Kept(fits(route_update), now - age_s, now - lag_s))
+            self._hear_one(route_update, age_s, lag_s, now)
         self._logs.extend(origin, kept)
         self._eager.heard(origin, number, peer.session)
 
-    def _hear_one(self, lesson: bytes, age_s: int, lag_s: float, now: float) -> None:
-        if len(lesson) > LESSON_BYTES_MAX:
+    def _hear_one(self, route_update: bytes, age_s: int, lag_s: float, now: float) -> None:
+        if len(route_update) > ROUTE_UPDATE_BYTES_MAX:
             self._poison += 1
-        elif not lesson or age_s >= self._settings.ttl_s:
+        elif not route_update or age_s >= self._settings.ttl_s:
             self._expired += 1
         else:
             self._heard += 1
-            self._news += self._memory.hear(lesson, age_s, now)
+            self._news += self._memory.hear(route_update, age_s, now)
             self.lag.observe(lag_s)
 
     def _reset(self, peer: Peer, message: Reset, now: float) -> None:
-        """A peer can't give us lessons of an origin. The origin may; else tables tell."""
+        """A peer can't give us route updates of an origin. The origin may; else tables tell."""
         origin, base = message
         self._resets += 1
         if origin == self._logs.session or base <= self._logs.vector[origin] or not self._logs.open(origin, now):
@@ -334,14 +335,14 @@ class RouteGossip:
 
     def statistics(self) -> RouteGossipStatistics:
         logs, post, eager, repair = self._logs, self._post, self._eager, self._repair
-        pull, donor = self._pull, self._donor
+        pull, snapshot_source = self._pull, self._snapshot_source
         return RouteGossipStatistics(
             synced=pull.synced,
             origins=len(logs.vector),
             logged=len(logs),
             own=logs.own,
             lazy_peers=len(eager.lazy),
-            transfers=donor.running(),
+            transfers=snapshot_source.running(),
             heard=self._heard,
             news=self._news,
             duplicates=self._duplicates,
@@ -368,20 +369,20 @@ class RouteGossip:
             given_up=pull.given_up,
             stray_chunks=pull.stray_chunks,
             pulled_rows=pull.rows,
-            chunks_sent=donor.chunks,
-            chunks_resent=donor.resent,
-            refused=donor.refused,
-            broken_transfers=donor.broken,
+            chunks_sent=snapshot_source.chunks,
+            chunks_resent=snapshot_source.resent,
+            refused=snapshot_source.refused,
+            broken_transfers=snapshot_source.broken,
             sent_bytes=post.sent_bytes,
             sent_rows_bytes=post.sent_rows_bytes,
         )
 
 
 def within(entries: Sequence[Entry], rows_max: int) -> tuple[Sequence[Entry], int]:
-    """The first lessons that tell no more than so many rows, and how many they tell."""
+    """The first route updates that tell no more than so many rows, and how many they tell."""
     rows = 0
     for count, entry in enumerate(entries):
-        more = rows_of(entry.lesson)
+        more = rows_of(entry.route_update)
         if rows + more > rows_max or count >= HEARD_AT_ONCE_MAX:
             return entries[:count], rows
         rows += more

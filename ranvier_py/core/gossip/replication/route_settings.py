@@ -14,14 +14,14 @@ class RouteGossipSettings:
     tick_s: float = 0.05  # the longest that something learned waits for company on its way out
     mesh_nodes_max: int = 16  # up to so many nodes tell each other everything directly; of more, each tells `fan_out`
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops
-    digest_interval_s: float = 0.5  # the longest that a lost lesson stays unnoticed by the peer that is asked
+    digest_interval_s: float = 0.5  # the longest that a lost route update stays unnoticed by the peer that is asked
     audit_interval_s: float = 300.0  # tables of nodes that have the same numbers are compared so often
     soon_interval_s: float = 0.6  # after somebody went or came back they are compared so often, a few times
     node_bytes_per_s: int = 256 * 1024  # all route messages but rows, on the wire
     peer_bytes_per_s: int = 128 * 1024  # the same to one peer
     bulk_bytes_per_s: int = 64 * 1024 * 1024  # rows: a join on a local network takes a second
     log_entries_max: int = 65_536  # of all origins together: about 16 MB
-    intake_per_s: int = 8192  # new lessons heard from everybody: 10 % of a core. One peer may bring 4 fair shares
+    intake_per_s: int = 8192  # new route updates heard from everybody: 10 % of a core. One peer may bring 4 fair shares
     forget_after_s: float = 60.0  # at least so long what a dead origin taught is passed on: two suspicions and digests
 
     def __post_init__(self) -> None:

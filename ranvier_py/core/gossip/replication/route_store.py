@@ -1,4 +1,4 @@
-"""What route gossip needs of the route table: the calls by which lessons, sums and rows go in and out.
+"""What route gossip needs of the route table: the calls by which route updates, sums and rows go in and out.
 
 Whoever binds gossip to a table implements `RouteMemory` (core/gossip/peer/route_sync.py does; `table_copy` is a ready
 part). Long work comes in steps of at most 2 ms: the owner calls for the next step when it is ticked, and serves
@@ -32,8 +32,8 @@ class RowsWalk(Protocol):
 class RouteMemory(Protocol):
     """The route table, as gossip sees it."""
 
-    def hear(self, lesson: bytes, age_s: float, now: float) -> bool:
-        """Learn what a peer knows. Returns whether it was news. Never raises: what is no lesson is counted."""
+    def hear(self, route_update: bytes, age_s: float, now: float) -> bool:
+        """Learn what a peer knows. Returns whether it was news. Never raises: what is no route update is counted."""
         ...
 
     def sums(self, now: float) -> Iterator[bytes | None]:

@@ -1,8 +1,8 @@
-"""Lessons: what one node tells of one served path, as bytes.
+"""Route updates: what one node tells of one served path, as bytes.
 
-One lesson says: the process `boot` of backend `backend_key` holds these prefixes. Its stops are a piece of one path,
-deepest first; `parent` names the row above the shallowest one, so that the piece finds its place where that row is
-known. Fingerprints are keyed: a lesson tells nobody what a prompt said.
+One route update says: the process `boot` of backend `backend_key` holds these prefixes. Its stops are a piece of one
+path, deepest first; `parent` names the row above the shallowest one, so that the piece finds its place where that row
+is known. Fingerprints are keyed: a route update tells nobody what a prompt said.
 
     backend key u64 | boot u8 | has parent << 7 | count u7 | parent u64, if it has one | count stops, deepest first
     stop: number (steps << 2 | has text << 1 | has token) | token u64, if it has one | text u64, if it has one
@@ -22,13 +22,14 @@ from collections.abc import Iterator, Sequence
 from struct import Struct, error
 from typing import NamedTuple
 
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 
-STOPS_MAX = 64
-"""Stops of one lesson. A longer path goes as several, top first, so that none is larger than a datagram would be."""
+CHAIN_KEYS_MAX = 64
+"""Stops of one route update. A longer path goes as several, top first, so that none is larger than a datagram would
+be."""
 
 NUMBER_BYTES_MAX = 5
-LESSON_BYTES_MAX = 18 + STOPS_MAX * (NUMBER_BYTES_MAX + 16)
+ROUTE_UPDATE_BYTES_MAX = 18 + CHAIN_KEYS_MAX * (NUMBER_BYTES_MAX + 16)
 TOKENS_MAX = 2**30 - 1
 """Deepest stop that can be told: two bits of a number are taken, and one more of later ones."""
 
@@ -39,30 +40,30 @@ HAS_TOKEN, HAS_TEXT = 1, 2
 HAS_PARENT = 0x80
 
 
-class BadLesson(ValueError):
-    """These bytes, or these values, are no lesson."""
+class BadRouteUpdate(ValueError):
+    """These bytes, or these values, are no route update."""
 
 
-class Lesson(NamedTuple):
+class RouteUpdate(NamedTuple):
     backend_key: int  # u64, not 0
     boot: int  # low 8 bits of the backend's boot
     parent: int  # fingerprint of the row above the shallowest stop; 0 = none, or not known
-    stops: tuple[Stop, ...]  # deepest first
+    chain: tuple[PrefixKey, ...]  # deepest first
 
 
-def encode(lesson: Lesson) -> bytes:
-    """Raises BadLesson for values that a lesson has no place for."""
-    backend_key, boot, parent, stops = lesson
-    if not 0 < len(stops) <= STOPS_MAX or not backend_key:
-        raise BadLesson(f"a lesson names a backend and 1 … {STOPS_MAX} stops, not {len(stops)}")
+def encode(route_update: RouteUpdate) -> bytes:
+    """Raises BadLesson for values that a route update has no place for."""
+    backend_key, boot, parent, chain = route_update
+    if not 0 < len(chain) <= CHAIN_KEYS_MAX or not backend_key:
+        raise BadRouteUpdate(f"a lesson names a backend and 1 … {CHAIN_KEYS_MAX} stops, not {len(chain)}")
     try:
-        parts = [HEAD.pack(backend_key, boot, len(stops) | (HAS_PARENT if parent else 0))]
+        parts = [HEAD.pack(backend_key, boot, len(chain) | (HAS_PARENT if parent else 0))]
         if parent:
             parts.append(ONE.pack(parent))
         above, before = 0, 0  # depth and token of the stop before
-        for tokens, token, text in stops:
+        for tokens, token, text in chain:
             if not 0 < tokens <= TOKENS_MAX or token == text:
-                raise BadLesson(f"not a stop: {(tokens, token, text)}")
+                raise BadRouteUpdate(f"not a prefix key: {(tokens, token, text)}")
             steps = folded(above - tokens) if above else tokens
             if token and text:
                 if token == before and not steps:
@@ -73,15 +74,15 @@ def encode(lesson: Lesson) -> bytes:
                 parts.append(number_bytes(steps << 2 | (HAS_TOKEN if token else HAS_TEXT)) + ONE.pack(token or text))
             above, before = tokens, token
     except error as problem:
-        raise BadLesson(str(problem)) from problem
+        raise BadRouteUpdate(str(problem)) from problem
     return b"".join(parts)
 
 
-def decode(data: bytes) -> Lesson:
+def decode(data: bytes) -> RouteUpdate:
     """Raises BadLesson for bytes that `encode` does not make."""
     size = len(data)
-    if size > LESSON_BYTES_MAX:
-        raise BadLesson(f"{size} bytes are no lesson")
+    if size > ROUTE_UPDATE_BYTES_MAX:
+        raise BadRouteUpdate(f"{size} bytes are no lesson")
     parent, at = 0, HEAD.size
     try:
         backend_key, boot, count = HEAD.unpack_from(data)
@@ -89,19 +90,19 @@ def decode(data: bytes) -> Lesson:
             (parent,) = ONE.unpack_from(data, at)
             at += ONE.size
             if not parent:
-                raise BadLesson("a parent without a name")
+                raise BadRouteUpdate("a parent without a name")
             count ^= HAS_PARENT
-        stops, at = _stops(data, at, count)
+        chain, at = _chain(data, at, count)
     except (error, IndexError) as problem:
-        raise BadLesson("it ends too early") from problem
-    if at != size or not 0 < count <= STOPS_MAX or not backend_key:
-        raise BadLesson(f"{size - at} bytes left over, {count} stops, backend {backend_key}")
-    return Lesson(backend_key, boot, parent, stops)
+        raise BadRouteUpdate("it ends too early") from problem
+    if at != size or not 0 < count <= CHAIN_KEYS_MAX or not backend_key:
+        raise BadRouteUpdate(f"{size - at} bytes left over, {count} stops, backend {backend_key}")
+    return RouteUpdate(backend_key, boot, parent, chain)
 
 
-def _stops(data: bytes, at: int, count: int) -> tuple[tuple[Stop, ...], int]:
+def _chain(data: bytes, at: int, count: int) -> tuple[tuple[PrefixKey, ...], int]:
     """So many stops from there on, and where they end."""
-    stops: list[Stop] = []
+    chain: list[PrefixKey] = []
     depth = before = 0  # of the stop before
     for _ in range(count):
         number = data[at]
@@ -123,12 +124,12 @@ def _stops(data: bytes, at: int, count: int) -> tuple[tuple[Stop, ...], int]:
                 text = named
                 if not kinds:
                     named = named and token and token != text and not steps
-        depth = depth - unfolded(steps) if stops else steps
+        depth = depth - unfolded(steps) if chain else steps
         if not named or not 0 < depth <= TOKENS_MAX:
-            raise BadLesson("a stop has a depth and a fingerprint")
-        stops.append((depth, token, text))
+            raise BadRouteUpdate("a stop has a depth and a fingerprint")
+        chain.append((depth, token, text))
         before = token
-    return tuple(stops), at
+    return tuple(chain), at
 
 
 def folded(difference: int) -> int:
@@ -163,17 +164,17 @@ def _long_number(data: bytes, at: int) -> tuple[int, int]:
             if not byte:
                 break
             return number, end + 1
-    raise BadLesson("a number that is too long")
+    raise BadRouteUpdate("a number that is too long")
 
 
-def pieces(lesson: Lesson) -> Iterator[Lesson]:
-    """The same as lessons of at most STOPS_MAX stops, top first: each names the row above it as its parent."""
-    stops: Sequence[Stop] = lesson.stops
-    parent = lesson.parent
-    if len(stops) <= STOPS_MAX:
-        yield lesson
+def pieces(route_update: RouteUpdate) -> Iterator[RouteUpdate]:
+    """The same as route updates of at most STOPS_MAX stops, top first: each names the row above it as its parent."""
+    chain: Sequence[PrefixKey] = route_update.chain
+    parent = route_update.parent
+    if len(chain) <= CHAIN_KEYS_MAX:
+        yield route_update
         return
-    for end in range(len(stops), 0, -STOPS_MAX):
-        piece = tuple(stops[max(0, end - STOPS_MAX) : end])
-        yield lesson._replace(parent=parent, stops=piece)
+    for end in range(len(chain), 0, -CHAIN_KEYS_MAX):
+        piece = tuple(chain[max(0, end - CHAIN_KEYS_MAX) : end])
+        yield route_update._replace(parent=parent, chain=piece)
         parent = piece[0][1] or piece[0][2]

@@ -66,7 +66,7 @@ class Transfer:
         return not self.finished and self.sent < self.cursor + WINDOW_CHUNKS
 
 
-class Donor:
+class SnapshotSource:
     """The giving side."""
 
     def __init__(

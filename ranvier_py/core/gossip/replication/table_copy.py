@@ -62,10 +62,10 @@ class TableCopy:
         holders = [self._backends.holder(key, boot, now) for key, boot in rows.backends]
         self.unknown_backends += sum(holder is None for holder in holders)
         ids = np.array([holder[0] if holder else -1 for holder in holders] or [-1], np.int16)
-        epochs = np.full(int(ids.max()) + 1, -1, np.int32)
+        generations = np.full(int(ids.max()) + 1, -1, np.int32)
         for holder in holders:
             if holder is not None:
-                epochs[holder[0]] = holder[1]
+                generations[holder[0]] = holder[1]
         evidence = np.floor(since - np.frombuffer(rows.age_s, "<u2"))
         columns = Columns(
             np.frombuffer(rows.parent, "<u8"),
@@ -75,7 +75,7 @@ class TableCopy:
             ids[np.frombuffer(rows.backend, "<u2")],
             evidence.astype(np.int32),
         )
-        return merge(self._table, columns, epochs, now)
+        return merge(self._table, columns, generations, now)
 
 
 class TableWalk:

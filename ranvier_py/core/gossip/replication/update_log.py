@@ -1,18 +1,18 @@
-"""The lessons of every origin, in the order in which it learned them: what peers that missed some are given.
+"""The route updates of every origin, in the order in which it learned them: what peers that missed some are given.
 
-Each origin (a session) numbers its lessons 1, 2, 3 …. Here is, for each, a piece of that series without gaps: from
-`base` + 1 up to its number in the version vector. What lies below the base was trimmed: it was heard, and can be had
-from tables only. All logs share one bound; beyond it the lesson that came first goes, whosever it is, so that each
-origin keeps a share by its activity. Expired lessons go as soon as they are the oldest.
+Each origin (a session) numbers its route updates 1, 2, 3 …. Here is, for each, a piece of that series without gaps:
+from `base` + 1 up to its number in the version vector. What lies below the base was trimmed: it was heard, and can be
+had from tables only. All logs share one bound; beyond it the route update that came first goes, whosever it is, so that
+each origin keeps a share by its activity. Expired route updates go as soon as they are the oldest.
 
-An origin is *absent* while it is no live peer. Its lessons still spread. It is forgotten when all it can have taught
-has expired, and not before `forget_after_s`; then it stays on a list of the forgotten, so that a peer whose clock runs
-a little late does not bring it back.
+An origin is *absent* while it is no live peer. Its route updates still spread. It is forgotten when all it can have
+taught has expired, and not before `forget_after_s`; then it stays on a list of the forgotten, so that a peer whose
+clock runs a little late does not bring it back.
 
-Invariant (prefix-closed): a number is in the vector only if each lesson up to it was heard here, or was part of a
-table that was merged. Bounds: `entries_max` lessons of LESSON_BYTES_MEAN on average, ORIGINS_MAX origins, FORGOTTEN_MAX
-forgotten ones.
-Cost: 1 us to append; 0.3 us for each lesson of a batch.
+Invariant (prefix-closed): a number is in the vector only if each route update up to it was heard here, or was part of a
+table that was merged. Bounds: `entries_max` route updates of LESSON_BYTES_MEAN on average, ORIGINS_MAX origins,
+FORGOTTEN_MAX forgotten ones.
+Cost: 1 us to append; 0.3 us for each route update of a batch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from math import ceil, inf
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.vector import VersionVector
-from ranvier_py.core.gossip.wire.messages import Entry, Lessons
+from ranvier_py.core.gossip.wire.messages import Entry, RouteUpdates
 
 ORIGINS_MAX = 4096
 """Sessions of 1000 nodes, and three restarts of each within the TTL. What further ones teach is not passed on."""
@@ -34,32 +34,32 @@ FORGOTTEN_S = 120.0
 """So much later than we may somebody else forget an origin: TTL and membership differ by seconds, not minutes."""
 
 COMPACT_AT = 512
-"""Trimmed lessons stay in a list until they are half of it, and so many."""
+"""Trimmed route updates stay in a list until they are half of it, and so many."""
 
 AGE_MAX_S, HELD_MAX_MS = 65_535, 65_535
 BATCH_ENTRIES_MAX = 128
 BATCH_BYTES_MAX = 16 * 1024
-"""A message of lessons has no more of either: whoever hears it needs 1 ms."""
+"""A message of route updates has no more of either: whoever hears it needs 1 ms."""
 
 PRUNED_AT_ONCE_MAX = 4096
 
-LESSON_BYTES_MEAN = 128
-"""Twice what the lesson of a turn takes; sheaves and long prefixes take up to ten times as much."""
+ROUTE_UPDATE_BYTES_MEAN = 128
+"""Twice what the route update of a turn takes; update batches and long prefixes take up to ten times as much."""
 
 ENTRY_BYTES = 4
-"""What a lesson takes on the wire besides its own bytes."""
+"""What a route update takes on the wire besides its own bytes."""
 
 
 class Kept(NamedTuple):
-    """One lesson in a log. Both times are local."""
+    """One route update in a log. Both times are local."""
 
-    lesson: bytes
+    route_update: bytes
     evidence: float  # not later than when it was learned
     learned: float  # the best guess: by the times that senders held it
 
 
 class OriginLog:
-    """The kept lessons of one origin: numbers base + 1 … base + len()."""
+    """The kept route updates of one origin: numbers base + 1 … base + len()."""
 
     __slots__ = ("_bytes", "_list", "_offsets", "_start", "absent_since", "base")
 
@@ -77,7 +77,7 @@ class OriginLog:
     def append(self, kept: Kept) -> None:
         self._list.append(kept)
         self._offsets.append(self._bytes)
-        self._bytes += len(kept.lesson) + ENTRY_BYTES
+        self._bytes += len(kept.route_update) + ENTRY_BYTES
 
     def bytes_after(self, number: int) -> int:
         """What those from number + 1 on take on the wire; `number` is not below the base."""
@@ -103,7 +103,7 @@ class OriginLog:
 
     def trim(self) -> int:
         """Let go of the oldest. Returns what it took on the wire."""
-        size = len(self.first().lesson) + ENTRY_BYTES
+        size = len(self.first().route_update) + ENTRY_BYTES
         self._start += 1
         self.base += 1
         if self._start >= COMPACT_AT and 2 * self._start >= len(self._list):
@@ -114,36 +114,37 @@ class OriginLog:
 
 
 class Logs:
-    """All origins' logs and the version vector. `ttl_s` is the life of a lesson."""
+    """All origins' logs and the version vector. `ttl_s` is the life of a route update."""
 
     def __init__(self, session: int, *, entries_max: int, ttl_s: float, forget_after_s: float) -> None:
         self.session = session
         self.vector = VersionVector()
-        self.trimmed = 0  # lessons that had to go before they expired
+        self.trimmed = 0  # route updates that had to go before they expired
         self.refused_origins = 0
         self._entries_max = entries_max
-        self._bytes_max = entries_max * (LESSON_BYTES_MEAN + ENTRY_BYTES)
+        self._bytes_max = entries_max * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
         self._bytes = 0  # of all that is kept, on the wire
         self._ttl_s = ttl_s
         self._forget_after_s = forget_after_s
         self._logs: dict[int, OriginLog] = {session: OriginLog(0, inf)}
         self._order: deque[OriginLog] = (
             deque()
-        )  # one for each kept lesson, oldest first; cleared logs may be among them
+        )  # one for each kept route update, oldest first; cleared logs may be among them
         self._live: dict[int, None] = {}
         self._forgotten: dict[int, float] = {}  # origin -> when to forget that, too
 
     def __len__(self) -> int:
-        """Places taken by lessons, at most `entries_max`. Those of cleared logs are freed when they come first."""
+        """Places taken by route updates, at most `entries_max`. Those of cleared logs are freed when they come
+        first."""
         return len(self._order)
 
     @property
     def own(self) -> int:
-        """The number of the last lesson of this node."""
+        """The number of the last route update of this node."""
         return self.vector[self.session]
 
     def base(self, origin: int) -> int:
-        """Lessons up to this number can't be had here. 0 for an unknown origin."""
+        """Route updates up to this number can't be had here. 0 for an unknown origin."""
         log = self._logs.get(origin)
         return log.base if log is not None else 0
 
@@ -155,13 +156,13 @@ class Logs:
 
     # --- growing ----------------------------------------------------------------------------------------------------
 
-    def append(self, lesson: bytes, at: float) -> None:
-        """One more lesson of this node, by evidence of that time."""
-        self._push(self._logs[self.session], Kept(lesson, at, at))
+    def append(self, route_update: bytes, at: float) -> None:
+        """One more route update of this node, by evidence of that time."""
+        self._push(self._logs[self.session], Kept(route_update, at, at))
         self.vector.raise_to(self.session, self.own + 1)
 
     def open(self, origin: int, now: float) -> bool:
-        """Whether lessons of this origin are kept."""
+        """Whether route updates of this origin are kept."""
         if origin in self._logs:
             return True
         if origin in self._forgotten:
@@ -173,7 +174,7 @@ class Logs:
         return True
 
     def extend(self, origin: int, kept: Sequence[Kept]) -> None:
-        """The lessons that follow the last one of an open origin, at least one."""
+        """The route updates that follow the last one of an open origin, at least one."""
         log = self._logs[origin]
         for each in kept:
             self._push(log, each)
@@ -194,7 +195,7 @@ class Logs:
         log.append(kept)
         order = self._order
         order.append(log)
-        self._bytes += len(kept.lesson) + ENTRY_BYTES
+        self._bytes += len(kept.route_update) + ENTRY_BYTES
         while len(order) > self._entries_max or self._bytes > self._bytes_max:
             oldest = order.popleft()
             if len(oldest):
@@ -203,10 +204,10 @@ class Logs:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def batch(self, origin: int, after: int, now: float, bytes_max: int = BATCH_BYTES_MAX) -> Lessons | None:
+    def batch(self, origin: int, after: int, now: float, bytes_max: int = BATCH_BYTES_MAX) -> RouteUpdates | None:
         """What follows `after`, which is not below the base, as one message within all bounds. None: nothing does.
 
-        At least one lesson, even if that is more than `bytes_max`. Of what has expired only the number is sent.
+        At least one route update, even if that is more than `bytes_max`. Of what has expired only the number is sent.
         """
         log = self._logs.get(origin)
         if log is None or after >= self.vector[origin]:
@@ -216,22 +217,22 @@ class Logs:
         learned = now
         for kept in log.after(after):
             age_s = ceil(now - kept.evidence)
-            lesson = kept.lesson if age_s < self._ttl_s else b""
-            bytes_max -= len(lesson) + ENTRY_BYTES
+            route_update = kept.route_update if age_s < self._ttl_s else b""
+            bytes_max -= len(route_update) + ENTRY_BYTES
             if entries and (bytes_max < 0 or len(entries) >= BATCH_ENTRIES_MAX):
                 break
-            entries.append(Entry(min(max(age_s, 0), AGE_MAX_S), lesson))
+            entries.append(Entry(min(max(age_s, 0), AGE_MAX_S), route_update))
             learned = kept.learned
         held_ms = min(max(round((now - learned) * 1000), 0), HELD_MAX_MS)
-        return Lessons(0 if origin == self.session else origin, after, tuple(entries), held_ms)
+        return RouteUpdates(0 if origin == self.session else origin, after, tuple(entries), held_ms)
 
     def bytes_after(self, origin: int, after: int) -> int:
-        """How much room the lessons after a number take on the wire."""
+        """How much room the route updates after a number take on the wire."""
         log = self._logs[origin]
         return log.bytes_after(max(after, log.base))
 
     def evidence_after(self, origin: int, after: int) -> float:
-        """Time of the first lesson after a number that is not below the base, and not the last."""
+        """Time of the first route update after a number that is not below the base, and not the last."""
         return next(self._logs[origin].after(after)).evidence
 
     def is_spent(self, origin: int) -> bool:
@@ -253,7 +254,8 @@ class Logs:
             del self._forgotten[origin]
 
     def prune(self, now: float) -> bool:
-        """Let go of what has expired: lessons, then origins, then the memory of these. Call it about once a second.
+        """Let go of what has expired: route updates, then origins, then the memory of these. Call it about once a
+        second.
 
         Returns whether that was all: after a long sleep everything has expired, and goes in steps of 2 ms.
         """
@@ -286,6 +288,7 @@ class Logs:
             del self._forgotten[next(iter(self._forgotten))]
 
 
-def fits(lesson: bytes) -> bytes:
-    """The lesson, or an empty one in place of what no batch could carry: its number counts, and it is never retried."""
-    return lesson if len(lesson) <= LESSON_BYTES_MAX else b""
+def fits(route_update: bytes) -> bytes:
+    """The route update, or an empty one in place of what no batch could carry: its number counts, and it is never
+    retried."""
+    return route_update if len(route_update) <= ROUTE_UPDATE_BYTES_MAX else b""

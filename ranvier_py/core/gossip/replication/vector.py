@@ -2,7 +2,7 @@
 
 The hash of a vector is the XOR of one pseudo-random number for each origin and its number: it does not depend on order,
 and two nodes compare everything they know of each other's logs by these 8 bytes. It is asked for a few times a second
-and moves with each lesson, so it is brought up to date when it is asked for.
+and moves with each route update, so it is brought up to date when it is asked for.
 Rules: an origin that taught nothing yet (number 0) is not in the vector. Within one session numbers only grow.
 Cost: 0.2 us for each step, 1 us for each origin that moved since the hash was asked for.
 """

@@ -8,8 +8,9 @@ nothing else; a kind that is not known raises UnknownKind. Kinds keep their numb
 appended, which older versions ignore; a new state or verdict is a new protocol version. No body is shorter than a
 Challenge and no Hello shorter than an Echo, so that the answer to a stranger is never longer than what it sent. The
 order of rows is kept; whether they repeat each other is for the machines behind to see.
-Cost: 2 us each way for a Ping, 0.1 to 2 us more for each update (`records`), 11 and 36 us for 100 lessons. Memory: less
-than 4 x the input for what is no well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty lessons.
+Cost: 2 us each way for a Ping, 0.1 to 2 us more for each update (`records`), 11 and 36 us for 100 route updates.
+Memory: less than 4 x the input for what is no well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty
+route updates.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ from ranvier_py.core.gossip.wire.messages import (
     HoldingsRefused,
     HoldingsSince,
     HoldingsWanted,
-    Lessons,
     Loads,
     Members,
     Message,
@@ -71,6 +71,7 @@ from ranvier_py.core.gossip.wire.messages import (
     PingRequest,
     Push,
     Reset,
+    RouteUpdates,
     Rows,
     RowsWanted,
     Standings,
@@ -111,7 +112,7 @@ class Kind(IntEnum):
     NACK = 19
     PUSH = 20
     MEMBERS = 21
-    LESSONS = 32
+    ROUTE_UPDATES = 32
     DIGEST = 33
     VECTOR = 34
     RESET = 35
@@ -173,7 +174,7 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.NACK, Nack, (U32,)),
     (Kind.PUSH, Push, (UPDATES,)),
     (Kind.MEMBERS, Members, (RECORDS, FLAG)),
-    (Kind.LESSONS, Lessons, (U64, U64, ENTRIES, U16)),
+    (Kind.ROUTE_UPDATES, RouteUpdates, (U64, U64, ENTRIES, U16)),
     (Kind.DIGEST, Digest, (U64, U64)),
     (Kind.VECTOR, Vector, (VECTOR, FLAG)),
     (Kind.RESET, Reset, (IDENTITY, U64)),

@@ -1,8 +1,8 @@
-"""Lessons, tables, loads, facts and commands as byte strings of columns or rows, within their bounds.
+"""Route updates, tables, loads, facts and commands as byte strings of columns or rows, within their bounds.
 
 Rules: numbers are little-endian; a byte string is used up exactly by its rows; a function that makes one raises
-ValueError (or struct.error) for what its reader would refuse, and a reader raises BadFrame. Cost: 0.1 us for a lesson
-made and 0.2 us for one read; tables are handed on as columns, without a step for each row.
+ValueError (or struct.error) for what its reader would refuse, and a reader raises BadFrame. Cost: 0.1 us for a route
+update made and 0.2 us for one read; tables are handed on as columns, without a step for each row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from struct import Struct, error, pack, unpack
 
 import numpy as np
 
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.fields import U16_MAX, amount, bad, column, encoded, text
 from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, Rows, Stand
 
 ENTRIES_MAX = 4096
-"""Lessons in a batch: what an eager queue holds."""
+"""Route updates in a batch: what an eager queue holds."""
 
 ENTRY_BYTES = 4
-"""What an entry takes beside its lesson."""
+"""What an entry takes beside its route update."""
 
 BACKENDS_MAX = 4096
 """As many as a node's registry holds."""
@@ -59,33 +59,33 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def pack_entries(entries: tuple[Entry, ...]) -> bytes:
-    """2 count | 2 age of each | 2 length of each | the lessons."""
+    """2 count | 2 age of each | 2 length of each | the route updates."""
     count = len(entries)
     if count > ENTRIES_MAX:
-        raise ValueError("too many lessons for a batch")
-    ages, lessons = zip(*entries, strict=True) if entries else ((), ())
-    lengths = list(map(len, lessons))
-    if entries and max(lengths) > LESSON_BYTES_MAX:
-        raise ValueError("a lesson is too long")
-    return pack(f"<H{2 * count}H", count, *ages, *lengths) + b"".join(lessons)
+        raise ValueError("too many route updates for a batch")
+    ages, route_updates = zip(*entries, strict=True) if entries else ((), ())
+    lengths = list(map(len, route_updates))
+    if entries and max(lengths) > ROUTE_UPDATE_BYTES_MAX:
+        raise ValueError("a route update is too long")
+    return pack(f"<H{2 * count}H", count, *ages, *lengths) + b"".join(route_updates)
 
 
 def unpack_entries(field: object) -> tuple[Entry, ...]:
     if type(field) is not bytes or len(field) < 2:
-        bad("lessons")
+        bad("route_updates")
     count = int.from_bytes(field[:2], "little")
     at = 2 + ENTRY_BYTES * count
     if count > ENTRIES_MAX or len(field) < at:
-        bad("count of lessons")
+        bad("count of route updates")
     numbers = unpack(f"<{2 * count}H", field[2:at])
     entries = []
     for age_s, length in zip(numbers[:count], numbers[count:], strict=True):
-        if length > LESSON_BYTES_MAX:
-            bad("length of a lesson")
+        if length > ROUTE_UPDATE_BYTES_MAX:
+            bad("length of a route update")
         entries.append(Entry(age_s, field[at : at + length]))
         at += length
     if at != len(field):
-        bad("length of lessons")
+        bad("length of route updates")
     return tuple(entries)
 
 

@@ -2,7 +2,7 @@
 
     contact     Hello, Echo, Challenge                        two sessions prove to each other that they are live
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
-    routes      Lessons, Digest, Vector, Reset                eager batches, and repair by version vectors
+    routes      Route updates, Digest, Vector, Reset                eager batches, and repair by version vectors
                 TotalSum, PartSums, Sums, RowsWanted, Rows,   repair of whole tables by buckets, and the first sync
                 Busy
     backends    Loads, Facts, Commands                        in-flight counts, boots, verdicts, signed commands
@@ -125,14 +125,17 @@ SHORT_SUMS_VERSION = 2
 
 
 class Entry(NamedTuple):
-    """One lesson in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of day."""
+    """One route update in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of
+    day."""
 
     age_s: int  # u16, whole seconds, rounded up: nothing gets younger on its way
-    lesson: bytes  # as `lessons.encode` makes it: opaque to the log. Empty: it expired, only its number counts
+    route_update: (
+        bytes  # as `route updates.encode` makes it: opaque to the log. Empty: it expired, only its number counts
+    )
 
 
-class Lessons(NamedTuple):
-    """Consecutive lessons of one origin: numbers after + 1 … after + len(entries)."""
+class RouteUpdates(NamedTuple):
+    """Consecutive route updates of one origin: numbers after + 1 … after + len(entries)."""
 
     origin: int  # session that learned them; 0 = the sender, as in most: 8 bytes of 140 less
     after: int  # u64
@@ -155,7 +158,8 @@ class Vector(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """The log was trimmed: lessons of `origin` up to `base` are not to be had as lessons. Whole tables will tell."""
+    """The log was trimmed: route updates of `origin` up to `base` are not to be had as route updates. Whole tables will
+    tell."""
 
     origin: int
     base: int
@@ -331,7 +335,7 @@ class HoldingsRefused(NamedTuple):
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
-    | Lessons | Digest | Vector | Reset | Sums | TotalSum | PartSums | RowsWanted | Rows | Busy
+    | RouteUpdates | Digest | Vector | Reset | Sums | TotalSum | PartSums | RowsWanted | Rows | Busy
     | Loads | Facts | Commands
     | Standings | HoldingsWanted | HoldingsSince | Holdings | HoldingsRefused
 )  # fmt: skip

@@ -31,12 +31,12 @@ class Ring:
 
     def owner(self, key: int, candidates: Sequence[Candidate]) -> int:
         """Position of the backend to which a key of 64 bits belongs."""
-        places, owners = self.circle(candidates)
+        places, owners = self.neighbours(candidates)
         return owners[int(places.searchsorted(np.uint64(key))) % len(owners)]
 
     def walk(self, key: int, candidates: Sequence[Candidate]) -> Iterator[int]:
         """Positions of all backends, the owner first, then each as its first point comes clockwise."""
-        places, owners = self.circle(candidates)
+        places, owners = self.neighbours(candidates)
         start = int(places.searchsorted(np.uint64(key)))
         seen = [False] * len(candidates)
         for step in range(start, start + len(owners)):
@@ -45,7 +45,7 @@ class Ring:
                 seen[position] = True
                 yield position
 
-    def circle(self, candidates: Sequence[Candidate]) -> tuple[Words, list[int]]:
+    def neighbours(self, candidates: Sequence[Candidate]) -> tuple[Words, list[int]]:
         """Places in ascending order, and whose they are. Kept for tuples, which cannot change."""
         entry = self.circles.get(id(candidates))
         if entry is not None:

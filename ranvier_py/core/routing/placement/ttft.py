@@ -44,7 +44,7 @@ from ranvier_py.core.ids import UNKNOWN, Fingerprint
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match, Service
 from ranvier_py.core.routing.placement.affinity import COMMON_SHARE, COMMON_SLACK_TOKENS
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
-from ranvier_py.core.routing.service_rate import Paces, ahead_of
+from ranvier_py.core.routing.service_rate import ServiceRates, ahead_of
 
 TIE_SHARE = 0.05
 """Sums within a twentieth of the least are equal. Two idle engines of one kind differ by chance alone, and whoever
@@ -87,13 +87,13 @@ class Cost(NamedTuple):
 class Ttft:
     """State: the paces, and what was lost for want of second holders."""
 
-    __slots__ = ("losses", "paces", "rendezvous")
+    __slots__ = ("losses", "rendezvous", "service_rates")
 
     name = "ttft"
     depths_wanted = ALL_HOLDERS
 
     def __init__(self) -> None:
-        self.paces = Paces()
+        self.service_rates = ServiceRates()
         self.losses = Losses()
         self.rendezvous = Rendezvous()
 
@@ -124,7 +124,7 @@ class Ttft:
         holds = [candidate.id in deep for candidate in candidates]
         home = best if holds[best] else min(positions(holds, True), key=sums.__getitem__)
         if not holds[best]:
-            error_s, stake_s = self.paces.fleet.error_s, costs[best].prefill_s - costs[home].prefill_s
+            error_s, stake_s = self.service_rates.fleet.error_s, costs[best].prefill_s - costs[home].prefill_s
             if stake_s <= error_s and stake_s < COMMON_SHARE * costs[best].prefill_s:
                 return best, "common"
             if sums[home] - sums[best] > error_s:
@@ -142,7 +142,7 @@ class Ttft:
             return best
         homes = self.rendezvous.order(match.home, candidates)[:2]
         home = self.first(match.home, candidates, sums, homes, rng)
-        return home if sums[home] - sums[best] <= self.paces.fleet.error_s else best
+        return home if sums[home] - sums[best] <= self.service_rates.fleet.error_s else best
 
     def pays(
         self,
@@ -163,14 +163,14 @@ class Ttft:
             if any(nothing):
                 self.losses.add(match.home, match.at, queue_s - mean_queue_s(costs, nothing, True))
         lost_s = self.losses.add(prefix, match.at, queue_s - mean_queue_s(costs, holds, False))
-        if lost_s <= deepest * self.paces[candidates[copy].id].per_token_s * (1 + candidates[copy].waiting):
+        if lost_s <= deepest * self.service_rates[candidates[copy].id].per_token_s * (1 + candidates[copy].waiting):
             return False
         self.losses.forget(prefix)
         return True
 
     def cost(self, candidate: Candidate, match: Match, held_tokens: int, mean: float = 0.0) -> Cost:
         computed_tokens = max(0, match.prompt_tokens - held_tokens)
-        queue_s, prefill_s = self.paces[candidate.id].predict(computed_tokens, ahead_of(candidate, match.at))
+        queue_s, prefill_s = self.service_rates[candidate.id].predict(computed_tokens, ahead_of(candidate, match.at))
         others = OTHERS_SHARE * candidate.decoding + (candidate.waiting + mean) / 2
         return Cost(queue_s, prefill_s, others * prefill_s)
 
@@ -183,7 +183,7 @@ class Ttft:
         rng: Random,
     ) -> int:
         """The one `among` these positions with the least sum. Sums that hardly differ are told apart by requests in
-        flight for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
+        attempt for the weight, then by rendezvous of the key, which spreads prompts over the caches."""
         tied_s = (1.0 + TIE_SHARE) * min(sums[position] for position in among)
         tied = [position for position in among if sums[position] <= tied_s]
         if len(tied) == 1:
@@ -199,10 +199,10 @@ class Ttft:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def served(self, service: Service) -> None:
-        self.paces.served(service)
+        self.service_rates.served(service)
 
     def corrected(self, service: Service, computed_tokens: int) -> None:
-        self.paces.corrected(service, computed_tokens)
+        self.service_rates.corrected(service, computed_tokens)
 
     # --- seeing -------------------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Ttft:
         found = []
         for candidate in candidates:
             cost = self.cost(candidate, match, held.get(candidate.id, 0), mean_waiting(candidates))
-            per_token_s = self.paces[candidate.id].per_token_s
+            per_token_s = self.service_rates[candidate.id].per_token_s
             found.append({**cost._asdict(), "sum_s": cost.sum_s, "tokens_per_s": 1.0 / per_token_s})
         return found
 

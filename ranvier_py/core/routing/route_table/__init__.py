@@ -1,6 +1,6 @@
 """The radix route table: `table` has the rules; `rows`, `leaves`, `claims`, `tree` its parts, `values` its words."""
 
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
     QUANTUM_S,
@@ -19,10 +19,10 @@ __all__ = [
     "QUANTUM_S",
     "ClaimView",
     "News",
+    "PrefixKey",
     "RouteStatistics",
     "RouteTable",
     "RouteView",
-    "Stop",
     "Trust",
     "TrustCounts",
     "Withdrawn",

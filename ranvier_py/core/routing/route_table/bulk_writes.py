@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claim
 from ranvier_py.core.routing.route_table.route_values import Trust
 from ranvier_py.core.routing.route_table.rows import Rows
@@ -29,21 +29,21 @@ from ranvier_py.core.routing.route_table.scan import U64, Columns, Numbers
 from ranvier_py.core.routing.route_table.table import RouteTable
 
 
-def merge(table: RouteTable, columns: Columns, epochs: npt.NDArray[np.int32], now: float) -> int:
-    """Learn these claims. `epochs` is by backend id: of which process they speak; -1 = leave that backend's out.
+def merge(table: RouteTable, columns: Columns, generations: npt.NDArray[np.int32], now: float) -> int:
+    """Learn these claims. `generations` is by backend id: of which process they speak; -1 = leave that backend's out.
 
     Returns the number of new rows.
     """
-    return Merge(table, epochs, now).run(columns)
+    return Merge(table, generations, now).run(columns)
 
 
 class Merge:
     """One call of `merge`."""
 
-    def __init__(self, table: RouteTable, epochs: npt.NDArray[np.int32], now: float) -> None:
+    def __init__(self, table: RouteTable, generations: npt.NDArray[np.int32], now: float) -> None:
         self._table = table
         self._rows, self._leaves, self._claims, self._tree = table.parts()
-        self._epochs = epochs
+        self._generations = generations
         self._now = now
         self._claims.now = max(self._claims.now, now)
 
@@ -61,11 +61,11 @@ class Merge:
 
     def _sound(self, columns: Columns) -> Columns:
         """Without what is no claim, or none any more."""
-        backend, evidence, epochs = columns.backend, columns.evidence, self._epochs
-        good = (backend >= 0) & (backend < len(epochs)) & (columns.tokens > 0)
+        backend, evidence, generations = columns.backend, columns.evidence, self._generations
+        good = (backend >= 0) & (backend < len(generations)) & (columns.tokens > 0)
         good &= (evidence > self._claims.horizon) & (evidence <= self._now)
         good &= (columns.token | columns.text) != 0
-        good[good] = epochs[backend[good]] >= 0
+        good[good] = generations[backend[good]] >= 0
         columns = columns if bool(good.all()) else picked(columns, np.flatnonzero(good))
         return columns._replace(text=np.where(columns.text == columns.token, U64(0), columns.text))
 
@@ -101,7 +101,7 @@ class Merge:
         row = np.where(token != 0, np.array(list(map(get, token.tolist(), zero)), np.int64), by_text)
         said = (row > 0) & ((text == 0) | (by_text == row))
         said &= np.frombuffer(rows.backend, np.int16)[row] == backend
-        said &= np.frombuffer(rows.epoch, np.int32)[row] == self._epochs[backend]
+        said &= np.frombuffer(rows.generation, np.int32)[row] == self._generations[backend]
         said &= np.frombuffer(rows.evidence, np.int32)[row] >= columns.evidence[at]
         said &= (np.frombuffer(rows.parent, np.int32)[row] != 0) | (columns.parent[at] == 0)
         unsaid: list[int] = at[~said].tolist()
@@ -117,8 +117,8 @@ class Merge:
         if not room:
             return
         ids = allot(rows, room)
-        epochs = self._epochs[columns.backend]
-        self._fill(ids, columns, epochs)
+        generations = self._generations[columns.backend]
+        self._fill(ids, columns, generations)
         for names in (columns.token, columns.text):
             named = names != 0
             rows.index.update(zip(names[named].tolist(), ids[named].tolist(), strict=True))
@@ -127,7 +127,7 @@ class Merge:
         rows.count += room
         tree.created += room
         claims.counts[Trust.REMOTE] += room
-        self._hand_up(columns, parents, epochs)
+        self._hand_up(columns, parents, generations)
         for row in ids[np.frombuffer(rows.child, np.int32)[ids] == 0].tolist():
             self._leaves.push(row)
 
@@ -140,7 +140,7 @@ class Merge:
                 return capacity - self._rows.count
         return wanted
 
-    def _fill(self, ids: Numbers, columns: Columns, epochs: npt.NDArray[np.int32]) -> None:
+    def _fill(self, ids: Numbers, columns: Columns, generations: npt.NDArray[np.int32]) -> None:
         """The columns of new rows: what they are, and their first claim. They are not in the tree yet."""
         rows = self._rows
         np.frombuffer(rows.tokens, np.uint32)[ids] = columns.tokens
@@ -148,7 +148,7 @@ class Merge:
         np.frombuffer(rows.text, U64)[ids] = columns.text
         np.frombuffer(rows.used, np.int32)[ids] = columns.evidence
         np.frombuffer(rows.backend, np.int16)[ids] = columns.backend
-        np.frombuffer(rows.epoch, np.int32)[ids] = epochs
+        np.frombuffer(rows.generation, np.int32)[ids] = generations
         np.frombuffer(rows.evidence, np.int32)[ids] = columns.evidence
         np.frombuffer(rows.trust, np.uint8)[ids] = Trust.REMOTE
         np.frombuffer(rows.best, np.uint8)[ids] = Trust.REMOTE
@@ -160,38 +160,38 @@ class Merge:
         parents[unplaced & (parents >= ids)] = 0
         return parents
 
-    def _hand_up(self, columns: Columns, parents: Numbers, epochs: npt.NDArray[np.int32]) -> None:
+    def _hand_up(self, columns: Columns, parents: Numbers, generations: npt.NDArray[np.int32]) -> None:
         """The monotone rule: a parent that lacks the claim of its new child gets it."""
         rows, claims = self._rows, self._claims
         lacking = parents > 0
         lacking &= (
             (np.frombuffer(rows.backend, np.int16)[parents] != columns.backend)
-            | (np.frombuffer(rows.epoch, np.int32)[parents] != epochs)
+            | (np.frombuffer(rows.generation, np.int32)[parents] != generations)
             | (np.frombuffer(rows.evidence, np.int32)[parents] < columns.evidence)
         )
         wanted: dict[tuple[int, int, int], int] = {}  # once each: many new rows may hang under one
         for at in np.flatnonzero(lacking).tolist():
-            place = int(parents[at]), int(columns.backend[at]), int(epochs[at])
+            place = int(parents[at]), int(columns.backend[at]), int(generations[at])
             wanted[place] = max(wanted.get(place, -1), int(columns.evidence[at]))
-        for (parent, backend, epoch), evidence in wanted.items():
-            claims.raise_from(parent, backend, Claim(epoch, Trust.REMOTE, evidence))
+        for (parent, backend, generation), evidence in wanted.items():
+            claims.raise_from(parent, backend, Claim(generation, Trust.REMOTE, evidence))
 
     def _merge_one(self, columns: Columns, at: int) -> None:
         """A claim of a row that is known, at least by one name."""
         rows, index = self._rows, self._rows.index
         token, text, above = int(columns.token[at]), int(columns.text[at]), int(columns.parent[at])
         backend, evidence = int(columns.backend[at]), int(columns.evidence[at])
-        epoch = int(self._epochs[backend])
+        generation = int(self._generations[backend])
         row = index.get(token or text, 0)
         if row and (not text or index.get(text) == row) and (rows.parent[row] or above not in index):
-            self._claims.raise_from(row, backend, Claim(epoch, Trust.REMOTE, evidence))
+            self._claims.raise_from(row, backend, Claim(generation, Trust.REMOTE, evidence))
             rows.used[row] = max(rows.used[row], evidence)
             return
-        stops: list[Stop] = [(int(columns.tokens[at]), token, text)]
-        parent = self._table.stop_of(above)
+        chain: list[PrefixKey] = [(int(columns.tokens[at]), token, text)]
+        parent = self._table.prefix_key_of(above)
         if parent is not None and above not in (token, text):
-            stops.append(parent)
-        self._table.learn(stops, BackendId(backend), epoch, Trust.REMOTE, float(evidence))
+            chain.append(parent)
+        self._table.learn(chain, BackendId(backend), generation, Trust.REMOTE, float(evidence))
 
 
 def allot(rows: Rows, count: int) -> Numbers:

@@ -19,12 +19,12 @@ from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
 
 
 class Claim(NamedTuple):
-    epoch: int
+    generation: int
     trust: int
     evidence: int  # whole second
 
 
-class Faded(NamedTuple):
+class Hidden(NamedTuple):
     """Which claims of one backend are too old for its cache."""
 
     second: int  # those with evidence up to it
@@ -40,7 +40,7 @@ class Claims:
         self._ttl_s = ttl_s
         self._others: dict[int, dict[int, Claim]] = {}
         self.lowered: dict[int, dict[int, int]] = {}  # row -> backend -> tier, for what is below the GPU
-        self.faded: dict[int, Faded] = {}  # by backend
+        self.hidden: dict[int, Hidden] = {}  # by backend
         self.now = 0.0
         self.counts = [0, 0, 0, 0]
 
@@ -52,17 +52,28 @@ class Claims:
     def raise_from(self, row: int, backend: int, claim: Claim) -> None:
         """Give a live claim to a row and its ancestors. Trust and evidence of a claim only rise while it lives."""
         rows = self._rows
-        parents, backends, epochs, trusts, evidences = rows.parent, rows.backend, rows.epoch, rows.trust, rows.evidence
-        epoch, trust, evidence = claim
+        parents, backends, generations, trusts, evidences = (
+            rows.parent,
+            rows.backend,
+            rows.generation,
+            rows.trust,
+            rows.evidence,
+        )
+        generation, trust, evidence = claim
         horizon = self.now - self._ttl_s
         while row > 0:
             holder = backends[row]
-            if holder == backend and epochs[row] == epoch and trusts[row] >= trust and evidences[row] > horizon:
+            if (
+                holder == backend
+                and generations[row] == generation
+                and trusts[row] >= trust
+                and evidences[row] > horizon
+            ):
                 if evidences[row] >= evidence:
                     return
                 evidences[row] = evidence
             elif holder == NO_BACKEND:
-                backends[row], epochs[row], trusts[row], evidences[row] = backend, epoch, trust, evidence
+                backends[row], generations[row], trusts[row], evidences[row] = backend, generation, trust, evidence
                 rows.best[row] = trust
                 self.counts[trust] += 1
             elif not self._merge(row, backend, claim):
@@ -74,22 +85,22 @@ class Claims:
         rows = self._rows
         if rows.backend[row] == NO_BACKEND:
             return
-        yield rows.backend[row], Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+        yield rows.backend[row], Claim(rows.generation[row], rows.trust[row], rows.evidence[row])
         if rows.flags[row] & SHARED:
             yield from self._others[row].items()
 
     def get(self, row: int, backend: int) -> Claim | None:
         rows = self._rows
         if rows.backend[row] == backend:
-            return Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+            return Claim(rows.generation[row], rows.trust[row], rows.evidence[row])
         if rows.flags[row] & SHARED:
             return self._others[row].get(backend)
         return None
 
-    def is_faded(self, backend: int, evidence: int, tokens: int) -> bool:
+    def is_hidden(self, backend: int, evidence: int, tokens: int) -> bool:
         """Whether a claim of this backend, at a row of so many tokens, is not to be matched."""
-        faded = self.faded.get(backend)
-        return faded is not None and (evidence <= faded.second or tokens > faded.left.get(evidence, tokens))
+        hidden = self.hidden.get(backend)
+        return hidden is not None and (evidence <= hidden.second or tokens > hidden.left.get(evidence, tokens))
 
     def others(self, row: int) -> dict[int, Claim]:
         """The claims of a SHARED row that are not in the columns."""
@@ -146,19 +157,19 @@ class Claims:
         rows = self._rows
         others = self._others.get(row)
         if rows.backend[row] == backend:
-            old = Claim(rows.epoch[row], rows.trust[row], rows.evidence[row])
+            old = Claim(rows.generation[row], rows.trust[row], rows.evidence[row])
         elif others is None or backend not in others:
             self._add(row, backend, claim)
             return True
         else:
             old = others[backend]
-        if old.epoch > claim.epoch:
+        if old.generation > claim.generation:
             return False
-        if old.epoch == claim.epoch and old.evidence > self.horizon:
+        if old.generation == claim.generation and old.evidence > self.horizon:
             if old.trust >= claim.trust and old.evidence >= claim.evidence:
                 return False
             if old.trust > claim.trust or old.evidence > claim.evidence:
-                claim = Claim(claim.epoch, max(old.trust, claim.trust), max(old.evidence, claim.evidence))
+                claim = Claim(claim.generation, max(old.trust, claim.trust), max(old.evidence, claim.evidence))
         if others is not None and backend in others:
             others[backend] = claim
         else:
@@ -180,7 +191,7 @@ class Claims:
     def _write(self, row: int, backend: int, claim: Claim) -> None:
         rows = self._rows
         rows.backend[row] = backend
-        rows.epoch[row], rows.trust[row], rows.evidence[row] = claim
+        rows.generation[row], rows.trust[row], rows.evidence[row] = claim
 
     def _rank(self, row: int) -> None:
         """Find the row's best trust anew; a leaf that lost trust moves to its lower lane."""

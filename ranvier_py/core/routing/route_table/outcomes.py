@@ -14,42 +14,44 @@ from collections.abc import Iterable
 from math import floor
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.table import RouteTable
 
 ROWS_MAX = 2000
 """Looked at for one answer, a millisecond. What lies beyond stays until it expires or is refuted itself."""
 
 
-def evidence_of(table: RouteTable, stops: Iterable[Stop], backend: BackendId, epoch: int) -> list[tuple[int, int]]:
+def evidence_of(
+    table: RouteTable, chain: Iterable[PrefixKey], backend: BackendId, generation: int
+) -> list[tuple[int, int]]:
     """(depth, second of the last evidence) of the claims one backend has on a prompt, also of faded ones.
 
     Deepest first; of several depths with the same evidence the deepest alone.
     """
     rows, _, claims, _ = table.parts()
-    row_of, backends, epochs, evidences = rows.index.get, rows.backend, rows.epoch, rows.evidence
+    row_of, backends, generations, evidences = rows.index.get, rows.backend, rows.generation, rows.evidence
     found: list[tuple[int, int]] = []
     last = max(-1, floor(claims.horizon))
-    for tokens, token, text in stops:
+    for tokens, token, text in chain:
         row = row_of(token) or row_of(text)
         if row is None:
             continue
         if backends[row] == backend:  # the usual row, without a call
-            if evidences[row] > last and epochs[row] == epoch:
+            if evidences[row] > last and generations[row] == generation:
                 last = evidences[row]
                 found.append((tokens, last))
             continue
         claim = claims.get(row, backend)
-        if claim is not None and claim.evidence > last and claim.epoch == epoch:
+        if claim is not None and claim.evidence > last and claim.generation == generation:
             last = claim.evidence
             found.append((tokens, last))
     return found
 
 
-def refute(table: RouteTable, stop: Stop, backend: BackendId, before: int) -> int:
+def refute(table: RouteTable, key: PrefixKey, backend: BackendId, before: int) -> int:
     """Withdraw the claims below this stop whose evidence is older than that second. Returns how many subtrees went."""
     rows, _, claims, _ = table.parts()
-    top = rows.index.get(stop[1]) or rows.index.get(stop[2])
+    top = rows.index.get(key[1]) or rows.index.get(key[2])
     if top is None or claims.get(top, backend) is None:
         return 0
     old: list[int] = []

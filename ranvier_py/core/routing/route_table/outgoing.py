@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claim, Claims
 from ranvier_py.core.routing.route_table.route_values import News, Withdrawn
 from ranvier_py.core.routing.route_table.rows import Rows
@@ -47,28 +47,28 @@ class Telling:
         if len(self.withdrawn) == 1:
             self._came()
 
-    def learned(self, stops: Sequence[Stop], known: int, backend: BackendId, claim: Claim, now: float) -> None:
+    def learned(self, chain: Sequence[PrefixKey], known: int, backend: BackendId, claim: Claim, now: float) -> None:
         """Before a claim is stored: which of these stops will be new to peers, and what stands above them."""
-        fresh: list[Stop] = []
+        fresh: list[PrefixKey] = []
         parent, index = 0, self._rows.index
-        for stop in stops:
-            if (stop[1] or stop[2]) not in index or self._is_news(stop, backend, claim):
-                fresh.append(stop)
+        for key in chain:
+            if (key[1] or key[2]) not in index or self._is_news(key, backend, claim):
+                fresh.append(key)
                 parent = 0
             elif fresh and not parent:
-                parent = stop[1] or stop[2]
+                parent = key[1] or key[2]
         if not fresh:
             return
-        if known and fresh[-1] is stops[-1]:
+        if known and fresh[-1] is chain[-1]:
             parent = self._note_above(known, fresh, backend, claim)
         if len(self.news) >= NEWS_MAX:
             self.news.popleft()
             self.news_dropped += 1
-        self.news.append(News(backend, claim.epoch, fresh, parent, now))
+        self.news.append(News(backend, claim.generation, fresh, parent, now))
         if len(self.news) == 1:
             self._came()
 
-    def _note_above(self, known: int, fresh: list[Stop], backend: BackendId, claim: Claim) -> int:
+    def _note_above(self, known: int, fresh: list[PrefixKey], backend: BackendId, claim: Claim) -> int:
         """Add the rows above a known one that lack the claim, too. Returns the name of the row above them.
 
         They were told with a claim of an earlier process, if at all: a peer that knew better has not taken them.
@@ -76,24 +76,28 @@ class Telling:
         rows = self._rows
         row = rows.parent[known]
         while row > 0:
-            stop = (rows.tokens[row], rows.token[row], rows.text[row])
-            if not self._is_news(stop, backend, claim):
+            key = (rows.tokens[row], rows.token[row], rows.text[row])
+            if not self._is_news(key, backend, claim):
                 break
-            fresh.append(stop)
+            fresh.append(key)
             row = rows.parent[row]
         return rows.name(row)
 
-    def _is_news(self, stop: Stop, backend: int, claim: Claim) -> bool:
-        _, token, text = stop
+    def _is_news(self, key: PrefixKey, backend: int, claim: Claim) -> bool:
+        _, token, text = key
         name, index = token or text, self._rows.index
         row = index.get(name)
         if row is None or (text and token and text not in index):
             return True
         rows = self._rows
-        if rows.backend[row] == backend and rows.epoch[row] == claim.epoch and rows.evidence[row] == claim.evidence:
+        if (
+            rows.backend[row] == backend
+            and rows.generation[row] == claim.generation
+            and rows.evidence[row] == claim.evidence
+        ):
             return claim.evidence <= self._claims.horizon
         old = self._claims.get(row, backend)
-        if old is None or old.epoch != claim.epoch or old.evidence <= self._claims.horizon:
+        if old is None or old.generation != claim.generation or old.evidence <= self._claims.horizon:
             return True
         if old.evidence == claim.evidence:
             return False

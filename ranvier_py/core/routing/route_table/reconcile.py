@@ -28,7 +28,7 @@ class Exact(NamedTuple):
     """A backend of which all is known. Evidence of this second or later is not doubted."""
 
     backend: BackendId
-    epoch: int
+    generation: int
     held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, Tier]]  # those of them that it holds
     doubted_before: float
 
@@ -84,8 +84,13 @@ class Reconciler:
         claims, backend = self._claims, engine.backend
         claim = claims.get(row, backend)
         fresh = now - self._table.ttl_s * FRESH_SHARE
-        if claim is None or claim.epoch != engine.epoch or claim.trust < Trust.CONFIRMED or claim.evidence < fresh:
-            self._table.affirm(row, backend, engine.epoch, now)
+        if (
+            claim is None
+            or claim.generation != engine.generation
+            or claim.trust < Trust.CONFIRMED
+            or claim.evidence < fresh
+        ):
+            self._table.affirm(row, backend, engine.generation, now)
             claims.set_tier(row, backend, tier)
             return True
         if claims.lowered or tier is not Tier.GPU:

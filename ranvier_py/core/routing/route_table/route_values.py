@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 
 BACKENDS_MAX = 4096
 """Backend ids are 0 … 4095 (core.ids): they fit a 16-bit column with room for «none»."""
@@ -29,8 +29,8 @@ class News(NamedTuple):
     """What one call of `learn` added to what peers may know. Deepest first; `parent` names the row above, or is 0."""
 
     backend: BackendId
-    epoch: int
-    stops: Sequence[Stop]
+    generation: int
+    chain: Sequence[PrefixKey]
     parent: int
     at: float  # of the evidence
 
@@ -39,7 +39,7 @@ class Withdrawn(NamedTuple):
     """An engine dropped a prefix, and all that is longer: what peers have to be told, if they believe otherwise."""
 
     backend: BackendId
-    epoch: int
+    generation: int
     fingerprint: Fingerprint
     at: float  # seconds, monotonic
 
@@ -73,7 +73,7 @@ class RouteStatistics:
     evicted: TrustCounts
     refused: int  # stops not stored because their own path filled the table
     expired: int
-    voided: int  # claims of an earlier boot epoch
+    voided: int  # claims of an earlier generation
     withdrawn: int
 
 
@@ -81,7 +81,7 @@ class RouteStatistics:
 class ClaimView:
     backend: BackendId
     trust: Trust
-    epoch: int
+    generation: int
     age_s: float  # since the last evidence
 
 

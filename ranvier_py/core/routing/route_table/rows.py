@@ -40,7 +40,7 @@ class Rows:
         self.tokens, self.token, self.text = array("I"), array("Q"), array("Q")
         self.flags = array("B")
         self.used = array("i")  # whole second of the last use; that of a row with children may lag behind theirs
-        self.backend, self.epoch = array("h"), array("i")
+        self.backend, self.generation = array("h"), array("i")
         self.trust, self.evidence = array("B"), array("i")
         self.best = array("B")  # highest trust of the row's claims; 0 = it has none
         self.lane, self.bucket = array("B"), array("i")  # where the row stands in leaves.LeafQueue; lane 0 = nowhere
@@ -51,7 +51,7 @@ class Rows:
     def columns(self) -> tuple[array[int], ...]:
         links = (self.parent, self.child, self.left, self.right)
         names = (self.tokens, self.token, self.text, self.flags, self.used)
-        claim = (self.backend, self.epoch, self.trust, self.evidence, self.best)
+        claim = (self.backend, self.generation, self.trust, self.evidence, self.best)
         return (*links, *names, *claim, self.lane, self.bucket, self.older, self.newer)
 
     def grow(self) -> None:

@@ -6,7 +6,7 @@ its claims differ. *Columns*: the claims themselves, parents before children, fo
 
 Rules: only live claims of the current epochs whose remaining life exceeds a margin, so that what one node forgets now
 and another in a second makes no difference. The table may change between steps: what moves meanwhile may be read twice
-or not at all, which the sync that asked repairs by lessons or by the next sums.
+or not at all, which the sync that asked repairs by route updates or by the next sums.
 Invariant: no view of a column outlives a step, for an array with views can't grow.
 Cost (one slow, shared core): sums 0.08 us a row, columns 0.3 us a claim.
 """
@@ -43,7 +43,8 @@ ROWS_MIN, ROWS_MAX = 64, 16_384
 """Rows looked at for one chunk; between, as many as filled the last one."""
 
 ROW_CLAIMS_MAX = 4096
-"""Claims and further texts that are told of one row; what is beyond waits for lessons. One for each backend fits."""
+"""Claims and further texts that are told of one row; what is beyond waits for route updates. One for each backend
+fits."""
 
 CHUNKS_KEPT = 16
 """So many chunks can be taken back."""
@@ -61,7 +62,7 @@ class Names(NamedTuple):
 
     key: Fingerprints
     boot: Fingerprints
-    epoch: npt.NDArray[np.int32]  # whose claims count; -1 = none's
+    generation: npt.NDArray[np.int32]  # whose claims count; -1 = none's
 
 
 class Columns(NamedTuple):
@@ -117,19 +118,19 @@ class Reader:
         backends = np.frombuffer(self.rows.backend, np.int16)[ids]
         read, others = self._others(ids, backends)
         place, backends = np.arange(read), backends[:read]
-        epochs = np.frombuffer(self.rows.epoch, np.int32)[ids[:read]]
+        generations = np.frombuffer(self.rows.generation, np.int32)[ids[:read]]
         evidence = np.frombuffer(self.rows.evidence, np.int32)[ids[:read]]
         if others:
             more = np.array(others, np.int64)
             place = np.concatenate((place, more[:, 0]))
             backends = np.concatenate((backends, more[:, 1].astype(np.int16)))
-            epochs = np.concatenate((epochs, more[:, 2].astype(np.int32)))
+            generations = np.concatenate((generations, more[:, 2].astype(np.int32)))
             evidence = np.concatenate((evidence, more[:, 3].astype(np.int32)))
         names = self.names
         told = (backends >= 0) & (backends < len(names.key)) & (evidence > claims.horizon + self._margin_s)
         live = np.flatnonzero(told)
         chosen = backends[live]
-        live = live[(names.epoch[chosen] == epochs[live]) & (names.key[chosen] != 0)]
+        live = live[(names.generation[chosen] == generations[live]) & (names.key[chosen] != 0)]
         if others:
             live = live[np.argsort(place[live], kind="stable")]
         return Found(ids[place[live]], backends[live], evidence[live], read)

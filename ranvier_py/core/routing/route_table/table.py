@@ -1,7 +1,7 @@
 """The route table: which backend is believed to hold which prefix.
 
 A radix tree of prefixes, found by fingerprint. A prompt comes as its stops, deepest first; `match` returns the backends
-with the deepest live claims, `learn` stores a claim for each stop. A claim lives while its boot epoch is the backend's
+with the deepest live claims, `learn` stores a claim for each stop. A claim lives while its generation is the backend's
 current one and its last evidence is younger than the TTL; being looked up is no evidence.
 
 Rules: at most `capacity` rows; a new row beyond that evicts the leaf that comes first in `leaves.LeafQueue`. A use of a
@@ -18,9 +18,9 @@ from itertools import islice
 from types import MappingProxyType
 
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table.claims import Claim, Claims, Faded
+from ranvier_py.core.routing.route_table.claims import Claim, Claims, Hidden
 from ranvier_py.core.routing.route_table.leaves import LeafQueue
 from ranvier_py.core.routing.route_table.outgoing import Telling
 from ranvier_py.core.routing.route_table.route_values import (
@@ -40,7 +40,7 @@ WITHDRAW_CLAIMS_MAX = 2000
 
 NOT_TOLD = -1.0
 
-Hearing = Callable[[Iterable[Sequence[Stop]], BackendId, int, int], object]
+Hearing = Callable[[Iterable[Sequence[PrefixKey]], BackendId, int, int], object]
 """Told what peers' requests used, before it is learned: prompts, of which process, in which second (`routes.uses`)."""
 
 CHILDREN_COUNTED_MAX = 10_000
@@ -121,13 +121,13 @@ class RouteTable:
 
     def match(
         self,
-        stops: Iterable[Stop],
-        epochs: Sequence[int],
+        chain: Iterable[PrefixKey],
+        generations: Sequence[int],
         now: float,
         *,
         wanted: int = 1,
         touch: bool = True,
-        unheld: list[Stop] | None = None,
+        unheld: list[PrefixKey] | None = None,
     ) -> list[Holder]:
         """At least `wanted` backends that hold a prefix of the prompt, if there are so many: each at its deepest depth.
 
@@ -136,7 +136,7 @@ class RouteTable:
 
         Args:
             stops: the prompt, deepest first; read no further than needed.
-            epochs: by backend id, its current boot epoch, or -1 while it is not eligible. Ids beyond the end are not.
+            epochs: by backend id, its current generation, or -1 while it is not eligible. Ids beyond the end are not.
             touch: whether this counts as a use of what it finds (False: a dry run).
             unheld: gets the stops deeper than the first holder's, or all, so that nobody walks the prompt again.
         """
@@ -145,11 +145,11 @@ class RouteTable:
         index = rows.index
         found: list[Holder] = []
         passed = [] if unheld is None else unheld
-        for stop in stops:
-            _, token, text = stop
-            row = self._add_holders(stop, epochs, found) if token in index or (text and text in index) else 0
+        for key in chain:
+            _, token, text = key
+            row = self._add_holders(key, generations, found) if token in index or (text and text in index) else 0
             if not row:
-                passed.append(stop)
+                passed.append(key)
                 continue
             if touch and rows.used[row] < now:
                 rows.used[row] = int(now)
@@ -161,7 +161,7 @@ class RouteTable:
             self._missed += not found
         return found
 
-    def learn(self, stops: Iterable[Stop], backend: BackendId, epoch: int, trust: Trust, now: float) -> int:
+    def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
         """Store evidence that the backend holds each stop of a prompt. Returns the number of new rows.
 
         Reading ends at the first stop whose row is found by all fingerprints it brings and whose ancestors are known to
@@ -175,20 +175,22 @@ class RouteTable:
 
         Raises ValueError for ids, epochs, depths or fingerprints out of range; nothing is changed then.
         """
-        if not (0 <= backend < BACKENDS_MAX and 0 <= epoch <= EPOCH_MAX):
-            raise ValueError(f"a backend id is 0 … {BACKENDS_MAX - 1}, an epoch 0 … {EPOCH_MAX}: {backend}, {epoch}")
+        if not (0 <= backend < BACKENDS_MAX and 0 <= generation <= EPOCH_MAX):
+            raise ValueError(
+                f"a backend id is 0 … {BACKENDS_MAX - 1}, an epoch 0 … {EPOCH_MAX}: {backend}, {generation}"
+            )
         claims, tree = self._claims, self._tree
         claims.now = max(claims.now, now)
         second = int(now)
-        unread, known = self._read(stops)
+        unread, known = self._read(chain)
         if not unread or second <= claims.horizon:
             return 0
         created, refused = tree.created, tree.refused
-        claim = Claim(epoch, int(trust), second)
+        claim = Claim(generation, int(trust), second)
         if self._telling.collecting and trust >= Trust.LOCAL:
             self._telling.learned(unread, known, backend, claim, now)
         if trust == Trust.REMOTE and self.hearing is not None:
-            self.hearing((unread,), backend, epoch, second)
+            self.hearing((unread,), backend, generation, second)
         if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
             return tree.created - created
         path, linked = tree.store(unread, second)
@@ -199,7 +201,7 @@ class RouteTable:
         tree.settle()
         return tree.created - created
 
-    def withdraw(self, stop_or_fp: Stop | int, backend: BackendId) -> bool:
+    def withdraw(self, key_or_fp: PrefixKey | int, backend: BackendId) -> bool:
         """Forget that a backend holds a prefix, and every longer prefix below it. False: no such claim.
 
         The longer ones go too: an engine that lacks the beginning cannot use the rest, and with the shorter claim gone
@@ -207,7 +209,7 @@ class RouteTable:
         is one step for each claim removed: each was paid for when it was learned. One call removes at most
         WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and until then what is left is a hint that costs a cache miss.
         """
-        _, token, text = stop_or_fp if isinstance(stop_or_fp, tuple) else (0, stop_or_fp, 0)
+        _, token, text = key_or_fp if isinstance(key_or_fp, tuple) else (0, key_or_fp, 0)
         row = self._rows.index.get(token or text) or self._rows.index.get(text)
         if row is None or self._claims.get(row, backend) is None:
             return False
@@ -224,11 +226,11 @@ class RouteTable:
         self._withdraw_more(WITHDRAW_CLAIMS_MAX)
         return True
 
-    def affirm(self, row: int, backend: BackendId, epoch: int, now: float) -> None:
+    def affirm(self, row: int, backend: BackendId, generation: int, now: float) -> None:
         """The engine itself holds the prefix of this row, and all before it. No use of the row."""
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
-        claim = Claim(epoch, int(Trust.CONFIRMED), int(now))
+        claim = Claim(generation, int(Trust.CONFIRMED), int(now))
         if self._telling.collecting:
             self._telling.learned([(rows.tokens[row], rows.token[row], rows.text[row])], row, backend, claim, now)
         claims.raise_from(row, backend, claim)
@@ -239,18 +241,18 @@ class RouteTable:
         if row is not None and self._claims.get(row, backend) is not None:
             self._claims.set_tier(row, backend, tier)
 
-    def fade(self, backend: BackendId, second: int, left: Mapping[int, int] = NO_DEPTHS) -> None:
+    def hide(self, backend: BackendId, second: int, left: Mapping[int, int] = NO_DEPTHS) -> None:
         """From now on claims of this backend whose evidence is not after this second are not matched; -1: all are.
 
         Of later seconds that `left` names, claims up to so many tokens deep are. What is not matched stays, to be
         matched again after new evidence, or when this moves back, until it expires.
         """
         if second >= 0 or left:
-            self._claims.faded[backend] = Faded(second, left)
+            self._claims.hidden[backend] = Hidden(second, left)
         else:
-            self._claims.faded.pop(backend, None)
+            self._claims.hidden.pop(backend, None)
 
-    def sweep(self, now: float, epochs: Sequence[int], limit: int = 2000) -> int:
+    def sweep(self, now: float, generations: Sequence[int], limit: int = 2000) -> int:
         """Remove expired claims, and void ones (not of the backend's current epoch), from the next `limit` rows.
 
         A backend that is only not eligible now (-1) keeps its claims. Returns the number of claims removed.
@@ -259,16 +261,21 @@ class RouteTable:
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
         removed = self._withdraw_more(limit)
-        end, known, horizon = rows.top, len(epochs), claims.horizon
+        end, known, horizon = rows.top, len(generations), claims.horizon
         for _ in range(min(limit, end - 1)):
             row = self._cursor
             self._cursor = row + 1 if row + 1 < end else 1
             backend = rows.backend[row]
             alone = backend >= 0 and not rows.flags[row] & SHARED
-            if alone and rows.evidence[row] > horizon and backend < known and epochs[backend] == rows.epoch[row]:
+            if (
+                alone
+                and rows.evidence[row] > horizon
+                and backend < known
+                and generations[backend] == rows.generation[row]
+            ):
                 continue  # the usual row, without a call
             if rows.parent[row] >= 0:
-                removed += self._sweep_row(row, epochs, horizon)
+                removed += self._sweep_row(row, generations, horizon)
         return removed
 
     def statistics(self) -> RouteStatistics:
@@ -313,24 +320,24 @@ class RouteTable:
                 walks.pop()
         return views
 
-    def stop_of(self, fingerprint: int) -> Stop | None:
+    def prefix_key_of(self, fingerprint: int) -> PrefixKey | None:
         """The whole stop of a known fingerprint."""
         rows = self._rows
         row = rows.index.get(fingerprint)
         return None if row is None else (rows.tokens[row], rows.token[row], rows.text[row])
 
-    def _read(self, stops: Iterable[Stop]) -> tuple[list[Stop], int]:
+    def _read(self, chain: Iterable[PrefixKey]) -> tuple[list[PrefixKey], int]:
         """The stops up to the one that ends the walk, and its row, or 0. A stop of no tokens is no prefix."""
         get, flags = self._rows.index.get, self._rows.flags
-        taken: list[Stop] = []
+        taken: list[PrefixKey] = []
         texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
-        for stop in stops:
-            tokens, token, text = stop
+        for key in chain:
+            tokens, token, text = key
             if tokens <= 0 or not (token or text):
                 continue
             if tokens > TOKENS_MAX or (token | text) >> FINGERPRINT_BITS:  # a negative one leaves -1
-                raise ValueError(f"not a stop: {stop}")
-            taken.append(stop)
+                raise ValueError(f"not a prefix key: {key}")
+            taken.append(key)
             row = get(token or text)
             if row is not None and flags[row] & WHOLE and (get(text) == row if text else not texts):
                 return taken, row
@@ -338,25 +345,25 @@ class RouteTable:
                 texts = True
         return taken, 0
 
-    def _add_holders(self, stop: Stop, epochs: Sequence[int], found: list[Holder]) -> int:
+    def _add_holders(self, key: PrefixKey, generations: Sequence[int], found: list[Holder]) -> int:
         """Add those that hold the prompt down to `stop` to the deeper ones. Returns its row, or 0: nobody new."""
-        rows, known, horizon = self._rows, len(epochs), self._claims.horizon
-        _, token, text = stop
+        rows, known, horizon = self._rows, len(generations), self._claims.horizon
+        _, token, text = key
         row, twin = rows.index.get(token), rows.index.get(text)  # 0 is nobody's name
         row = twin if row is None else row
         if row is None:
             return 0
         if rows.flags[row] & SHARED or (twin is not None and twin != row):
             before = len(found)
-            if not self._add_several((row,) if twin in (None, row) else (row, twin), epochs, found):
+            if not self._add_several((row,) if twin in (None, row) else (row, twin), generations, found):
                 return 0
             if self._claims.lowered:
                 found[before:] = self._claims.tiered((row, twin or row), found[before:])
             return row
         backend = rows.backend[row]
-        live = 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon
-        if live and self._claims.faded:
-            live = not self._claims.is_faded(backend, rows.evidence[row], rows.tokens[row])
+        live = 0 <= backend < known and generations[backend] == rows.generation[row] and rows.evidence[row] > horizon
+        if live and self._claims.hidden:
+            live = not self._claims.is_hidden(backend, rows.evidence[row], rows.tokens[row])
         if not live or (found and any(holder.backend == backend for holder in found)):
             return 0
         found.append(Holder(BackendId(backend), rows.tokens[row], rows.trust[row]))
@@ -364,22 +371,22 @@ class RouteTable:
             found[-1:] = self._claims.tiered((row,), found[-1:])
         return row
 
-    def _add_several(self, among: Sequence[int], epochs: Sequence[int], found: list[Holder]) -> bool:
+    def _add_several(self, among: Sequence[int], generations: Sequence[int], found: list[Holder]) -> bool:
         """Add the holders of the rows that stand for one stop. False: it has none that are new."""
-        rows, claims, known = self._rows, self._claims, len(epochs)
+        rows, claims, known = self._rows, self._claims, len(generations)
         horizon = claims.horizon
         ranked: list[tuple[int, int, int, int]] = []
         for row in among:
             tokens = rows.tokens[row]
             backend = rows.backend[row]
-            if 0 <= backend < known and epochs[backend] == rows.epoch[row] and rows.evidence[row] > horizon:
+            if 0 <= backend < known and generations[backend] == rows.generation[row] and rows.evidence[row] > horizon:
                 ranked.append((-rows.trust[row], -rows.evidence[row], backend, tokens))
             if rows.flags[row] & SHARED:
-                for backend, (epoch, trust, evidence) in claims.others(row).items():
-                    if backend < known and epochs[backend] == epoch and evidence > horizon:
+                for backend, (generation, trust, evidence) in claims.others(row).items():
+                    if backend < known and generations[backend] == generation and evidence > horizon:
                         ranked.append((-trust, -evidence, backend, tokens))
-        if claims.faded:
-            ranked = [each for each in ranked if not claims.is_faded(each[2], -each[1], each[3])]
+        if claims.hidden:
+            ranked = [each for each in ranked if not claims.is_hidden(each[2], -each[1], each[3])]
         ranked.sort()
         if len(among) == 1 and not found:  # the usual row, in which nobody comes twice
             new = tuple.__new__  # `Holder(…)` takes twice as long, and a system prompt may have one for each backend
@@ -399,7 +406,7 @@ class RouteTable:
         claim = claims.get(row, backend)
         if told_at != NOT_TOLD and claim is not None and self._telling.collecting:
             name = Fingerprint(rows.token[row] or rows.text[row])
-            self._telling.dropped(Withdrawn(BackendId(backend), claim.epoch, name, told_at))
+            self._telling.dropped(Withdrawn(BackendId(backend), claim.generation, name, told_at))
         claims.drop(row, backend)
         self._withdrawn += 1
         for child in rows.children(row):
@@ -419,12 +426,12 @@ class RouteTable:
                 self._withdraw_at(row, backend, told_at)
         return done
 
-    def _sweep_row(self, row: int, epochs: Sequence[int], horizon: float) -> int:
+    def _sweep_row(self, row: int, generations: Sequence[int], horizon: float) -> int:
         claims = self._claims
         removed = 0
         for backend, claim in list(claims.of(row)):
             expired = claim.evidence <= horizon
-            if not expired and (backend >= len(epochs) or epochs[backend] in (-1, claim.epoch)):
+            if not expired and (backend >= len(generations) or generations[backend] in (-1, claim.generation)):
                 continue
             claims.drop(row, backend)
             self._expired += expired
@@ -446,7 +453,7 @@ class RouteTable:
             parent=Fingerprint(rows.name(rows.parent[row])),
             children=sum(1 for _ in islice(rows.children(row), CHILDREN_COUNTED_MAX)),
             holders=tuple(
-                ClaimView(BackendId(backend), Trust(claim.trust), claim.epoch, max(0.0, now - claim.evidence))
+                ClaimView(BackendId(backend), Trust(claim.trust), claim.generation, max(0.0, now - claim.evidence))
                 for backend, claim in holders
             ),
             idle_s=max(0.0, now - max(rows.used[row], *(claim.evidence for _, claim in holders), 0)),

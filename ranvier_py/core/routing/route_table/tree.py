@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.claims import Claim, Claims
 from ranvier_py.core.routing.route_table.leaves import LeafQueue
 from ranvier_py.core.routing.route_table.rows import WHOLE, Rows
@@ -43,17 +43,17 @@ class Tree:
         self.refused = 0
         self.evicted = [0, 0, 0, 0]  # by best trust
 
-    def store(self, stops: Sequence[Stop], second: int) -> tuple[list[int], bool]:
+    def store(self, chain: Sequence[PrefixKey], second: int) -> tuple[list[int], bool]:
         """The rows of a path, deepest first, created where missing and pinned until `settle`.
 
         Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, and
         as much again when it evicts one.
         """
         path, pinned = self._path, self._pinned
-        if self._rows.count + len(stops) > self._capacity:
-            self._pin_known(stops)
+        if self._rows.count + len(chain) > self._capacity:
+            self._pin_known(chain)
         rows, index, used = self._rows, self._rows.index, self._rows.used
-        for tokens, token, text in stops:
+        for tokens, token, text in chain:
             if token in index or text in index:
                 row = self._known(tokens, token, text, second)
             elif rows.count < self._capacity or self.evict():
@@ -66,28 +66,28 @@ class Tree:
                 path[row] = pinned[row] = None
                 if used[row] != second:
                     used[row] = max(used[row], second)
-        chain = list(path)
-        return chain, self._link(chain)
+        created = list(path)
+        return created, self._link(created)
 
-    def extend(self, row: int, stops: Sequence[Stop], backend: int, claim: Claim, *, whole: bool) -> bool:
-        """The short way of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
+    def extend(self, row: int, chain: Sequence[PrefixKey], backend: int, claim: Claim, *, whole: bool) -> bool:
+        """The short path of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
 
         False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 3 us a row.
         """
         rows, index, capacity = self._rows, self._rows.index, self._capacity
-        if len(stops) == 1:  # the usual turn; 0 is nobody's name
-            _, token, text = stops[0]
+        if len(chain) == 1:  # the usual turn; 0 is nobody's name
+            _, token, text = chain[0]
             if capacity == 1 or token in index or text in index or token == text:
                 return False
         else:
-            names = [name for _, token, text in stops for name in (token, text) if name]
-            if len(stops) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
+            names = [name for _, token, text in chain for name in (token, text) if name]
+            if len(chain) >= capacity or len(set(names)) < len(names) or any(name in index for name in names):
                 return False
         self._pinned[row] = None
         second = claim.evidence
         rows.used[row] = max(rows.used[row], second)
         above = row
-        for tokens, token, text in reversed(stops):
+        for tokens, token, text in reversed(chain):
             if rows.count >= capacity and not self.evict():
                 self.refused += 1
                 break
@@ -134,10 +134,10 @@ class Tree:
             return True
         return False
 
-    def _pin_known(self, stops: Sequence[Stop]) -> None:
+    def _pin_known(self, chain: Sequence[PrefixKey]) -> None:
         """Pin what the path has already before anything is evicted for the rest of it."""
         get = self._rows.index.get
-        for _, token, text in stops:
+        for _, token, text in chain:
             for row in (get(token), get(text)):
                 if row:
                     self._pinned[row] = None

@@ -1,9 +1,9 @@
 """Uses of what a backend holds, as its claims show them: what a request that is told of used again, what it still uses.
 
 A claim's evidence is the second in which its prefix was last used. So what peers' requests used is known when their
-lessons come, before the claims are raised: `RouteTable.hearing` is called there, and `used_before` says from which
-seconds the tokens come. A running request uses its prefix until it ends, which its evidence does not show: `renew`.
-What a newcomer takes over of a peer's whole table is not heard: it says what is held, not what is used now.
+route updates come, before the claims are raised: `RouteTable.hearing` is called there, and `used_before` says from
+which seconds the tokens come. A running request uses its prefix until it ends, which its evidence does not show:
+`renew`. What a newcomer takes over of a peer's whole table is not heard: it says what is held, not what is used now.
 
 Rule: neither is a use of the rows themselves. Cost: 0.7 us for each row that is raised, 0.7 to 2.5 us for each prompt.
 """
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.table import RouteTable
 
 
 def used_before(
-    table: RouteTable, prompts: Iterable[Sequence[Stop]], backend: BackendId, epoch: int, second: int
+    table: RouteTable, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
 ) -> tuple[int, dict[int, int]]:
     """Of prompts with these stops (deepest first), used in that second: how many tokens the backend had no claim for,
     and how many it last used in which earlier second. What several have in common is used once.
@@ -27,18 +27,18 @@ def used_before(
     """
     rows, _, claims, _ = table.parts()
     get, parents, depths = rows.index.get, rows.parent, rows.tokens
-    backends, epochs, evidences = rows.backend, rows.epoch, rows.evidence
+    backends, generations, evidences = rows.backend, rows.generation, rows.evidence
     new_tokens, found = 0, dict[int, int]()
     counted: dict[int, None] = {}  # rows
     told: dict[int, int] = {}  # names without a row that are counted: their depth
-    for stops in prompts:
-        (deepest, token, text), name = stops[0], stops[-1][1] or stops[-1][2]
-        row = get(name, 0) if len(stops) == 2 and (token or text) not in rows.index else 0
-        if row and backends[row] == backend and epochs[row] == epoch and evidences[row] >= second:
+    for chain in prompts:
+        (deepest, token, text), name = chain[0], chain[-1][1] or chain[-1][2]
+        row = get(name, 0) if len(chain) == 2 and (token or text) not in rows.index else 0
+        if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
             new_tokens += max(0, deepest - depths[row])  # as nearly all are where many come at once
             told[token or text] = deepest
             continue
-        row, above = _goes_on_from(table, stops, backend, epoch, counted, told)
+        row, above = _goes_on_from(table, chain, backend, generation, counted, told)
         new_tokens += max(0, deepest - above)
         while row and row not in counted:
             if backends[row] == backend:
@@ -56,9 +56,9 @@ def used_before(
 
 def _goes_on_from(
     table: RouteTable,
-    stops: Sequence[Stop],
+    chain: Sequence[PrefixKey],
     backend: BackendId,
-    epoch: int,
+    generation: int,
     counted: dict[int, None],
     told: dict[int, int],
 ) -> tuple[int, int]:
@@ -67,11 +67,11 @@ def _goes_on_from(
     rows, _, claims, _ = table.parts()
     lacking: dict[int, None] = {}
     above = 0
-    for tokens, token, text in stops:
+    for tokens, token, text in chain:
         row = rows.index.get(token) or rows.index.get(text) or 0
         while row > 0 and row not in counted and row not in lacking:
             claim = claims.get(row, backend)
-            if claim is not None and claim.epoch == epoch:
+            if claim is not None and claim.generation == generation:
                 break
             lacking[row] = None
             row = rows.parent[row]
@@ -84,12 +84,12 @@ def _goes_on_from(
     return (row, above) if above else (0, 0)
 
 
-def renew(table: RouteTable, stops: Iterable[Stop], backend: BackendId, epoch: int, second: int) -> None:
+def renew(table: RouteTable, chain: Iterable[PrefixKey], backend: BackendId, generation: int, second: int) -> None:
     """A running request holds the deepest of these stops that its backend has a claim for, and all before it."""
     rows, _, claims, _ = table.parts()
-    for _, token, text in stops:
+    for _, token, text in chain:
         row = rows.index.get(token) or rows.index.get(text) or 0
         claim = claims.get(row, backend) if row else None
-        if claim is not None and claim.epoch == epoch:
+        if claim is not None and claim.generation == generation:
             claims.raise_from(row, backend, claim._replace(evidence=max(second, claim.evidence)))
             return

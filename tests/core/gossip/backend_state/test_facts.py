@@ -156,7 +156,7 @@ def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> N
     assert not [news for news in net[B].news if isinstance(news, Boot)]
 
 
-def test_a_lesson_of_an_unheard_boot_is_believed_and_an_old_one_is_not() -> None:
+def test_a_route_update_of_an_unheard_boot_is_believed_and_an_old_one_is_not() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 0.0)
     assert node.boot_of(ENGINE, 1) == 1

@@ -19,7 +19,7 @@ ELSEWHERE = ("192.0.2.66", 666)
 """Where nobody is: for forged sources."""
 
 
-class Flight(NamedTuple):
+class Attempt(NamedTuple):
     """A packet on its way. `letter` is what was sealed in it."""
 
     data: bytes
@@ -29,9 +29,9 @@ class Flight(NamedTuple):
     letter: Letter
 
 
-def kinds(flights: list[Flight]) -> list[str]:
+def kinds(attempts: list[Attempt]) -> list[str]:
     """The messages of these packets, by their names."""
-    return [type(flight.letter.message).__name__ for flight in flights]
+    return [type(attempt.letter.message).__name__ for attempt in attempts]
 
 
 class Node:
@@ -59,16 +59,16 @@ class Node:
                 self.proved_at.append((opened.session, now))
         return incoming
 
-    def drain(self, now: float) -> list[Flight]:
+    def drain(self, now: float) -> list[Attempt]:
         """What goes out now, with what that makes go out."""
-        flights = []
+        attempts = []
         while self.outbox:
             letter = self.outbox.pop(0)
             self.sessions.sent(letter, now)
             kind, body = encode(letter.message)
             data = self.sealer.seal(letter.plane, letter.session, kind, body)
-            flights.append(Flight(data, self.address, letter.to, letter.plane, letter))
-        return flights
+            attempts.append(Attempt(data, self.address, letter.to, letter.plane, letter))
+        return attempts
 
     def say(self, peer: Peer, message: Message, plane: Plane = Plane.DATAGRAM) -> None:
         self.outbox.append(Letter(peer.address, peer.session, plane, message))
@@ -96,31 +96,31 @@ class World:
     def __init__(self, *nodes: Node) -> None:
         self.now = 100.0
         self.nodes: dict[Address, Node] = {node.address: node for node in nodes}
-        self.log: list[Flight] = []
+        self.log: list[Attempt] = []
 
     def put(self, node: Node) -> Node:
         """It hears at its address from now on; whoever did before is gone."""
         self.nodes[node.address] = node
         return node
 
-    def run(self, lost: Callable[[Flight], bool] = lambda _: False, rounds_max: int = 20) -> list[Flight]:
+    def run(self, lost: Callable[[Attempt], bool] = lambda _: False, rounds_max: int = 20) -> list[Attempt]:
         """Deliver until nothing is under way; the packets of this run, lost ones too."""
-        sent: list[Flight] = []
+        sent: list[Attempt] = []
         for _ in range(rounds_max):
-            flights = [flight for node in list(self.nodes.values()) for flight in node.drain(self.now)]
-            if not flights:
+            attempts = [attempt for node in list(self.nodes.values()) for attempt in node.drain(self.now)]
+            if not attempts:
                 return sent
-            sent.extend(flights)
-            self.log.extend(flights)
-            for flight in flights:
-                if not lost(flight) and flight.to in self.nodes:
-                    self.deliver(flight)
-        raise AssertionError(f"they never stop: {[flight.letter.message for flight in sent[-6:]]}")
+            sent.extend(attempts)
+            self.log.extend(attempts)
+            for attempt in attempts:
+                if not lost(attempt) and attempt.to in self.nodes:
+                    self.deliver(attempt)
+        raise AssertionError(f"they never stop: {[attempt.letter.message for attempt in sent[-6:]]}")
 
-    def deliver(self, flight: Flight) -> Incoming | None:
+    def deliver(self, attempt: Attempt) -> Incoming | None:
         """Streams come from any port."""
-        source = flight.source if flight.plane is Plane.DATAGRAM else (flight.source[0], 50_000)
-        return self.nodes[flight.to].receive(flight.data, source, flight.plane, self.now)
+        source = attempt.source if attempt.plane is Plane.DATAGRAM else (attempt.source[0], 50_000)
+        return self.nodes[attempt.to].receive(attempt.data, source, attempt.plane, self.now)
 
 
 def pair() -> tuple[Node, Node, World]:

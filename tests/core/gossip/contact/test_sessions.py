@@ -16,9 +16,9 @@ from ranvier_py.core.gossip.wire.messages import (
     Ack,
     Echo,
     Hello,
-    Lessons,
     Ping,
     Record,
+    RouteUpdates,
     State,
     Update,
 )
@@ -61,7 +61,7 @@ def test_a_lost_answer_is_made_good_by_the_next_greeting() -> None:
     one, two, world = pair()
     for _ in range(3):
         one.sessions.greet(two.address, world.now)
-        world.run(lost=lambda flight: flight.source == two.address)
+        world.run(lost=lambda attempt: attempt.source == two.address)
         world.now += 0.5
     assert (one.proofs(), two.proofs()) == ([], [])
     one.sessions.greet(two.address, world.now)
@@ -73,7 +73,7 @@ def test_what_is_said_before_the_proof_is_not_lost() -> None:
     """The last Echo gets lost, so the other side does not know whose ping this is, and asks."""
     one, two, world = pair()
     one.sessions.greet(two.address, world.now)
-    world.run(lost=lambda flight: isinstance(flight.letter.message, Echo) and flight.source == one.address)
+    world.run(lost=lambda attempt: isinstance(attempt.letter.message, Echo) and attempt.source == one.address)
     assert (one.proofs(), two.proofs()) == ([two.session], [])
     world.now += 60
     one.ping(two, seq=7)
@@ -107,7 +107,7 @@ def test_over_streams_a_peer_is_greeted_until_it_has_shown_that_it_knows_us() ->
     """The last Echo was lost with its connection. Nobody can be challenged there, so nobody else would notice."""
     one, two, world = pair()
     one.sessions.greet(two.address, world.now, Plane.PROBE)
-    world.run(lost=lambda flight: isinstance(flight.letter.message, Echo) and flight.source == one.address)
+    world.run(lost=lambda attempt: isinstance(attempt.letter.message, Echo) and attempt.source == one.address)
     world.now += 1
     one.ping(two, 1, Plane.PROBE)
     assert kinds(world.run()) == ["Ping", "Hello", "Echo", "Echo"]
@@ -127,8 +127,8 @@ def test_an_answer_shows_that_a_peer_knows_us() -> None:
     world.run()
     two.say(Peer(one.session, one.address), Ack(1))
     world.run()
-    one.say(Peer(two.session, two.address), Lessons(5, 1, ()), Plane.BULK)
-    assert kinds(world.run()) == ["Lessons"]
+    one.say(Peer(two.session, two.address), RouteUpdates(5, 1, ()), Plane.BULK)
+    assert kinds(world.run()) == ["RouteUpdates"]
 
 
 def test_a_peer_that_greets_us_may_not_know_us() -> None:
@@ -136,7 +136,7 @@ def test_a_peer_that_greets_us_may_not_know_us() -> None:
     one, two, world = acquainted()
     two.sessions.forget(one.session)
     two.sessions.greet(one.address, world.now)
-    world.run(lost=lambda flight: flight.source == one.address)
+    world.run(lost=lambda attempt: attempt.source == one.address)
     world.now += 1
     one.ping(two, 5, Plane.PROBE)
     assert kinds(world.run()) == ["Ping", "Hello", "Echo", "Echo"]
@@ -171,9 +171,9 @@ def test_whatever_is_lost_both_know_each_other_soon_after(fates: list[bool], bot
 def test_a_packet_is_taken_once() -> None:
     one, two, world = acquainted()
     one.ping(two, seq=5)
-    (flight,) = world.run()
+    (attempt,) = world.run()
     for _ in range(3):
-        assert world.deliver(flight) is None
+        assert world.deliver(attempt) is None
     assert two.messages() == [Ping(5)]
     assert two.count("replay") == 3
     assert two.count("sessions") == 1
@@ -183,9 +183,9 @@ def test_reordered_packets_are_all_taken() -> None:
     one, two, world = acquainted()
     for seq in range(20):
         one.ping(two, seq)
-    flights = world.run(lost=lambda _: True)
-    for flight in reversed(flights):
-        world.deliver(flight)
+    attempts = world.run(lost=lambda _: True)
+    for attempt in reversed(attempts):
+        world.deliver(attempt)
     assert two.messages() == [Ping(seq) for seq in reversed(range(20))]
 
 
@@ -206,7 +206,7 @@ def test_a_packet_for_another_session_is_refused() -> None:
     one, two, world = acquainted()
     one.say(Peer(0xDEAD, two.address), Ping(1))
     one.say(Peer(0, two.address), Ping(2))  # for whoever is there: that may only be a Hello
-    world.run(lost=lambda flight: isinstance(flight.letter.message, Hello))
+    world.run(lost=lambda attempt: isinstance(attempt.letter.message, Hello))
     assert two.messages() == []
     assert two.count("receiver") == 2
 
@@ -215,7 +215,7 @@ def test_a_greeting_for_another_session_is_refused_too() -> None:
     """Only 0 means whoever is there. It may be a replay of what was said to somebody who is gone."""
     one, two, world = pair()
     one.say(Peer(0xDEAD, two.address), Hello(one.record, 5))
-    assert kinds(world.run(lost=lambda flight: flight.source == two.address)) == ["Hello", "Challenge"]
+    assert kinds(world.run(lost=lambda attempt: attempt.source == two.address)) == ["Hello", "Challenge"]
     assert two.count("receiver") == 1
 
 
@@ -225,8 +225,8 @@ def test_a_packet_for_one_node_is_worth_nothing_at_another() -> None:
     one.sessions.greet(three.address, world.now)
     world.run()
     one.ping(two)
-    (flight,) = world.run()
-    assert three.receive(flight.data, one.address, flight.plane, world.now) is None
+    (attempt,) = world.run()
+    assert three.receive(attempt.data, one.address, attempt.plane, world.now) is None
     assert three.count("receiver") == 1
 
 
@@ -265,7 +265,7 @@ def test_an_echo_that_nobody_asked_for_proves_nothing() -> None:
 def test_an_echo_that_comes_too_late_proves_nothing() -> None:
     one, two, world = pair()
     one.sessions.greet(two.address, world.now)
-    world.run(lost=lambda flight: flight.source == two.address)
+    world.run(lost=lambda attempt: attempt.source == two.address)
     answer = world.log[-1]
     world.now += 4.1
     assert world.deliver(answer) is None
@@ -286,8 +286,8 @@ def test_what_was_sealed_before_a_proof_is_past() -> None:
     world.run()
     assert two.knows(one)
     before = len(two.taken)
-    for flight in said:
-        world.deliver(flight)
+    for attempt in said:
+        world.deliver(attempt)
     assert len(two.taken) == before
     assert two.count("replay") == len(said)
 
@@ -327,11 +327,11 @@ def test_a_session_of_the_past_can_not_be_replayed_into_being() -> None:
     world.run()
     two.sessions.forget(one.session)
     del world.nodes[one.address]
-    recorded = [flight for flight in world.log if flight.source == one.address]
+    recorded = [attempt for attempt in world.log if attempt.source == one.address]
     assert len(recorded) >= 2
     for _ in range(3):
-        for flight in recorded:
-            world.deliver(flight)
+        for attempt in recorded:
+            world.deliver(attempt)
         world.run()
         world.now += 1
     assert not two.knows(one)
@@ -401,9 +401,9 @@ def test_other_packets_of_our_own_are_only_counted() -> None:
     """Somebody sends us back what we said to others."""
     one, two, world = acquainted()
     one.ping(two)
-    (flight,) = world.run()
+    (attempt,) = world.run()
     broken = one.sealer.seal(Plane.DATAGRAM, 0, Kind.HELLO, b"broken")
-    for packet in (flight.data, broken):
+    for packet in (attempt.data, broken):
         assert one.receive(packet, two.address, Plane.DATAGRAM, world.now) is None
     assert one.count("own") == 2
     assert one.drain(world.now) == []
@@ -461,7 +461,7 @@ def test_a_session_moves_only_by_another_proof() -> None:
     world.run()
     assert two.sessions.address_of(one.session) == old
     one.sessions.greet(two.address, world.now)
-    world.run(lost=lambda flight: flight.to == new)
+    world.run(lost=lambda attempt: attempt.to == new)
     assert two.sessions.address_of(one.session) == old  # said, not proved
     world.nodes[new] = one
     del world.nodes[old]
@@ -482,8 +482,8 @@ def test_a_packet_from_a_proved_session_counts_wherever_it_comes_from() -> None:
     """The seal says who it is. NAT may change the source; the answer goes to the proved address all the same."""
     one, two, world = acquainted()
     one.ping(two)
-    (flight,) = one.drain(world.now)
-    incoming = two.receive(flight.data, ELSEWHERE, Plane.DATAGRAM, world.now)
+    (attempt,) = one.drain(world.now)
+    incoming = two.receive(attempt.data, ELSEWHERE, Plane.DATAGRAM, world.now)
     assert incoming is not None
     assert incoming.peer == Peer(one.session, one.address)
     assert two.sessions.address_of(one.session) == one.address
@@ -561,7 +561,7 @@ def test_a_record_may_be_as_long_as_it_may() -> None:
         )
         node.sessions.me = longest
     one.sessions.greet(two.address, world.now)
-    assert max(len(flight.data) for flight in world.run()) == 512
+    assert max(len(attempt.data) for attempt in world.run()) == 512
     assert one.knows(two)
     assert two.knows(one)
     assert two.taken[0][0].message is None

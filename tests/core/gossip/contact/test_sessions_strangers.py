@@ -10,10 +10,10 @@ from ranvier_py.core.gossip.wire.messages import (
     Challenge,
     Echo,
     Hello,
-    Lessons,
     Nack,
     Ping,
     Push,
+    RouteUpdates,
 )
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, acquainted, kinds, pair
 from tests.core.gossip.wire.wire_samples import EXAMPLES, LONGEST
@@ -94,8 +94,8 @@ def test_a_stranger_on_a_stream_is_not_answered() -> None:
     """The port it comes from hears nothing, and its address is not known yet."""
     one, two, world = acquainted()
     two.sessions.forget(one.session)
-    one.say(Peer(two.session, two.address), Lessons(5, 1, ()), Plane.BULK)
-    assert kinds(world.run()) == ["Lessons"]
+    one.say(Peer(two.session, two.address), RouteUpdates(5, 1, ()), Plane.BULK)
+    assert kinds(world.run()) == ["RouteUpdates"]
     assert (two.messages(), two.count("stranger")) == ([], 1)
 
 
@@ -121,8 +121,8 @@ def test_one_letter_is_said_again_once() -> None:
     two.sessions.forget(one.session)
     one.ping(two, 1)
     one.ping(two, 2)
-    flights = world.run(lost=lambda _: True)
-    stranger_sees = [two.receive(flight.data, one.address, flight.plane, world.now + 1) for flight in flights]
+    attempts = world.run(lost=lambda _: True)
+    stranger_sees = [two.receive(attempt.data, one.address, attempt.plane, world.now + 1) for attempt in attempts]
     assert stranger_sees == [None, None]
     challenge = two.drain(world.now + 1)
     assert kinds(challenge) == ["Challenge"]
@@ -147,8 +147,8 @@ def test_a_letter_for_an_old_session_is_not_said_to_the_new_one() -> None:
 def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
     one, two, world = acquainted()
     two.say(Peer(one.session, one.address), Challenge(5))
-    (flight,) = two.drain(world.now)
-    assert one.receive(flight.data, ELSEWHERE, flight.plane, world.now) == Incoming(Peer(two.session, two.address))
+    (attempt,) = two.drain(world.now)
+    assert one.receive(attempt.data, ELSEWHERE, attempt.plane, world.now) == Incoming(Peer(two.session, two.address))
     assert [(answer.to, answer.letter.message) for answer in one.drain(world.now)] == [
         (two.address, Echo(one.record, 5, 0))
     ]
@@ -161,5 +161,5 @@ def test_letters_kept_for_saying_again_are_bounded() -> None:
         one.sessions.sent(Letter(("10.3.0.1", 1), two.session, Plane.DATAGRAM, Ping(port)), world.now)
     assert len(one.sessions._resend) == RESEND_MAX
     assert ("10.3.0.1", 1) in one.sessions._resend  # the longest unused went
-    one.sessions.sent(Letter(two.address, two.session, Plane.BULK, Lessons(5, 1, ())), world.now)
+    one.sessions.sent(Letter(two.address, two.session, Plane.BULK, RouteUpdates(5, 1, ())), world.now)
     assert two.address not in one.sessions._resend

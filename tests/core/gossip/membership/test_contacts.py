@@ -16,11 +16,11 @@ from ranvier_py.core.gossip.membership.contacts import (
     Greetings,
 )
 from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.membership.neighbour_set import Circle
+from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
 from tests.core.gossip.membership.small_cluster import PORT, record_of
 
-MESH = Circle(9999, 0, Roster())
+MESH = NeighbourSet(9999, 0, Roster())
 """Nobody is in it yet: whoever is met is to be greeted."""
 
 

@@ -40,15 +40,15 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     """A mesh would have greeted all in the first second."""
     count = 0
     for mind in minds():
-        circle = mind.gossip.members.circle
-        met = {member.session for member in circle.acquainted()}
-        assert not circle.is_mesh
-        assert met >= set(circle.near())
+        neighbours = mind.gossip.members.neighbours
+        met = {member.session for member in neighbours.acquainted()}
+        assert not neighbours.is_mesh
+        assert met >= set(neighbours.near())
         count += len(met)
     assert count < NODES * (NODES - 1)
 
 
-def test_lessons_are_told_on_however_few_the_neighbours_are() -> None:
+def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
     for mind in minds():
         assert mind.gossip.routes._post.relays
@@ -57,7 +57,7 @@ def test_lessons_are_told_on_however_few_the_neighbours_are() -> None:
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
     for mind in minds():
-        near = mind.gossip.members.circle.near()
+        near = mind.gossip.members.neighbours.near()
         shared = mind.gossip._company._sharing
         assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
         assert set(shared) >= set(near)
@@ -65,6 +65,6 @@ def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
 
 def test_who_deals_with_us_is_heard_though_we_would_not_have_chosen_it() -> None:
     """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
-    guests = [set(mind.gossip._company._sharing) - set(mind.gossip.members.circle.near()) for mind in minds()]
+    guests = [set(mind.gossip._company._sharing) - set(mind.gossip.members.neighbours.near()) for mind in minds()]
     assert any(guests)
     assert [mind.gossip.routes.statistics().strangers for mind in minds()] == [0] * NODES

@@ -118,7 +118,7 @@ def test_a_member_that_moves_has_to_prove_itself_at_its_new_address() -> None:
     assert member is not None
     ledger.absolve(member, record_of("n1", 1, host="10.7.7.7", incarnation=1), 1.0, "its own word")
     assert not member.proved
-    assert ledger.greetings.due(ledger.roster, ledger.circle, 10.0) == [("10.7.7.7", 7946)]
+    assert ledger.greetings.due(ledger.roster, ledger.neighbours, 10.0) == [("10.7.7.7", 7946)]
     assert ledger.roster.at(("10.7.7.7", 7946)) == [member]
 
 

@@ -1,4 +1,4 @@
-"""What one node believes, message by message: the rules of `hearsay` and `members` without a network."""
+"""What one node believes, message by message: the rules of `reports of others` and `members` without a network."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ranvier_py.core.gossip.peer.route_sync import CONFIRMED_HOLD_S
 from ranvier_py.core.gossip.replication.removals import Removal, encode_removal
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_log import ENTRY_BYTES
 from ranvier_py.core.routing.route_table import Trust
 from tests.core.gossip.peer.test_peer_routes import CHAT, ENGINE, NEXT_TURN, OTHER, Node
@@ -24,16 +24,16 @@ def three() -> tuple[Node, Node, Node]:
 
 def tell_all(node: Node, others: tuple[Node, ...], now: float) -> int:
     """Bytes told."""
-    told = list(node.routes.lessons(now))
-    for lesson, at in told:
+    told = list(node.routes.route_updates(now))
+    for route_update, at in told:
         for other in others:
-            other.routes.hear(lesson, now - at, now)
-    return sum(len(lesson) + ENTRY_BYTES for lesson, _ in told)
+            other.routes.hear(route_update, now - at, now)
+    return sum(len(route_update) + ENTRY_BYTES for route_update, _ in told)
 
 
-def confirm(node: Node, stops: list[tuple[int, int, int]], now: float) -> None:
+def confirm(node: Node, chain: list[tuple[int, int, int]], now: float) -> None:
     engine = node.engine()
-    node.table.learn(stops, engine.id, engine.epoch, Trust.CONFIRMED, now)
+    node.table.learn(chain, engine.id, engine.generation, Trust.CONFIRMED, now)
 
 
 def test_what_an_engine_dropped_is_withdrawn_everywhere_whoever_served_it() -> None:
@@ -43,17 +43,17 @@ def test_what_an_engine_dropped_is_withdrawn_everywhere_whoever_served_it() -> N
     for node in (reader, server, other):
         assert [(url, tokens) for url, tokens, _ in node.holders(CHAT, 20.0)] == [(ENGINE, 16)]
     assert server.routes.removals.counters.withdrawn == 1
-    assert list(server.routes.lessons(30.0)) == [], "who follows does not tell"
+    assert list(server.routes.route_updates(30.0)) == [], "who follows does not tell"
 
 
 def test_what_was_served_after_the_removal_stays() -> None:
     """The turn was under way when the engine dropped its blocks: it holds them again now."""
     reader, server, _ = three()
     reader.table.retract(101, reader.engine().id, 20.0)
-    lessons = list(reader.routes.lessons(20.0))
+    route_updates = list(reader.routes.route_updates(20.0))
     server.serve(CHAT, 25.0)
-    for lesson, at in lessons:
-        server.routes.hear(lesson, 26.0 - at, 26.0)
+    for route_update, at in route_updates:
+        server.routes.hear(route_update, 26.0 - at, 26.0)
     assert server.holders(CHAT, 26.0) == [(ENGINE, 64, Trust.LOCAL)]
     assert server.routes.removals.counters.younger == len(CHAT)
 
@@ -63,7 +63,7 @@ def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
     reader, _, other = three()
     engine = other.engine()
     other.table.withdraw(101, engine.id)
-    other.table.learn([(64, 104, 204)], engine.id, engine.epoch, Trust.REMOTE, 12.0)
+    other.table.learn([(64, 104, 204)], engine.id, engine.generation, Trust.REMOTE, 12.0)
     reader.table.retract(101, reader.engine().id, 20.0)
     tell_all(reader, (other,), 20.0)
     assert other.holders(CHAT, 20.0) == []
@@ -72,11 +72,11 @@ def test_a_piece_that_hangs_elsewhere_at_a_peer_goes_as_well() -> None:
 def test_a_removal_of_an_earlier_process_is_not_followed() -> None:
     reader, _, other = three()
     reader.table.retract(101, reader.engine().id, 20.0)
-    lessons = list(reader.routes.lessons(20.0))
+    route_updates = list(reader.routes.route_updates(20.0))
     other.hear(reader, 21.0, boot=2)
     other.serve(CHAT, 21.0)
-    for lesson, at in lessons:
-        other.routes.hear(lesson, 30.0 - at, 30.0)
+    for route_update, at in route_updates:
+        other.routes.hear(route_update, 30.0 - at, 30.0)
     assert other.holders(CHAT, 30.0) == [(ENGINE, 64, Trust.LOCAL)]
     assert other.routes.removals.counters.void == 1
 
@@ -86,7 +86,7 @@ def test_what_a_gone_process_dropped_is_not_told() -> None:
     reader.table.retract(101, reader.engine().id, 20.0)
     reader.registry.restart(reader.engine(), "test", 20.0)
     reader.backends.look(20.0)
-    assert list(reader.routes.lessons(20.0)) == []
+    assert list(reader.routes.route_updates(20.0)) == []
     assert reader.routes.removals.counters.outdated == len(CHAT)
 
 
@@ -96,7 +96,7 @@ def test_what_came_and_went_between_two_looks_is_told_as_gone_only() -> None:
     reader.table.retract(900, reader.engine().id, 20.5)
     tell_all(reader, (server, other), 20.0 + 2 * CONFIRMED_HOLD_S)
     assert [tokens for _, tokens, _ in other.holders([(128, 900, 0), *CHAT], 25.0)] == [64]
-    assert reader.routes.counters.stops_gone == 1
+    assert reader.routes.counters.keys_gone == 1
 
 
 def test_what_went_and_came_again_is_told_as_there() -> None:
@@ -110,29 +110,29 @@ def test_what_went_and_came_again_is_told_as_there() -> None:
 
 def test_what_an_engine_says_of_a_prompt_that_a_peer_tells_is_not_told_twice() -> None:
     reader, server, other = three()
-    confirm(reader, [(128, 108, 0), (96, 106, 0), (64, 104, 0)], 20.0)  # its events are faster than the lesson
+    confirm(reader, [(128, 108, 0), (96, 106, 0), (64, 104, 0)], 20.0)  # its events are faster than the route update
     assert tell_all(reader, (server, other), 20.1) == 0
     server.serve(NEXT_TURN, 20.1)
     tell_all(server, (reader, other), 20.2)
     tell_all(reader, (server, other), 20.0 + CONFIRMED_HOLD_S)
-    assert reader.routes.counters.stops_spared == 1
+    assert reader.routes.counters.keys_spared == 1
     assert [tokens for _, tokens, _ in other.holders([(128, 108, 0), *NEXT_TURN], 22.0)] == [128]
-    assert other.table.stop_of(108) == (128, 108, 0)
+    assert other.table.prefix_key_of(108) == (128, 108, 0)
 
 
 def test_what_the_reader_knows_of_texts_it_tells_with_what_the_engine_said() -> None:
     """The chat went to another engine; a node that has dropped its row meanwhile would know it by its tokens only."""
     reader, server, other = three()
     other.table.withdraw(101, other.engine().id)
-    assert other.table.stop_of(104) is None
+    assert other.table.prefix_key_of(104) is None
     reader.table.retract(104, reader.engine().id, 20.0)
-    list(reader.routes.lessons(20.0))
+    list(reader.routes.route_updates(20.0))
     confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0)
     tell_all(reader, (server, other), 22.0)
-    assert reader.table.stop_of(102) == (32, 102, 202)
+    assert reader.table.prefix_key_of(102) == (32, 102, 202)
     confirm(reader, [(64, 104, 0), (32, 102, 0), (16, 101, 0)], 21.0 + reader.table.ttl_s / 2)
     tell_all(reader, (server, other), 23.0 + reader.table.ttl_s / 2)
-    assert other.table.stop_of(102) == (32, 102, 202)
+    assert other.table.prefix_key_of(102) == (32, 102, 202)
 
 
 def test_a_text_that_no_peer_told_is_told_though_its_tokens_were() -> None:
@@ -140,7 +140,7 @@ def test_a_text_that_no_peer_told_is_told_though_its_tokens_were() -> None:
     reader, server, other = three()
     confirm(reader, [(96, 106, 0), (64, 104, 0)], 20.0)
     confirm(server, [(512, 999, 0)], 20.0)  # something of its own waits, so it remembers what it hears
-    list(server.routes.lessons(20.0))
+    list(server.routes.route_updates(20.0))
     tell_all(reader, (server, other), 21.0)
     server.serve(NEXT_TURN, 20.05)
     for at in (20.1, 21.2, 23.5):
@@ -172,15 +172,15 @@ def test_a_removal_takes_nine_bytes_and_a_block_that_came_one() -> None:
     anchors = [depth for depth in range(1, blocks + 1) if depth in (1, 2, 4, 8) or depth % 16 == 0]
     prompts = 20  # the table has room for them
     for prompt in range(prompts):
-        stops = [(16 * depth, 1000 + 10_000 * prompt + depth, 0) for depth in reversed(anchors)]
-        confirm(reader, stops, 20.0)
+        chain = [(16 * depth, 1000 + 10_000 * prompt + depth, 0) for depth in reversed(anchors)]
+        confirm(reader, chain, 20.0)
     stored = tell_all(reader, (server, other), 30.0)
     assert stored / (prompts * blocks) < 1.0
     gone = [1000 + 10_000 * prompt + depth for prompt in range(prompts) for depth in reversed(anchors)]
     for fingerprint in gone:  # the last blocks first, as engines do
         reader.table.retract(fingerprint, engine.id, 40.0)
-    lessons = list(reader.routes.lessons(40.0))
-    dropped = sum(len(lesson) + ENTRY_BYTES for lesson, _ in lessons)
+    route_updates = list(reader.routes.route_updates(40.0))
+    dropped = sum(len(route_update) + ENTRY_BYTES for route_update, _ in route_updates)
     assert 8.0 <= dropped / len(gone) < 8.2
     assert dropped / (prompts * blocks) < 0.7
-    assert max(len(lesson) for lesson, _ in lessons) <= LESSON_BYTES_MAX
+    assert max(len(route_update) for route_update, _ in route_updates) <= ROUTE_UPDATE_BYTES_MAX

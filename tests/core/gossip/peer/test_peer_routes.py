@@ -10,15 +10,15 @@ from ranvier_py.core.gossip.peer.coalescing_buffer import COMPANY_S
 from ranvier_py.core.gossip.peer.held_updates import HOLD_S
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.peer.route_sync import SharedRoutes
-from ranvier_py.core.gossip.replication.route_updates import Lesson, decode, encode
+from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.backends import Backend, BackendLimits, Health, Outcome, ProbeResult, Registry
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 
 KEY = b"a cluster secret"
 ENGINE, OTHER = "http://127.0.0.1:9001", "http://127.0.0.1:9002"
-CHAT: list[Stop] = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
-NEXT_TURN: list[Stop] = [(96, 106, 206), *CHAT]
+CHAT: list[PrefixKey] = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
+NEXT_TURN: list[PrefixKey] = [(96, 106, 206), *CHAT]
 
 
 class Node:
@@ -47,9 +47,9 @@ class Node:
         assert key is not None
         return key
 
-    def serve(self, stops: list[Stop], now: float = 10.0, url: str = ENGINE) -> None:
+    def serve(self, chain: list[PrefixKey], now: float = 10.0, url: str = ENGINE) -> None:
         engine = self.engine(url)
-        self.table.learn(stops, engine.id, engine.epoch, Trust.LOCAL, now)
+        self.table.learn(chain, engine.id, engine.generation, Trust.LOCAL, now)
 
     def meet(self, other: "Node", now: float = 0.0) -> None:
         """Each tells the other what it knows of its backends, as peers do at once."""
@@ -59,16 +59,16 @@ class Node:
             two.backends.follow(now)
 
     def tell(self, other: "Node", now: float = 10.0) -> None:
-        for lesson, at in list(self.routes.lessons(now)):
-            other.routes.hear(lesson, now - at, now)
+        for route_update, at in list(self.routes.route_updates(now)):
+            other.routes.hear(route_update, now - at, now)
 
     def hear(self, other: "Node", now: float, **changes: object) -> None:
         fact = Fact(self.key(), 1, 0.0, 1, False, 0)._replace(**changes)  # type: ignore[arg-type]
         self.facts.receive(other.peer, Facts(other.peer.session, 1, (fact,)), now)
         self.backends.follow(now)
 
-    def holders(self, stops: list[Stop], now: float = 10.0) -> list[tuple[str, int, int]]:
-        found = self.table.match(stops, self.registry.pool("", now).epochs, now, wanted=9)
+    def holders(self, chain: list[PrefixKey], now: float = 10.0) -> list[tuple[str, int, int]]:
+        found = self.table.match(chain, self.registry.pool("", now).generations, now, wanted=9)
         return [(self.registry[holder.backend].url, holder.tokens, holder.trust) for holder in found]
 
 
@@ -87,7 +87,7 @@ def test_only_what_is_new_is_told_and_it_hangs_where_it_belongs() -> None:
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
-    told = list(first.routes.lessons(11.0 + COMPANY_S))
+    told = list(first.routes.route_updates(11.0 + COMPANY_S))
     assert len(told) == 1
     second.routes.hear(told[0][0], 0.0, 11.5)
     assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
@@ -111,7 +111,7 @@ def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
     assert second.routes.counters.void == 1
 
 
-def test_bytes_that_are_no_lesson_are_counted_and_change_nothing() -> None:
+def test_bytes_that_are_no_route_update_are_counted_and_change_nothing() -> None:
     node = Node(1, ENGINE)
     assert not node.routes.hear(b"\x01" * 40, 0.0, 10.0)
     assert node.routes.counters.bad == 1
@@ -128,7 +128,7 @@ def test_served_by_a_process_that_is_gone_it_is_not_told() -> None:
     assert first.routes.counters.outdated == 1
 
 
-def test_a_lesson_of_a_later_boot_voids_what_the_earlier_process_held() -> None:
+def test_a_route_update_of_a_later_boot_voids_what_the_earlier_process_held() -> None:
     """It may come before the fact of the restart does."""
     first, second = Node(1, ENGINE), Node(2, ENGINE)
     first.meet(second)
@@ -139,14 +139,14 @@ def test_a_lesson_of_a_later_boot_voids_what_the_earlier_process_held() -> None:
     first.tell(second, 12.0)
     assert second.holders(CHAT, 12.0) == []
     assert second.holders([(48, 300, 400)], 12.0) == [(ENGINE, 48, Trust.REMOTE)]
-    assert [change.what for change in second.backends.transitions] == ["epoch"]
+    assert [change.what for change in second.backends.transitions] == ["generation"]
 
 
-def test_a_lesson_of_an_earlier_boot_is_dropped_and_counted() -> None:
+def test_a_route_update_of_an_earlier_boot_is_dropped_and_counted() -> None:
     node = Node(1, ENGINE)
     node.registry.restart(node.engine(), "test", 11.0)
     node.backends.look(11.0)
-    assert not node.routes.hear(encode(Lesson(node.key(), 1, 0, tuple(CHAT))), 0.0, 12.0)
+    assert not node.routes.hear(encode(RouteUpdate(node.key(), 1, 0, tuple(CHAT))), 0.0, 12.0)
     assert node.routes.counters.void == 1
 
 
@@ -238,29 +238,29 @@ def test_a_turn_is_told_once_its_texts_with_its_tokens() -> None:
     """Told twice it would cost twice the bytes."""
     first = Node(1, ENGINE)
     first.serve(CHAT)
-    assert len(list(first.routes.lessons(10.0))) == 1
+    assert len(list(first.routes.route_updates(10.0))) == 1
     first.serve([(90, 0, 206), *CHAT], 11.0)
-    assert not list(first.routes.lessons(11.0))
+    assert not list(first.routes.route_updates(11.0))
     first.serve([(128, 107, 207), (96, 106, 206), *CHAT], 12.0)
-    assert len(list(first.routes.lessons(12.0 + COMPANY_S))) == 1
-    assert not list(first.routes.lessons(12.0 + HOLD_S))
+    assert len(list(first.routes.route_updates(12.0 + COMPANY_S))) == 1
+    assert not list(first.routes.route_updates(12.0 + HOLD_S))
     assert first.routes.counters.spared == 1
 
 
 def test_a_further_turn_waits_for_company_and_goes_with_it() -> None:
-    """A packet costs as much as a lesson. Nobody misses it so soon: the turns before lead to the same engine."""
+    """A packet costs as much as a route update. Nobody misses it so soon: the turns before lead to the same engine."""
     first, second = Node(1, ENGINE, OTHER), Node(2, ENGINE, OTHER)
     first.meet(second)
     first.serve(CHAT)
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
-    assert not list(first.routes.lessons(11.02))
+    assert not list(first.routes.route_updates(11.02))
     assert first.routes.wake_at == 11.0 + COMPANY_S
     first.serve([(64, 304, 404)], 11.03)
-    assert len(list(first.routes.lessons(11.04))) == 2, "a new chat goes at once, and takes it along"
+    assert len(list(first.routes.route_updates(11.04))) == 2, "a new chat goes at once, and takes it along"
     assert first.routes.wake_at == inf
     first.serve(NEXT_TURN, 12.0, OTHER)
-    assert len(list(first.routes.lessons(12.0))) == 1, "another engine has it now: that counts"
+    assert len(list(first.routes.route_updates(12.0))) == 1, "another engine has it now: that counts"
 
 
 def test_what_was_held_back_for_its_tokens_takes_company_along() -> None:
@@ -270,16 +270,16 @@ def test_what_was_held_back_for_its_tokens_takes_company_along() -> None:
     first.serve(CHAT)
     first.tell(second)
     first.serve([(90, 0, 206), *CHAT], 11.0)
-    assert not list(first.routes.lessons(11.0))
+    assert not list(first.routes.route_updates(11.0))
     first.serve([(64, 304, 404)], 12.99)
-    assert len(list(first.routes.lessons(12.99))) == 1
+    assert len(list(first.routes.route_updates(12.99))) == 1
     first.serve([(96, 306, 406), (64, 304, 404)], 12.999)
-    assert not list(first.routes.lessons(12.9995))
-    assert len(list(first.routes.lessons(11.0 + HOLD_S))) == 2
+    assert not list(first.routes.route_updates(12.9995))
+    assert len(list(first.routes.route_updates(11.0 + HOLD_S))) == 2
     assert first.routes.wake_at == inf
 
 
-def test_what_waits_together_of_one_chat_is_one_lesson() -> None:
+def test_what_waits_together_of_one_chat_is_one_route_update() -> None:
     """The tokens of a prompt are there before those of its answer."""
     first, second = Node(1, ENGINE), Node(2, ENGINE)
     first.meet(second)
@@ -287,7 +287,7 @@ def test_what_waits_together_of_one_chat_is_one_lesson() -> None:
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
     first.serve([(128, 107, 207), *NEXT_TURN], 11.02)
-    assert not list(first.routes.lessons(11.03))
+    assert not list(first.routes.route_updates(11.03))
     first.tell(second, 11.0 + COMPANY_S)
     assert first.routes.counters.told == 2
     assert [view.tokens for view in second.table.subtree(0)] == [16, 32, 64, 96, 128]
@@ -301,12 +301,12 @@ def test_what_a_peer_tells_meanwhile_is_not_told_again() -> None:
     first.tell(second)
     first.serve(NEXT_TURN, 11.0)
     second.serve([(128, 107, 207), *NEXT_TURN], 11.02)
-    assert not list(second.routes.lessons(11.03))
+    assert not list(second.routes.route_updates(11.03))
     first.tell(second, 11.0 + COMPANY_S)
-    (told,) = second.routes.lessons(11.02 + COMPANY_S)
-    assert decode(told[0]).stops == ((128, 107, 207),)
+    (told,) = second.routes.route_updates(11.02 + COMPANY_S)
+    assert decode(told[0]).chain == ((128, 107, 207),)
     assert decode(told[0]).parent == 106
-    assert second.routes.counters.stops_spared == 1
+    assert second.routes.counters.keys_spared == 1
 
 
 def test_a_turn_whose_tokens_never_come_is_told_by_its_texts() -> None:
@@ -334,11 +334,11 @@ def test_one_restart_that_a_peer_told_of_first_is_one_restart() -> None:
     first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=100.0), 0.5)
     first.backends.look(0.5)
     first.hear(second, 1.0, boot=2, started_at=500.0)
-    epoch = first.engine().epoch
+    generation = first.engine().generation
     first.serve(CHAT, 2.0)
     first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=500.2), 3.0)
     first.backends.look(3.0)
-    assert (first.engine().epoch, first.facts.boot(first.key())) == (epoch, 2)
+    assert (first.engine().generation, first.facts.boot(first.key())) == (generation, 2)
     assert first.holders(CHAT, 3.0)
 
 
@@ -347,10 +347,10 @@ def test_one_restart_without_start_times_is_one_restart_too() -> None:
     for now in (0.1, 0.2):
         first.registry.probed(first.engine().id, ProbeResult(ok=True), now)
     first.hear(second, 1.0, boot=2)
-    epoch = first.engine().epoch
+    generation = first.engine().generation
     first.registry.probed(first.engine().id, ProbeResult(ok=False, refused=True), 1.5)
     first.registry.probed(first.engine().id, ProbeResult(ok=True), 2.0)
-    assert first.engine().epoch == epoch
+    assert first.engine().generation == generation
 
 
 def test_a_restart_that_we_saw_first_is_not_repeated_on_a_peers_word() -> None:
@@ -358,9 +358,9 @@ def test_a_restart_that_we_saw_first_is_not_repeated_on_a_peers_word() -> None:
     for started_at in (100.0, 500.0):
         first.registry.probed(first.engine().id, ProbeResult(ok=True, started_at=started_at), 1.0)
         first.backends.look(1.0)
-    epoch = first.engine().epoch
+    generation = first.engine().generation
     first.hear(second, 2.0, boot=7, started_at=500.0)
-    assert first.engine().epoch == epoch
+    assert first.engine().generation == generation
 
 
 def test_claims_of_a_process_that_we_never_met_are_not_given_to_the_next_one() -> None:
@@ -395,7 +395,7 @@ def test_claims_of_a_process_that_nobody_knows_are_void_when_a_peer_knows_the_ne
     third.meet(second, 2.2)
     assert not third.holders(CHAT, 2.3), "it had them by the number of the first"
     first.meet(second, 2.3)
-    assert first.engine().epoch == 1, "it has met one process only"
+    assert first.engine().generation == 1, "it has met one process only"
 
 
 def test_peers_claims_are_void_when_the_engine_was_refused_to_us_until_we_knew_its_process() -> None:
@@ -462,11 +462,13 @@ def test_before_the_table_is_shown_everything_in_it_is_told() -> None:
     """Whoever gets it may be the only one who has it when we die, and then no log would bring it to the rest."""
     first = Node(1, ENGINE)
     told: list[bytes] = []
-    first.routes.asked = lambda: told.extend(lesson for lesson, _ in first.routes.lessons(11.0, hold_s=0.0))
+    first.routes.asked = lambda: told.extend(
+        route_update for route_update, _ in first.routes.route_updates(11.0, hold_s=0.0)
+    )
     first.serve(CHAT)
-    list(first.routes.lessons(10.0))
+    list(first.routes.route_updates(10.0))
     first.serve([(90, 0, 206), *CHAT], 11.0)
-    assert not list(first.routes.lessons(11.0))
+    assert not list(first.routes.route_updates(11.0))
     next(first.routes.sums(11.0))
     assert len(told) == 1
     first.serve([(95, 0, 207), *CHAT], 11.0)
@@ -479,7 +481,7 @@ def test_what_an_earlier_process_held_is_told_again_when_the_next_one_holds_it()
     first, second = Node(1, ENGINE), Node(2, ENGINE)
     first.meet(second)
     first.serve(CHAT, 10.0)
-    list(first.routes.lessons(10.0))  # and second did not hear it
+    list(first.routes.route_updates(10.0))  # and second did not hear it
     first.registry.restart(first.engine(), "test", 11.0)
     first.backends.look(11.0)
     first.serve(NEXT_TURN, 12.0)
@@ -493,8 +495,8 @@ def test_a_restart_seen_here_since_the_last_look_is_the_one_that_a_peer_tells_of
     first, second = Node(1, ENGINE), Node(2, ENGINE)
     probe(first, 100.0, 0.5)
     first.backends.look(0.5)
-    before = first.engine().epoch
+    before = first.engine().generation
     probe(first, 900.0, 2.0)
     first.backends.before_hearing(2.1)
     first.hear(second, 2.1, boot=2)
-    assert first.engine().epoch == before + 1
+    assert first.engine().generation == before + 1

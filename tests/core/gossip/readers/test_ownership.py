@@ -215,9 +215,9 @@ def test_copies_are_asked_of_those_who_know_exactly() -> None:
     node.members([1, 2, 3, 4], 0.0)
     node.said(2, 5, Standing.EXACT, 0.0)
     node.said(3, 5, Standing.DEGRADED, 0.0)
-    assert node.donors(5) == [2]
+    assert node.snapshot_sources(5) == [2]
     node.members([1, 3, 4], 1.0)
-    assert node.donors(5) == []
+    assert node.snapshot_sources(5) == []
     assert {STANDING_OF[level].reads for level in Level} == {True}
 
 

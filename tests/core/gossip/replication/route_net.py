@@ -18,7 +18,7 @@ from ranvier_py.core.gossip.gossip import VERSION
 from ranvier_py.core.gossip.gossip_values import Letter, Peer
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_updates import Lesson, decode, encode
+from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
 from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.codec import decode as unwire
@@ -27,7 +27,7 @@ from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.wire.messages import Message, Rows
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 from ranvier_py.core.routing.route_table.orphans import Orphans
 from ranvier_py.core.routing.route_table.scan import U64, Names
 
@@ -76,13 +76,13 @@ class Memory(TableCopy):
         self.names = backends
         self.heard: list[bytes] = []
 
-    def hear(self, lesson: bytes, age_s: float, now: float) -> bool:
-        self.heard.append(lesson)
-        key, boot, parent, stops = decode(lesson)
+    def hear(self, route_update: bytes, age_s: float, now: float) -> bool:
+        self.heard.append(route_update)
+        key, boot, parent, chain = decode(route_update)
         holder = self.names.holder(key, boot, now)
         if holder is None:
             return False
-        return self.orphans.learn(stops, parent, BackendId(holder[0]), holder[1], now - age_s) > 0
+        return self.orphans.learn(chain, parent, BackendId(holder[0]), holder[1], now - age_s) > 0
 
 
 @dataclass
@@ -167,12 +167,12 @@ class Net:
         self.nodes[session].up = False
         self.meet()
 
-    def learn(self, session: int, stops: Sequence[Stop], backend: int = 0, parent: int = 0) -> None:
+    def learn(self, session: int, chain: Sequence[PrefixKey], backend: int = 0, parent: int = 0) -> None:
         """A node serves a path and tells of it."""
         node = self.nodes[session]
         boot = node.memory.names.boots[backend]
-        node.table.learn(stops, BackendId(node.memory.names.order.index(backend)), boot, Trust.LOCAL, self.now)
-        node.gossip.announce(encode(Lesson(key_of(backend), boot, parent, tuple(stops))), self.now)
+        node.table.learn(chain, BackendId(node.memory.names.order.index(backend)), boot, Trust.LOCAL, self.now)
+        node.gossip.announce(encode(RouteUpdate(key_of(backend), boot, parent, tuple(chain))), self.now)
 
     def run(self, seconds: float) -> None:
         """Let time pass. Steps that are due at once take a tenth of a millisecond."""
@@ -240,9 +240,9 @@ class Net:
             node.gossip.receive(peer_of(event.source), unwire(event.kind, event.body), self.now)
 
 
-def turn(rng: Random, *, stops: int = 2) -> list[Stop]:
+def turn(rng: Random, *, chain: int = 2) -> list[PrefixKey]:
     """A path of its own, with both fingerprints."""
-    return [(32 * depth, rng.getrandbits(64) | 1, rng.getrandbits(64) | 1) for depth in range(stops, 0, -1)]
+    return [(32 * depth, rng.getrandbits(64) | 1, rng.getrandbits(64) | 1) for depth in range(chain, 0, -1)]
 
 
 def sent(net: Net, kind: type[Message], source: int = 0, target: int = 0) -> list[Message]:

@@ -12,7 +12,7 @@ from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Letter, Peer
 from ranvier_py.core.gossip.replication.budget import SLOTS_PER_S, Window, wire_bytes
 from ranvier_py.core.gossip.replication.route_outbox import Rings, RoutePost
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, ORIGINS_MAX
 from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.columns import GROUP_BYTES, GROUPS
@@ -21,10 +21,10 @@ from ranvier_py.core.gossip.wire.messages import (
     Busy,
     Digest,
     Entry,
-    Lessons,
     Message,
     PartSums,
     Reset,
+    RouteUpdates,
     Rows,
     RowsWanted,
     Sums,
@@ -67,9 +67,14 @@ def rows(claims: int, backends: int) -> Rows:
 
 
 MESSAGES: list[Message] = [
-    Lessons(TOP, TOP, (Entry(9, bytes(58)),), 65535),
-    Lessons(TOP, TOP, tuple(Entry(65535, bytes(60)) for _ in range(BATCH_ENTRIES_MAX)), 65535),
-    Lessons(TOP, TOP, tuple(Entry(1, bytes(LESSON_BYTES_MAX)) for _ in range(BATCH_BYTES_MAX // LESSON_BYTES_MAX)), 9),
+    RouteUpdates(TOP, TOP, (Entry(9, bytes(58)),), 65535),
+    RouteUpdates(TOP, TOP, tuple(Entry(65535, bytes(60)) for _ in range(BATCH_ENTRIES_MAX)), 65535),
+    RouteUpdates(
+        TOP,
+        TOP,
+        tuple(Entry(1, bytes(ROUTE_UPDATE_BYTES_MAX)) for _ in range(BATCH_BYTES_MAX // ROUTE_UPDATE_BYTES_MAX)),
+        9,
+    ),
     Digest(TOP, TOP),
     Vector(((TOP, TOP),), True),
     Vector(tuple((TOP - number, TOP) for number in range(ORIGINS_MAX)), True),
@@ -104,7 +109,7 @@ def post_of(**changes: int) -> tuple[RoutePost, list[Letter]]:
 def test_letters_keep_both_budgets() -> None:
     post, outbox = post_of(node_bytes_per_s=150_000, peer_bytes_per_s=MIN_BYTES_PER_S)
     post.meet(PEERS[:4])
-    message = Lessons(5, 0, tuple(Entry(0, bytes(100)) for _ in range(100)))
+    message = RouteUpdates(5, 0, tuple(Entry(0, bytes(100)) for _ in range(100)))
     size = wire_bytes(message)
     accepted = {peer.session: sum(post.send(peer, message, 10.0) for _ in range(20)) for peer in PEERS[:4]}
     assert accepted == {2: 6, 3: 6, 4: 150_000 // size - 12, 5: 0}

@@ -7,15 +7,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from ranvier_py.core.gossip.replication.pull import ALONE_S, NEW_LESSONS_MAX, PATIENCE_S, PROGRESS_S, RESUMES_MAX
+from ranvier_py.core.gossip.replication.pull import ALONE_S, NEW_UPDATES_MAX, PATIENCE_S, PROGRESS_S, RESUMES_MAX
 from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS
 from ranvier_py.core.gossip.replication.snapshot_source import SILENCE_S, TRANSFERS_MAX
 from ranvier_py.core.gossip.replication.table_copy import MARGIN_S
 from ranvier_py.core.gossip.wire.messages import (
     Busy,
-    Lessons,
     Message,
     Reset,
+    RouteUpdates,
     Rows,
     RowsWanted,
     TotalSum,
@@ -53,10 +53,10 @@ def test_a_newcomer_gets_the_whole_table_from_one_peer() -> None:
     assert net.nodes[2].gossip.statistics().joins == 1
     net.run(5.0)
     assert sent(net, Reset) == sent(net, TotalSum) == [], "the numbers came with the rows"
-    assert sent(net, Lessons) == []
+    assert sent(net, RouteUpdates) == []
 
 
-def test_lessons_go_on_where_the_table_ended() -> None:
+def test_route_updates_go_on_where_the_table_ended() -> None:
     net = filled(3, 3000, log_entries_max=200)
     rng = Random(5)
     for _ in range(100):
@@ -65,14 +65,14 @@ def test_lessons_go_on_where_the_table_ended() -> None:
     net.run_until(net.equal, limit_s=3.0)
     assert all(node.gossip.synced for node in net.nodes.values())
     assert sent(net, TotalSum) == []
-    assert sum(len(message.entries) for message in sent(net, Lessons) if isinstance(message, Lessons)) <= 250
+    assert sum(len(message.entries) for message in sent(net, RouteUpdates) if isinstance(message, RouteUpdates)) <= 250
 
 
 def test_rows_hang_where_they_hung_at_the_donor() -> None:
     net = filled(1, 0)
     rng = Random(6)
     for _ in range(200):
-        net.learn(1, turn(rng, stops=8), 1)
+        net.learn(1, turn(rng, chain=8), 1)
     net.add(2)
     net.run(1.0)
     views = [node.table.subtree(0, limit=10_000) for node in net.nodes.values()]
@@ -98,9 +98,9 @@ def test_a_new_cluster_is_ready_at_once(count: int) -> None:
 
 def test_nodes_that_restart_together_find_the_one_that_did_not() -> None:
     net = filled(6, 3000)
-    assert NEW_LESSONS_MAX > 3000
+    assert NEW_UPDATES_MAX > 3000
     net.run_until(net.equal, limit_s=3.0)
-    full = filled(4, NEW_LESSONS_MAX + 500)
+    full = filled(4, NEW_UPDATES_MAX + 500)
     full.run_until(lambda: all(node.gossip.synced for node in full.nodes.values()), limit_s=3.0)
     assert full.equal(), "nobody was ready without the table of the first"
 
@@ -119,13 +119,13 @@ def test_a_busy_peer_is_left_for_another() -> None:
 
 
 def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
-    """T-20-joiners-one-donor (near#2512: five syncing peers stalled the donor)."""
-    net = filled(21, NEW_LESSONS_MAX + 200, mesh_nodes_max=32, bulk_bytes_per_s=600_000)
+    """T-20-joiners-one-snapshot source (near#2512: five syncing peers stalled the snapshot source)."""
+    net = filled(21, NEW_UPDATES_MAX + 200, mesh_nodes_max=32, bulk_bytes_per_s=600_000)
     most = 0
-    donor = net.nodes[1].gossip
+    snapshot_source = net.nodes[1].gossip
     while not all(node.gossip.synced for node in net.nodes.values()):
         net.run(0.005)
-        most = max(most, donor.statistics().transfers)
+        most = max(most, snapshot_source.statistics().transfers)
         assert net.now < 1000.0 + PATIENCE_S
     assert most == TRANSFERS_MAX
     assert net.equal()
@@ -230,7 +230,7 @@ def test_a_sync_survives_loss_doubles_and_disorder() -> None:
 
 
 def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
-    net = filled(2, NEW_LESSONS_MAX + 10)
+    net = filled(2, NEW_UPDATES_MAX + 10)
     net.link.drop = lambda source, target, message: isinstance(message, Rows | RowsWanted)
     took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * PATIENCE_S, step_s=0.2)
     assert took_s == pytest.approx(PATIENCE_S, abs=5.0)
@@ -252,7 +252,7 @@ def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
 
 
 def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
-    """S7, and a donor with two newcomers keeps half of its budget for itself."""
+    """S7, and a snapshot source with two newcomers keeps half of its budget for itself."""
     net = filled(1, 30_000, bulk_bytes_per_s=400_000)
     net.run(1.0)
     net.add(2, meet=False)
@@ -283,20 +283,20 @@ def evidence(net: Net, session: int, fingerprint: int) -> float:
 def test_tables_compared_for_ever_make_nothing_younger() -> None:
     """S5: over slow links, each copy of a copy would otherwise live longer than the last, without end."""
     net = Net(2, ttl_s=600.0)
-    stops = turn(Random(2))
+    chain = turn(Random(2))
     net.run(1.0)
     learned = net.now
-    net.learn(1, stops, 0)
+    net.learn(1, chain, 0)
     net.run(1.0)
     net.link.delay_s = 0.7
     for _ in range(12):
         for session, other in ((1, 2), (2, 1)):
             pull = net.nodes[session].gossip._pull
-            pull._ask(peer_of(other), np.array([name >> 52 for name in stops[0][1:]], "<u2").tobytes(), net.now)
+            pull._ask(peer_of(other), np.array([name >> 52 for name in chain[0][1:]], "<u2").tobytes(), net.now)
             net.run(4.0)
             assert pull.repairs > 0
     for session in (1, 2):
-        for _, token, _ in stops:
+        for _, token, _ in chain:
             assert evidence(net, session, token) <= learned
 
 
@@ -341,7 +341,7 @@ def test_a_large_table_is_there_within_its_time() -> None:
 
 
 def test_vectors_of_a_joining_node_s_donor_count_only_before_the_first_chunk() -> None:
-    """A later one names lessons whose rows may have been behind the reader already."""
+    """A later one names route updates whose rows may have been behind the reader already."""
     net = filled(2, 3000)
     net.link.delay_s = 0.02
     net.run_until(lambda: claims(sent(net, Rows)) > 0, step_s=0.001)

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from ranvier_py.core.gossip.replication.pull import ALONE_S, AUDIT_BUCKETS_MAX
-from ranvier_py.core.gossip.replication.route_updates import Lesson, encode
+from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, encode
 from ranvier_py.core.gossip.wire.messages import (
     Digest,
-    Lessons,
     Message,
     PartSums,
     Reset,
+    RouteUpdates,
     Rows,
     RowsWanted,
     Sums,
@@ -51,7 +51,7 @@ def parted(turns: int, versions: dict[int, int] | None = None) -> Net:
 
 
 def test_an_audit_asks_for_no_vector() -> None:
-    """Nothing was adopted that lessons could follow; some 200 bytes among ten nodes, as often as they compare."""
+    """Nothing was adopted that route updates could follow; some 200 bytes among ten nodes, as often as they compare."""
     net = differing(1e6, 80)
     net.link.drop = lambda source, target, message: isinstance(message, Digest)
     net.nodes[2].gossip._pull._audit(net.now)
@@ -98,27 +98,27 @@ def test_equal_tables_end_the_comparison_without_rows() -> None:
     """What was heard over another way needs no rows, but the numbers."""
     net = parted(0)
     node = net.nodes[1]
-    stops = turn(Random(4))
+    chain = turn(Random(4))
     for each in net.nodes.values():
         local = BackendId(each.memory.names.order.index(0))
-        each.table.learn(stops, local, 1, Trust.REMOTE, net.now)
+        each.table.learn(chain, local, 1, Trust.REMOTE, net.now)
     for _ in range(60):
-        node.gossip.announce(encode(Lesson(key_of(0), 1, 0, tuple(stops))), net.now)
-    net.link.drop = lambda source, target, message: isinstance(message, Lessons)
+        node.gossip.announce(encode(RouteUpdate(key_of(0), 1, 0, tuple(chain))), net.now)
+    net.link.drop = lambda source, target, message: isinstance(message, RouteUpdates)
     net.run_until(lambda: net.nodes[2].gossip.statistics().repairs == 1, limit_s=3.0)
     assert sent(net, Rows) == []
-    assert net.nodes[2].gossip.vector()[1] == node.gossip.vector()[1] - 50, "the rest is to be had as lessons"
+    assert net.nodes[2].gossip.vector()[1] == node.gossip.vector()[1] - 50, "the rest is to be had as route updates"
 
 
 def test_the_origin_is_asked_before_tables_are_compared() -> None:
-    """A node that has just joined has no old lessons: a reset of its says little."""
+    """A node that has just joined has no old route updates: a reset of its says little."""
     net = Net(0)
     rng = Random(3)
     net.add(1)
     net.run(ALONE_S + 0.1)
     net.add(3)
     net.run(1.0)
-    net.link.drop = lambda source, target, message: isinstance(message, Lessons)
+    net.link.drop = lambda source, target, message: isinstance(message, RouteUpdates)
     for _ in range(5):
         net.learn(1, turn(rng), 0)
     net.run(0.1)
@@ -132,7 +132,7 @@ def test_the_origin_is_asked_before_tables_are_compared() -> None:
 
 @pytest.mark.parametrize("kind", [TotalSum, PartSums])
 def test_sums_never_answer_an_earlier_question(kind: type[Message]) -> None:
-    """Else a number would be adopted whose lessons were learned after the sums: a hole that nobody ever sees."""
+    """Else a number would be adopted whose route updates were learned after the sums: a hole that nobody ever sees."""
     net = parted(100)
     asker = net.nodes[2].gossip
     net.link.drop = lambda source, target, message: isinstance(message, kind) and source == 1
@@ -146,7 +146,8 @@ def test_sums_never_answer_an_earlier_question(kind: type[Message]) -> None:
 
 @pytest.mark.parametrize("log_entries_max", [10, 30, 100])
 def test_comparing_while_more_is_learned_leaves_no_hole(log_entries_max: int) -> None:
-    """S3: whatever a number covers is in the table, though lessons, resets and sums were all under way at once."""
+    """S3: whatever a number covers is in the table, though route updates, resets and sums were all under way at
+    once."""
     net = Net(3, log_entries_max=log_entries_max)
     rng = Random(5)
     net.run(1.0)
@@ -154,7 +155,7 @@ def test_comparing_while_more_is_learned_leaves_no_hole(log_entries_max: int) ->
     hear = net.link.drop
 
     def drop(source: int, target: int, message: Message) -> bool:
-        return isinstance(message, Lessons)
+        return isinstance(message, RouteUpdates)
 
     for number in range(1200):
         if number % 200 == 0:
@@ -184,7 +185,7 @@ def test_comparing_again_and_again_is_limited() -> None:
     rng = Random(8)
     net.run_until(net.equal, limit_s=3.0)
     moved = net.nodes[1].gossip.statistics().sent_rows_bytes
-    net.link.drop = lambda source, target, message: isinstance(message, Lessons)
+    net.link.drop = lambda source, target, message: isinstance(message, RouteUpdates)
     for _ in range(60):
         for _ in range(60):
             net.learn(1, turn(rng), 1)
@@ -264,7 +265,7 @@ def test_a_question_for_which_there_was_no_room_is_asked_later() -> None:
 
 
 def test_an_answer_that_says_nothing_of_what_differs_ends_nothing() -> None:
-    """Else the numbers of a reset would be adopted without its lessons."""
+    """Else the numbers of a reset would be adopted without its route updates."""
     net = differing(1e6, 80)
     gossip = net.nodes[2].gossip
     before = gossip.statistics().audits
@@ -292,10 +293,10 @@ def differing(audit_interval_s: float, turns: int) -> Net:
     for node in net.nodes.values():
         node.table.collect_news()
     for number in range(turns):
-        stops = turn(rng)
+        chain = turn(rng)
         for session, node in net.nodes.items():
             if session == 1 or number % 4:
-                node.table.learn(stops, BackendId(node.memory.names.order.index(0)), 1, Trust.REMOTE, net.now)
+                node.table.learn(chain, BackendId(node.memory.names.order.index(0)), 1, Trust.REMOTE, net.now)
     assert net.equal() is (turns == 0)
     return net
 

@@ -13,7 +13,7 @@ from ranvier_py.core.gossip.replication.repair import ASK_INTERVAL_S, REPAIR_S, 
 from ranvier_py.core.gossip.replication.route_outbox import RoutePost
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
 from ranvier_py.core.gossip.replication.update_log import Kept, Logs
-from ranvier_py.core.gossip.wire.messages import Digest, Entry, Lessons, Message, Reset, Vector
+from ranvier_py.core.gossip.wire.messages import Digest, Entry, Message, Reset, RouteUpdates, Vector
 
 ME, B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (1, 2, 3, 4))
 NOW = 1000.0
@@ -56,8 +56,10 @@ class Side:
 
 
 def ranges(messages: list[Message]) -> list[tuple[int, int, int]]:
-    """(origin, from, to); the side's own lessons name no origin."""
-    return [(m.origin or ME.session, m.after, m.after + len(m.entries)) for m in messages if isinstance(m, Lessons)]
+    """(origin, from, to); the side's own route updates name no origin."""
+    return [
+        (m.origin or ME.session, m.after, m.after + len(m.entries)) for m in messages if isinstance(m, RouteUpdates)
+    ]
 
 
 def test_equal_vectors_end_after_the_digest() -> None:
@@ -164,8 +166,8 @@ def test_a_trimmed_log_is_answered_with_its_base() -> None:
     side.own(150)
     for have, answer in (
         (49, [Reset(1, 50)]),
-        (50, [Lessons(0, 50, (Entry(0, b"x" * 10),) * 100)]),
-        (149, [Lessons(0, 149, (Entry(0, b"x" * 10),))]),
+        (50, [RouteUpdates(0, 50, (Entry(0, b"x" * 10),) * 100)]),
+        (149, [RouteUpdates(0, 149, (Entry(0, b"x" * 10),))]),
         (150, []),
         (151, []),
     ):
@@ -184,7 +186,7 @@ def test_other_origins_are_supplied_beside_a_reset() -> None:
     assert ranges(messages) == [(3, 0, 10)]
 
 
-def test_what_would_take_too_long_as_lessons_is_left_to_tables() -> None:
+def test_what_would_take_too_long_as_route_updates_is_left_to_tables() -> None:
     side = Side(entries_max=60_000, peer_bytes_per_s=MIN_BYTES_PER_S)
     side.of(C.session, 5)
     side.own(int(REPAIR_S * MIN_BYTES_PER_S / 104) + 10, size=100)
@@ -195,7 +197,7 @@ def test_what_would_take_too_long_as_lessons_is_left_to_tables() -> None:
     assert ranges(side.messages()) == [(1, number - 5, number)]
 
 
-def test_nothing_is_said_of_the_dead_whose_lessons_expired() -> None:
+def test_nothing_is_said_of_the_dead_whose_route_updates_expired() -> None:
     """T-dead-owner-cleanup (smg#1661): a peer that has forgotten them must not be told of them again."""
     side = Side()
     side.of(D.session, 5, at=NOW - 50)

@@ -19,17 +19,17 @@ from ranvier_py.core.gossip.replication.route_gossip import (
 )
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_store import RowsWalk
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_batches import ROWS_MAX
 from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX
 from ranvier_py.core.gossip.wire.messages import (
     Busy,
     Digest,
     Entry,
-    Lessons,
     Message,
     PartSums,
     Reset,
+    RouteUpdates,
     Rows,
     RowsWanted,
     Sums,
@@ -37,7 +37,7 @@ from ranvier_py.core.gossip.wire.messages import (
     Vector,
 )
 from ranvier_py.core.routing.route_table.scan import SUMS_BYTES
-from tests.core.gossip.replication.test_update_batches import sheaf_of
+from tests.core.gossip.replication.test_update_batches import batch_of
 
 ME = 1
 B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (2, 3, 4))
@@ -58,8 +58,8 @@ class Memory:
     def __init__(self) -> None:
         self.heard: list[tuple[bytes, float]] = []
 
-    def hear(self, lesson: bytes, age_s: float, now: float) -> bool:
-        self.heard.append((lesson, age_s))
+    def hear(self, route_update: bytes, age_s: float, now: float) -> bool:
+        self.heard.append((route_update, age_s))
         return True
 
     def sums(self, now: float) -> Iterator[bytes | None]:
@@ -89,23 +89,23 @@ class One:
         self.outbox.clear()
         return said
 
-    def lessons(self) -> list[bytes]:
-        return [lesson for lesson, _ in self.memory.heard]
+    def route_updates(self) -> list[bytes]:
+        return [route_update for route_update, _ in self.memory.heard]
 
 
-def batch(first: int, last: int, origin: int = B.session, age_s: int = 0, held_ms: int = 0) -> Lessons:
-    """Lessons first … last."""
+def batch(first: int, last: int, origin: int = B.session, age_s: int = 0, held_ms: int = 0) -> RouteUpdates:
+    """Route updates first … last."""
     entries = tuple(Entry(age_s, b"%d" % number) for number in range(first, last + 1))
-    return Lessons(origin, first - 1, entries, held_ms)
+    return RouteUpdates(origin, first - 1, entries, held_ms)
 
 
 # --- telling ----------------------------------------------------------------------------------------------------------
 
 
-def test_lessons_that_name_no_origin_are_their_sender_s() -> None:
+def test_route_updates_that_name_no_origin_are_their_sender_s() -> None:
     """The session is in every packet already."""
     one = One()
-    one.gossip.receive(B, Lessons(0, 0, (Entry(1, b"x"),), 0), NOW)
+    one.gossip.receive(B, RouteUpdates(0, 0, (Entry(1, b"x"),), 0), NOW)
     assert one.gossip.vector() == {B.session: 1}
 
 
@@ -115,17 +115,17 @@ def test_what_is_learned_goes_to_every_peer_within_a_tick() -> None:
     one.gossip.announce(b"y", NOW + 0.02)
     assert one.gossip.wake_at <= NOW + 0.05
     one.gossip.tick(NOW + 0.05)
-    message = Lessons(0, 0, (Entry(1, b"x"), Entry(1, b"y")), 30)
-    assert one.said(Lessons) == [(peer.session, message) for peer in (C, D, B)]
+    message = RouteUpdates(0, 0, (Entry(1, b"x"), Entry(1, b"y")), 30)
+    assert one.said(RouteUpdates) == [(peer.session, message) for peer in (C, D, B)]
     one.gossip.tick(NOW + 0.2)
-    assert one.said(Lessons) == [], "each lesson goes once"
+    assert one.said(RouteUpdates) == [], "each route update goes once"
 
 
 def test_letters_go_to_the_peer_s_address_as_bulk() -> None:
     one = One(B)
     one.gossip.announce(b"x", NOW)
     one.gossip.tick(NOW + 0.05)
-    letter = next(letter for letter in one.outbox if isinstance(letter.message, Lessons))
+    letter = next(letter for letter in one.outbox if isinstance(letter.message, RouteUpdates))
     assert (letter.to, letter.session, letter.plane) == (B.address, B.session, Plane.BULK)
 
 
@@ -146,17 +146,19 @@ def test_nothing_is_written_while_there_is_nobody() -> None:
     one.gossip.peers((B,), NOW + 2)
     one.gossip.announce(b"y", NOW + 2)
     one.gossip.tick(NOW + 2.05)
-    assert one.said(Lessons) == [(B.session, Lessons(0, 1, (Entry(1, b"y"),), 50))], "the first one is for repair"
+    assert one.said(RouteUpdates) == [(B.session, RouteUpdates(0, 1, (Entry(1, b"y"),), 50))], (
+        "the first one is for repair"
+    )
 
 
-@pytest.mark.parametrize("size", [0, LESSON_BYTES_MAX + 1])
+@pytest.mark.parametrize("size", [0, ROUTE_UPDATE_BYTES_MAX + 1])
 def test_what_no_peer_could_read_is_not_announced(size: int) -> None:
     """T-poison-item (smg#808): it would be tried again with every tick."""
     one = One()
     one.gossip.announce(bytes(size), NOW)
-    one.gossip.announce(bytes(LESSON_BYTES_MAX), NOW)
+    one.gossip.announce(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
     one.gossip.tick(NOW + 0.1)
-    assert [len(m.entries) for _, m in one.said(Lessons) if isinstance(m, Lessons)] == [1, 1]
+    assert [len(m.entries) for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)] == [1, 1]
     assert one.gossip.statistics().poison == 1
 
 
@@ -165,21 +167,21 @@ def test_a_peer_without_room_is_left_to_repair() -> None:
     for _ in range(700):
         one.gossip.announce(bytes(100), NOW)
     one.gossip.tick(NOW + 0.05)
-    said = one.said(Lessons)
+    said = one.said(RouteUpdates)
     for peer in (B, C):
         told = sum(wire_bytes(message) for session, message in said if session == peer.session)
         assert MIN_BYTES_PER_S - BATCH_BYTES_MAX < told <= MIN_BYTES_PER_S, "no more than the budget of each"
     assert one.gossip.statistics().lazy_peers == 2
     one.gossip.announce(b"later", NOW + 2)
     one.gossip.tick(NOW + 2.05)
-    assert one.said(Lessons) == [], "it would not join"
-    have = max(m.after + len(m.entries) for _, m in said if isinstance(m, Lessons))
+    assert one.said(RouteUpdates) == [], "it would not join"
+    have = max(m.after + len(m.entries) for _, m in said if isinstance(m, RouteUpdates))
     one.gossip.receive(B, Vector(((ME, have),), reply=False), NOW + 3)
     assert one.gossip.statistics().lazy_peers == 1
     one.gossip.announce(b"last", NOW + 3)
     one.said()
     one.gossip.tick(NOW + 3.05)
-    assert [session for session, _ in one.said(Lessons)] == [B.session]
+    assert [session for session, _ in one.said(RouteUpdates)] == [B.session]
 
 
 def test_among_many_nodes_what_is_new_is_told_on_once() -> None:
@@ -188,31 +190,31 @@ def test_among_many_nodes_what_is_new_is_told_on_once() -> None:
     one.gossip.receive(peers[0], batch(1, 3, origin=20, held_ms=40), NOW)
     one.gossip.receive(peers[1], batch(1, 4, origin=20, held_ms=10), NOW + 0.01)
     one.gossip.tick(NOW + 0.05)
-    told = [(session, m) for session, m in one.said(Lessons) if isinstance(m, Lessons)]
+    told = [(session, m) for session, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)]
     assert 2 <= len(told) <= 3
     assert all((m.origin, m.after, len(m.entries)) == (20, 0, 4) for _, m in told)
     assert all(session not in (20, peers[0].session) for session, _ in told)
     assert all(m.held_ms == 50 for _, m in told), "10 ms there, 40 ms here"
     one.gossip.receive(peers[2], batch(1, 4, origin=20), NOW + 0.06)
     one.gossip.tick(NOW + 0.2)
-    assert one.said(Lessons) == []
+    assert one.said(RouteUpdates) == []
 
 
 def test_among_few_nodes_nothing_is_told_on() -> None:
     one = One(B, C, D)
     one.gossip.receive(B, batch(1, 3), NOW)
     one.gossip.tick(NOW + 0.1)
-    assert one.said(Lessons) == []
+    assert one.said(RouteUpdates) == []
 
 
 # --- hearing ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_lesson_is_heard_once_and_in_order() -> None:
+def test_each_route_update_is_heard_once_and_in_order() -> None:
     one = One()
     for first, last in ((1, 3), (1, 3), (2, 5), (4, 4), (6, 6)):
         one.gossip.receive(B, batch(first, last), NOW)
-    assert one.lessons() == [b"%d" % number for number in range(1, 7)]
+    assert one.route_updates() == [b"%d" % number for number in range(1, 7)]
     statistics = one.gossip.statistics()
     assert (statistics.heard, statistics.duplicates, statistics.gaps) == (6, 3 + 2 + 1, 0)
     assert one.gossip.vector() == {B.session: 6}
@@ -223,7 +225,7 @@ def test_a_batch_that_does_not_join_is_dropped_and_its_sender_is_asked() -> None
     one = One()
     one.gossip.receive(B, batch(1, 3), NOW)
     one.gossip.receive(B, batch(5, 6), NOW)
-    assert one.lessons() == [b"1", b"2", b"3"]
+    assert one.route_updates() == [b"1", b"2", b"3"]
     assert one.gossip.vector() == {B.session: 3}
     assert one.gossip.statistics().gaps == 1
     one.said()
@@ -239,29 +241,29 @@ def test_what_we_taught_ourselves_is_not_heard_again() -> None:
     assert one.gossip.vector() == {ME: 1}
 
 
-def test_expired_lessons_count_but_are_not_heard() -> None:
+def test_expired_route_updates_count_but_are_not_heard() -> None:
     one = One()
-    message = Lessons(B.session, 0, (Entry(3, b"a"), Entry(100, b"b"), Entry(200, b""), Entry(99, b"c")))
+    message = RouteUpdates(B.session, 0, (Entry(3, b"a"), Entry(100, b"b"), Entry(200, b""), Entry(99, b"c")))
     one.gossip.receive(B, message, NOW)
     assert one.memory.heard == [(b"a", 3), (b"c", 99)]
     assert one.gossip.vector() == {B.session: 4}
     assert one.gossip.statistics().expired == 2
 
 
-def test_a_lesson_too_large_is_marked_as_handled() -> None:
+def test_a_route_update_too_large_is_marked_as_handled() -> None:
     """T-poison-item: else it is asked for again with each digest."""
     one = One()
-    message = Lessons(B.session, 0, (Entry(0, b"a"), Entry(0, bytes(LESSON_BYTES_MAX + 1)), Entry(0, b"b")))
+    message = RouteUpdates(B.session, 0, (Entry(0, b"a"), Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX + 1)), Entry(0, b"b")))
     one.gossip.receive(B, message, NOW)
-    assert one.lessons() == [b"a", b"b"]
+    assert one.route_updates() == [b"a", b"b"]
     assert one.gossip.vector() == {B.session: 3}
     assert one.gossip.statistics().poison == 1
     one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW)
-    (supplied,) = one.said(Lessons)
-    assert supplied[1] == Lessons(B.session, 0, (Entry(0, b"a"), Entry(0, b""), Entry(0, b"b")))
+    (supplied,) = one.said(RouteUpdates)
+    assert supplied[1] == RouteUpdates(B.session, 0, (Entry(0, b"a"), Entry(0, b""), Entry(0, b"b")))
 
 
-def test_lessons_of_one_instant_are_all_heard() -> None:
+def test_route_updates_of_one_instant_are_all_heard() -> None:
     """T-tie-break (smg#1592): numbers tell them apart, not times."""
     one = One()
     for origin in (B.session, C.session):
@@ -278,7 +280,7 @@ def test_the_order_of_ways_does_not_matter() -> None:
     relayed.gossip.receive(C, batch(1, 2), NOW)
     relayed.gossip.receive(C, batch(3, 4), NOW)
     relayed.gossip.receive(B, batch(1, 4), NOW)
-    assert direct.lessons() == relayed.lessons()
+    assert direct.route_updates() == relayed.route_updates()
     assert direct.gossip.vector() == relayed.gossip.vector()
 
 
@@ -289,7 +291,7 @@ def test_one_peer_brings_no_more_than_its_share() -> None:
     now = NOW
     for first in range(1, 1001, 100):
         one.gossip.receive(B, batch(first, first + 99), now)
-    assert one.lessons() == [b"%d" % number for number in range(1, limit + 1)]
+    assert one.route_updates() == [b"%d" % number for number in range(1, limit + 1)]
     assert one.gossip.statistics().limited == 100
     assert one.gossip.statistics().gaps == 5
     one.gossip.receive(C, batch(1, 50, origin=C.session), now)
@@ -306,19 +308,19 @@ def test_a_long_message_is_heard_in_part() -> None:
     assert one.gossip.vector() == {B.session: HEARD_AT_ONCE_MAX}
 
 
-def test_the_rows_of_sheaves_count_as_lessons() -> None:
-    """One of them takes as long as some twenty lessons."""
-    sheaf = sheaf_of(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
+def test_the_rows_of_update_batches_count_as_route_updates() -> None:
+    """One of them takes as long as some twenty route updates."""
+    batch = batch_of(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
     one = One(B, C, D, intake_per_s=300)
     assert INTAKE_SHARES * 300 // 3 == 5 * ROWS_MAX + 65
-    one.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 9), NOW)
+    one.gossip.receive(B, RouteUpdates(0, 0, (Entry(0, batch),) * 9), NOW)
     assert len(one.memory.heard) == 5
     assert one.gossip.vector() == {B.session: 5}
     assert one.gossip.statistics().limited == 4
     free = One(B)
-    free.gossip.receive(B, Lessons(0, 0, (Entry(0, sheaf),) * 100), NOW)
+    free.gossip.receive(B, RouteUpdates(0, 0, (Entry(0, batch),) * 100), NOW)
     assert len(free.memory.heard) == ROWS_AT_ONCE_MAX // ROWS_MAX
-    assert len(sheaf) * len(free.memory.heard) > BATCH_BYTES_MAX, "what a node of ours sends is heard at once"
+    assert len(batch) * len(free.memory.heard) > BATCH_BYTES_MAX, "what a node of ours sends is heard at once"
 
 
 def test_messages_of_strangers_are_counted_and_ignored() -> None:
@@ -353,13 +355,13 @@ def test_routes_of_another_schema_are_not_asked_for() -> None:
 # --- lag --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_lag_adds_up_over_all_who_held_a_lesson() -> None:
+def test_the_lag_adds_up_over_all_who_held_a_route_update() -> None:
     """Without a common clock: each sender says how long the newest was held so far, seconds of age tell the others."""
     one = One()
     one.gossip.receive(B, batch(1, 3, held_ms=20), NOW)
     assert one.gossip.lag.count == 3
     assert one.gossip.lag.sum == pytest.approx(0.06)
-    one.gossip.receive(B, Lessons(B.session, 3, (Entry(9, b"x"), Entry(4, b"y")), 3500), NOW)
+    one.gossip.receive(B, RouteUpdates(B.session, 3, (Entry(9, b"x"), Entry(4, b"y")), 3500), NOW)
     assert one.gossip.lag.sum == pytest.approx(0.06 + 3.5 + 8.5)
 
 
@@ -378,13 +380,13 @@ def test_half_a_round_trip_belongs_to_the_lag() -> None:
 
 
 def test_what_a_peer_taught_stays_when_it_is_gone() -> None:
-    """Lessons point to backends: a router's death says nothing about them (T-origin-dies-midway)."""
+    """Route updates point to backends: a router's death says nothing about them (T-origin-dies-midway)."""
     one = One()
     one.gossip.receive(B, batch(1, 3), NOW)
     one.gossip.forget(B.session, NOW + 1)
     assert one.gossip.vector() == {B.session: 3}
     one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW + 2)
-    assert [m.origin for _, m in one.said(Lessons) if isinstance(m, Lessons)] == [B.session]
+    assert [m.origin for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)] == [B.session]
 
 
 def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
@@ -410,7 +412,12 @@ def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
         gossip._repair._ask_at,
         gossip._repair._asked_at,
     ]
-    parts += [gossip._eager.lazy, gossip._donor._transfers, gossip._donor._sums_wanted, gossip._post._windows]
+    parts += [
+        gossip._eager.lazy,
+        gossip._snapshot_source._transfers,
+        gossip._snapshot_source._sums_wanted,
+        gossip._post._windows,
+    ]
     assert all(set(part) <= {B.session} for part in parts)
     for _ in range(3):
         now += 110
@@ -425,7 +432,7 @@ def test_a_pushed_range_survives_a_trimmed_log() -> None:
     for number in range(30):
         one.gossip.announce(b"%d" % number, NOW)
     one.gossip.tick(NOW + 0.1)
-    told = [m for _, m in one.said(Lessons) if isinstance(m, Lessons)]
+    told = [m for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)]
     assert {(m.after, len(m.entries)) for m in told} == {(20, 10)}
 
 
@@ -435,7 +442,7 @@ def test_whoever_was_pushed_first_is_not_always_first() -> None:
     for number in range(6):
         one.gossip.announce(b"x", NOW + number)
         one.gossip.tick(NOW + number + 0.05)
-        firsts.append(one.said(Lessons)[0][0])
+        firsts.append(one.said(RouteUpdates)[0][0])
     assert {firsts.count(peer.session) for peer in (B, C, D)} == {2}
 
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S
-from ranvier_py.core.gossip.replication.route_updates import Lesson, decode, encode
+from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
 from ranvier_py.core.gossip.replication.update_log import FORGOTTEN_S
-from ranvier_py.core.gossip.wire.messages import Digest, Lessons, Message, Reset, Rows, Vector
+from ranvier_py.core.gossip.wire.messages import Digest, Message, Reset, RouteUpdates, Rows, Vector
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from tests.core.gossip.replication.route_net import BACKENDS, Backends, Memory, Net, key_of, peer_of, turn
 
@@ -31,12 +31,12 @@ def busy(net: Net, seconds: float, turns_per_s: float, *, seed: int = 3) -> list
             net.run(max(0.0, end - net.now))
             return learned
         net.run(wait_s)
-        stops = turn(rng)
+        chain = turn(rng)
         if rng.random() < 0.5:
-            stops.insert(1, (48, rng.getrandbits(64) | 1, 0))  # a message long enough for an anchor
+            chain.insert(1, (48, rng.getrandbits(64) | 1, 0))  # a message long enough for an anchor
         session = rng.choice(sessions)
-        net.learn(session, stops, rng.randrange(BACKENDS))
-        learned.append((net.now, session, stops[0][1]))
+        net.learn(session, chain, rng.randrange(BACKENDS))
+        learned.append((net.now, session, chain[0][1]))
 
 
 def knows(net: Net, session: int, fingerprint: int) -> bool:
@@ -58,10 +58,10 @@ def test_ten_nodes_hear_everything_within_a_tick() -> None:
     tick_s, hop_s = 0.05, net.link.delay_s
     rng = Random(1)
     for number in range(200):
-        stops = turn(rng)
-        net.learn(1 + number % 10, stops)
+        chain = turn(rng)
+        net.learn(1 + number % 10, chain)
         learned = net.now
-        net.run_until(lambda stops=stops: all(knows(net, s, stops[0][1]) for s in net.nodes), step_s=0.001)  # type: ignore[misc]
+        net.run_until(lambda chain=chain: all(knows(net, s, chain[0][1]) for s in net.nodes), step_s=0.001)  # type: ignore[misc]
         assert net.now - learned <= tick_s + hop_s + 0.003
     lag = net.nodes[2].gossip.lag
     assert lag.count == 180
@@ -71,10 +71,10 @@ def test_ten_nodes_hear_everything_within_a_tick() -> None:
 def test_a_turn_costs_a_peer_less_than_100_bytes() -> None:
     net = ready(10)
     learned = busy(net, 4.0, 50.0)
-    told = sum(size for _, _, _, message, size in net.sent if isinstance(message, Lessons))
+    told = sum(size for _, _, _, message, size in net.sent if isinstance(message, RouteUpdates))
     assert len(learned) > 1800
     assert told / len(learned) / 9 <= 100.0
-    rest = sum(size for _, _, _, message, size in net.sent if not isinstance(message, Lessons))
+    rest = sum(size for _, _, _, message, size in net.sent if not isinstance(message, RouteUpdates))
     assert rest / 10 / 4.0 < 2000, "digests and vectors, per node and second"
     assert sum(node.gossip.statistics().duplicates for node in net.nodes.values()) < 0.02 * 9 * len(learned)
 
@@ -150,9 +150,9 @@ def test_what_a_dead_node_taught_still_spreads() -> None:
     rng = Random(4)
     names = []
     for _ in range(20):
-        stops = turn(rng)
-        names.append(stops[0][1])
-        net.learn(1, stops, 2)
+        chain = turn(rng)
+        names.append(chain[0][1])
+        net.learn(1, chain, 2)
     net.run(0.1)
     net.kill(1)
     net.link.drop = lambda source, target, message: False
@@ -202,7 +202,7 @@ def test_a_node_that_was_away_for_longer_than_routes_live_catches_up() -> None:
 
 
 def test_a_restarted_node_is_another_origin() -> None:
-    """T-fast-restart: its new lessons must not be taken for its old ones."""
+    """T-fast-restart: its new route updates must not be taken for its old ones."""
     net = ready(3)
     rng = Random(2)
     net.learn(1, turn(rng))
@@ -210,9 +210,9 @@ def test_a_restarted_node_is_another_origin() -> None:
     net.kill(1)
     net.add(101)
     net.run(0.5)
-    stops = turn(rng)
-    net.learn(101, stops)
-    net.run_until(lambda: all(knows(net, session, stops[0][1]) for session in (2, 3)), limit_s=1.0)
+    chain = turn(rng)
+    net.learn(101, chain)
+    net.run_until(lambda: all(knows(net, session, chain[0][1]) for session in (2, 3)), limit_s=1.0)
     net.run_until(net.equal, limit_s=3.0)
     assert net.nodes[2].gossip.vector() == {1: 1, 101: 1}
 
@@ -221,18 +221,19 @@ def test_a_restarted_node_is_another_origin() -> None:
 
 
 def origins(turns: Sequence[tuple[int, int, int, int]]) -> list[tuple[bytes, float]]:
-    """Lessons as nodes make them, with their evidence: tables learn paths of one small tree, and tell their news."""
+    """Route updates as nodes make them, with their evidence: tables learn paths of one small tree, and tell their
+    news."""
     tables = [RouteTable(ttl_s=500.0) for _ in range(3)]
     for table in tables:
         table.collect_news()
     found = []
     for node, leaf, backend, at in turns:
         levels = [leaf >> shift for shift in range(3)]  # paths share their upper rows
-        stops = [(16 * (3 - up), 1 + up * 1000 + name, 9001 + up * 1000 + name) for up, name in enumerate(levels)]
-        tables[node].learn(stops, BackendId(backend), 1, Trust.LOCAL, 100.0 + at)
+        chain = [(16 * (3 - up), 1 + up * 1000 + name, 9001 + up * 1000 + name) for up, name in enumerate(levels)]
+        tables[node].learn(chain, BackendId(backend), 1, Trust.LOCAL, 100.0 + at)
         for news in tables[node].news:
-            lesson = Lesson(key_of(news.backend), 1, news.parent, tuple(news.stops))
-            found.append((encode(lesson), news.at))
+            route_update = RouteUpdate(key_of(news.backend), 1, news.parent, tuple(news.chain))
+            found.append((encode(route_update), news.at))
         tables[node].news.clear()
     return found
 
@@ -244,20 +245,22 @@ TURNS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(TURNS, st.randoms(), st.data())
-def test_any_order_of_lessons_with_doubles_gives_the_same_table(
+def test_any_order_of_route_updates_with_doubles_gives_the_same_table(
     turns: list[tuple[int, int, int, int]], rng: Random, data: st.DataObject
 ) -> None:
     """S4: hearing is commutative, associative and idempotent."""
-    lessons = origins(turns)
+    route_updates = origins(turns)
     sums = []
     for _ in range(3):
-        heard = lessons + (data.draw(st.lists(st.sampled_from(lessons), max_size=5)) if lessons else [])
+        heard = route_updates + (
+            data.draw(st.lists(st.sampled_from(route_updates), max_size=5)) if route_updates else []
+        )
         rng.shuffle(heard)
         order = list(range(BACKENDS))
         rng.shuffle(order)
         memory = Memory(RouteTable(ttl_s=500.0), Backends(order, dict.fromkeys(range(BACKENDS), 1)))
-        for lesson, at in heard:
-            memory.hear(lesson, 301.0 - at, 301.0)
+        for route_update, at in heard:
+            memory.hear(route_update, 301.0 - at, 301.0)
         sums.append(next(each for each in memory.sums(301.0) if each is not None))
     assert sums[0] == sums[1] == sums[2]
 
@@ -269,7 +272,7 @@ class Adversary:
         self.net = Net(3, log_entries_max=log_entries_max, ttl_s=50.0)
         self.net.run(0.3)
         self.rng = Random(1)
-        self.lessons: dict[int, list[bytes]] = {session: [] for session in self.net.nodes}
+        self.route_updates: dict[int, list[bytes]] = {session: [] for session in self.net.nodes}
         self.vectors: dict[int, dict[int, int]] = {session: {} for session in self.net.nodes}
         self.flying: list[tuple[int, int, Message]] = []
 
@@ -278,7 +281,9 @@ class Adversary:
         if kind == 0:
             session = 1 + value % 3
             self.net.learn(session, turn(self.rng), value % BACKENDS)
-            self.lessons[session].append(self.net.nodes[session].gossip._logs._logs[session]._list[-1].lesson)
+            self.route_updates[session].append(
+                self.net.nodes[session].gossip._logs._logs[session]._list[-1].route_update
+            )
         elif kind == 1:
             self.net.now += (value % 40) / 100
             for node in self.net.nodes.values():
@@ -302,8 +307,8 @@ class Adversary:
             for origin, number in vector.items():
                 if origin == session:
                     continue
-                for lesson in self.lessons[origin][:number]:
-                    token = decode(lesson).stops[0][1]
+                for route_update in self.route_updates[origin][:number]:
+                    token = decode(route_update).chain[0][1]
                     assert knows(self.net, session, token), "a number covers what was never heard"
 
 
@@ -342,11 +347,11 @@ def test_no_route_gets_younger_on_its_way(delay_s: float) -> None:
 
 
 def test_a_later_boot_voids_what_an_earlier_one_held_everywhere() -> None:
-    """T-epoch-bump: lessons of before the restart come late, by another way, and change nothing."""
+    """T-epoch-bump: route updates of before the restart come late, by another way, and change nothing."""
     net = ready(3)
     rng = Random(6)
     early, late = turn(rng), turn(rng)
-    net.link.drop = lambda source, target, message: target == 3 and isinstance(message, Lessons)
+    net.link.drop = lambda source, target, message: target == 3 and isinstance(message, RouteUpdates)
     net.learn(1, early, 2)
     net.run(0.2)
     net.nodes[2].memory.names.boots[2] = 2
@@ -356,22 +361,22 @@ def test_a_later_boot_voids_what_an_earlier_one_held_everywhere() -> None:
     net.run_until(net.equal, limit_s=5.0)
     for node in net.nodes.values():
         local = node.memory.names.order.index(2)
-        held: list[Stop] = [*early, *late]
-        epochs = [-1] * BACKENDS
-        epochs[local] = node.memory.names.boots[2]
-        matches = {stop[1]: bool(node.table.match([stop], epochs, net.now)) for stop in held}
-        assert matches == {**{stop[1]: False for stop in early}, **{stop[1]: True for stop in late}}
+        held: list[PrefixKey] = [*early, *late]
+        generations = [-1] * BACKENDS
+        generations[local] = node.memory.names.boots[2]
+        matches = {key[1]: bool(node.table.match([key], generations, net.now)) for key in held}
+        assert matches == {**{key[1]: False for key in early}, **{key[1]: True for key in late}}
 
 
 def test_expired_routes_are_passed_on_by_nobody() -> None:
     net = ready(3, ttl_s=10.0, forget_after_s=1.0)
     net.link.drop = lambda source, target, message: target == 3 and not isinstance(message, Digest)
-    stops = turn(Random(5))
-    net.learn(1, stops)
+    chain = turn(Random(5))
+    net.learn(1, chain)
     net.run(11.0)
     net.link.drop = lambda source, target, message: False
     net.run_until(lambda: net.nodes[3].gossip.vector() == net.nodes[1].gossip.vector(), limit_s=10.0)
-    assert not knows(net, 3, stops[0][1])
+    assert not knows(net, 3, chain[0][1])
     assert net.nodes[3].memory.heard == []
 
 

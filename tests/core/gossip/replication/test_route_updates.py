@@ -1,4 +1,4 @@
-"""Lessons as bytes: what goes in comes out, and what is no lesson is refused."""
+"""Route updates as bytes: what goes in comes out, and what is no route update is refused."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.replication.route_updates import (
-    LESSON_BYTES_MAX,
-    STOPS_MAX,
-    BadLesson,
-    Lesson,
+    CHAIN_KEYS_MAX,
+    ROUTE_UPDATE_BYTES_MAX,
+    BadRouteUpdate,
+    RouteUpdate,
     decode,
     encode,
     pieces,
 )
 
 FINGERPRINTS = st.integers(1, 2**64 - 1)
-STOPS = st.one_of(
-    st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, FINGERPRINTS).filter(lambda stop: stop[1] != stop[2]),
+CHAIN = st.one_of(
+    st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, FINGERPRINTS).filter(lambda key: key[1] != key[2]),
     st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, st.just(0)),
     st.tuples(st.integers(1, 2**30 - 1), st.just(0), FINGERPRINTS),
 )
-LESSONS = st.builds(
-    Lesson,
+ROUTE_UPDATES = st.builds(
+    RouteUpdate,
     FINGERPRINTS,
     st.integers(0, 255),
     st.integers(0, 2**64 - 1),
-    st.lists(STOPS, min_size=1, max_size=STOPS_MAX).map(tuple),
+    st.lists(CHAIN, min_size=1, max_size=CHAIN_KEYS_MAX).map(tuple),
 )
 SHARED_ROWS = st.builds(
-    lambda tokens, token, texts: Lesson(7, 1, 5, tuple((tokens, token, text) for text in texts)),
+    lambda tokens, token, texts: RouteUpdate(7, 1, 5, tuple((tokens, token, text) for text in texts)),
     st.integers(1, 2**30 - 1),
     st.integers(1, 3),
     st.lists(st.integers(4, 9), min_size=1, max_size=4),
 )
-EITHER = st.one_of(LESSONS, SHARED_ROWS)
-TURN = Lesson(7, 1, 5, ((320, 11, 12), (288, 13, 14)))
+EITHER = st.one_of(ROUTE_UPDATES, SHARED_ROWS)
+TURN = RouteUpdate(7, 1, 5, ((320, 11, 12), (288, 13, 14)))
 
 
 def spelled(
@@ -52,66 +52,66 @@ def spelled(
 def test_a_turn_is_spelled_so() -> None:
     """The protocol: what other versions read and write."""
     assert encode(TURN) == spelled()
-    assert decode(spelled(second=pack("<BQ", 0, 14))).stops == ((320, 11, 12), (320, 11, 14))
+    assert decode(spelled(second=pack("<BQ", 0, 14))).chain == ((320, 11, 12), (320, 11, 14))
     assert len(encode(TURN._replace(parent=0))) == len(spelled()) - 8
 
 
 def test_a_stop_that_seems_deeper_than_the_one_before_is_told_as_it_is() -> None:
     """Depths of texts are estimates until their tokens are known."""
-    lesson = TURN._replace(stops=((320, 0, 12), (352, 13, 14), (16, 15, 0)))
-    assert decode(encode(lesson)) == lesson
+    route_update = TURN._replace(chain=((320, 0, 12), (352, 13, 14), (16, 15, 0)))
+    assert decode(encode(route_update)) == route_update
 
 
 @settings(max_examples=100, deadline=None)
 @given(EITHER)
-def test_a_lesson_comes_back_from_its_bytes(lesson: Lesson) -> None:
-    data = encode(lesson)
-    assert decode(data) == lesson
-    assert len(data) <= LESSON_BYTES_MAX
+def test_a_route_update_comes_back_from_its_bytes(route_update: RouteUpdate) -> None:
+    data = encode(route_update)
+    assert decode(data) == route_update
+    assert len(data) <= ROUTE_UPDATE_BYTES_MAX
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=120),
-        st.tuples(st.one_of(LESSONS, SHARED_ROWS), st.binary(max_size=8)).map(lambda x: encode(x[0]) + x[1]),
+        st.tuples(st.one_of(ROUTE_UPDATES, SHARED_ROWS), st.binary(max_size=8)).map(lambda x: encode(x[0]) + x[1]),
     )
 )
-def test_bytes_are_a_lesson_in_one_spelling_or_none(data: bytes) -> None:
-    """Two spellings of one lesson would count as two; anything but BadLesson would end a receiver."""
+def test_bytes_are_a_route_update_in_one_spelling_or_none(data: bytes) -> None:
+    """Two spellings of one route update would count as two; anything but BadLesson would end a receiver."""
     try:
-        lesson = decode(data)
-    except BadLesson:
+        route_update = decode(data)
+    except BadRouteUpdate:
         return
-    assert encode(lesson) == data
+    assert encode(route_update) == data
 
 
-def test_a_lesson_cut_short_anywhere_is_none() -> None:
+def test_a_route_update_cut_short_anywhere_is_none() -> None:
     data = encode(TURN)
     assert len(data) == 54
     for size in range(len(data)):
-        with pytest.raises(BadLesson):
+        with pytest.raises(BadRouteUpdate):
             decode(data[:size])
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        TURN._replace(stops=()),
-        TURN._replace(stops=((1, 2, 3),) * (STOPS_MAX + 1)),
-        TURN._replace(stops=((0, 2, 3),)),
-        TURN._replace(stops=((2**30, 2, 3),)),
-        TURN._replace(stops=((16, 0, 0),)),
-        TURN._replace(stops=((16, 3, 3),)),
-        TURN._replace(stops=((16, -1, 3),)),
-        TURN._replace(stops=((16, 2**64, 3),)),
+        TURN._replace(chain=()),
+        TURN._replace(chain=((1, 2, 3),) * (CHAIN_KEYS_MAX + 1)),
+        TURN._replace(chain=((0, 2, 3),)),
+        TURN._replace(chain=((2**30, 2, 3),)),
+        TURN._replace(chain=((16, 0, 0),)),
+        TURN._replace(chain=((16, 3, 3),)),
+        TURN._replace(chain=((16, -1, 3),)),
+        TURN._replace(chain=((16, 2**64, 3),)),
         TURN._replace(backend_key=0),
         TURN._replace(boot=256),
         TURN._replace(parent=2**64),
     ],
 )
-def test_what_has_no_place_in_a_lesson_is_not_encoded(wrong: Lesson) -> None:
-    with pytest.raises(BadLesson):
+def test_what_has_no_place_in_a_route_update_is_not_encoded(wrong: RouteUpdate) -> None:
+    with pytest.raises(BadRouteUpdate):
         encode(wrong)
 
 
@@ -134,18 +134,18 @@ def test_what_has_no_place_in_a_lesson_is_not_encoded(wrong: Lesson) -> None:
         spelled(second=b"\x83\x14" + pack("<QQ", 13, 14)),  # as deep as the prompt is long: of no tokens
         spelled(key=0),
         encode(TURN) + b"\0",
-        bytes(LESSON_BYTES_MAX + 1),
+        bytes(ROUTE_UPDATE_BYTES_MAX + 1),
     ],
 )
 def test_what_breaks_one_rule_of_the_form_is_refused(data: bytes) -> None:
-    with pytest.raises(BadLesson):
+    with pytest.raises(BadRouteUpdate):
         decode(data)
 
 
-@pytest.mark.parametrize("count", [1, STOPS_MAX, STOPS_MAX + 1, 3 * STOPS_MAX + 5])
+@pytest.mark.parametrize("count", [1, CHAIN_KEYS_MAX, CHAIN_KEYS_MAX + 1, 3 * CHAIN_KEYS_MAX + 5])
 def test_a_long_path_goes_in_pieces_each_under_the_one_before(count: int) -> None:
-    stops = tuple((16 * depth, depth, 0) for depth in range(count, 0, -1))
-    found = list(pieces(Lesson(7, 1, 999_999, stops)))
-    assert [stop for piece in reversed(found) for stop in piece.stops] == list(stops)
-    assert all(len(piece.stops) <= STOPS_MAX and decode(encode(piece)) == piece for piece in found)
-    assert [piece.parent for piece in found] == [999_999, *(piece.stops[0][1] for piece in found[:-1])]
+    chain = tuple((16 * depth, depth, 0) for depth in range(count, 0, -1))
+    found = list(pieces(RouteUpdate(7, 1, 999_999, chain)))
+    assert [key for piece in reversed(found) for key in piece.chain] == list(chain)
+    assert all(len(piece.chain) <= CHAIN_KEYS_MAX and decode(encode(piece)) == piece for piece in found)
+    assert [piece.parent for piece in found] == [999_999, *(piece.chain[0][1] for piece in found[:-1])]

@@ -1,4 +1,4 @@
-"""Logs of lessons and version vectors: contiguous, bounded, forgotten in time."""
+"""Logs of route updates and version vectors: contiguous, bounded, forgotten in time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_log import (
     AGE_MAX_S,
     BATCH_BYTES_MAX,
@@ -20,9 +20,9 @@ from ranvier_py.core.gossip.replication.update_log import (
     FORGOTTEN_MAX,
     FORGOTTEN_S,
     HELD_MAX_MS,
-    LESSON_BYTES_MEAN,
     ORIGINS_MAX,
     PRUNED_AT_ONCE_MAX,
+    ROUTE_UPDATE_BYTES_MEAN,
     Kept,
     Logs,
     fits,
@@ -54,7 +54,7 @@ def read(source: Logs, origin: int, after: int, now: float = NOW) -> list[bytes]
     found: list[bytes] = []
     while batch := source.batch(origin, after + len(found), now):
         assert batch.after == after + len(found)
-        found += [entry.lesson for entry in batch.entries]
+        found += [entry.route_update for entry in batch.entries]
     return found
 
 
@@ -118,18 +118,18 @@ def test_a_batch_keeps_all_bounds() -> None:
         BATCH_ENTRIES_MAX - 1,
     ]
     large = logs()
-    for size in (LESSON_BYTES_MAX, LESSON_BYTES_MAX, LESSON_BYTES_MAX):
+    for size in (ROUTE_UPDATE_BYTES_MAX, ROUTE_UPDATE_BYTES_MAX, ROUTE_UPDATE_BYTES_MAX):
         large.append(bytes(size), NOW)
     for room, count in (
-        (3 * (LESSON_BYTES_MAX + ENTRY_BYTES), 3),
-        (3 * (LESSON_BYTES_MAX + ENTRY_BYTES) - 1, 2),
-        (2 * (LESSON_BYTES_MAX + ENTRY_BYTES), 2),
+        (3 * (ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES), 3),
+        (3 * (ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES) - 1, 2),
+        (2 * (ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES), 2),
         (1, 1),  # one at least: else it would be tried for ever
     ):
         batch = large.batch(ME, 0, NOW, room)
         assert batch is not None
         assert len(batch.entries) == count
-    assert BATCH_BYTES_MAX >= LESSON_BYTES_MAX + ENTRY_BYTES
+    assert BATCH_BYTES_MAX >= ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES
 
 
 def test_ages_are_whole_seconds_rounded_up_and_never_negative() -> None:
@@ -141,7 +141,7 @@ def test_ages_are_whole_seconds_rounded_up_and_never_negative() -> None:
     assert [entry.age_s for entry in batch.entries] == [2, 1, 1, 0]
 
 
-def test_a_batch_says_how_long_its_newest_lesson_was_held() -> None:
+def test_a_batch_says_how_long_its_newest_route_update_was_held() -> None:
     own = logs()
     own.append(b"x", NOW)
     own.append(b"y", NOW + 0.02)
@@ -215,7 +215,7 @@ def calls_of(action: Callable[[], object]) -> int:
     return count
 
 
-def test_the_cost_of_a_lesson_does_not_grow_with_history() -> None:
+def test_the_cost_of_a_route_update_does_not_grow_with_history() -> None:
     """smg-project/smg#655: each update went through all before it."""
     young, old = logs(entries_max=70_000), logs(entries_max=70_000)
     for number in range(60_000):
@@ -225,7 +225,8 @@ def test_the_cost_of_a_lesson_does_not_grow_with_history() -> None:
     assert calls_of(lambda: old.batch(ME, old.own - 1, NOW)) == calls_of(lambda: young.batch(ME, young.own - 1, NOW))
 
 
-# --- tables instead of lessons ----------------------------------------------------------------------------------------
+# --- tables instead of route updates
+# ----------------------------------------------------------------------------------------
 
 
 def test_an_adopted_number_never_lowers_one() -> None:
@@ -263,7 +264,7 @@ def test_places_of_cleared_logs_are_bounded_too() -> None:
 # --- forgetting -------------------------------------------------------------------------------------------------------
 
 
-def test_lessons_go_when_they_expire() -> None:
+def test_route_updates_go_when_they_expire() -> None:
     target = logs()
     for second in range(10):
         target.append(b"x", NOW + second)
@@ -372,19 +373,19 @@ def test_origins_and_forgotten_ones_are_bounded() -> None:
 
 def test_what_no_batch_could_carry_leaves_its_number_only() -> None:
     """T-poison-item (smg#808): else it is rebuilt and skipped for ever."""
-    assert fits(bytes(LESSON_BYTES_MAX)) == bytes(LESSON_BYTES_MAX)
-    assert fits(bytes(LESSON_BYTES_MAX + 1)) == b""
+    assert fits(bytes(ROUTE_UPDATE_BYTES_MAX)) == bytes(ROUTE_UPDATE_BYTES_MAX)
+    assert fits(bytes(ROUTE_UPDATE_BYTES_MAX + 1)) == b""
 
 
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=60), st.integers(1, 40), st.integers(0, 70))
 @settings(max_examples=60, deadline=None)
-def test_room_for_what_follows_is_told_without_a_walk(lessons: list[bytes], entries_max: int, after: int) -> None:
+def test_room_for_what_follows_is_told_without_a_walk(route_updates: list[bytes], entries_max: int, after: int) -> None:
     """Repair asks for it with each vector: under load a walk over the log was a fifth of gossip's cost."""
     kept = logs(entries_max=entries_max)
-    for lesson in lessons:
-        kept.append(lesson, NOW)
-    there = lessons[max(after, kept.base(ME)) :]
-    assert kept.bytes_after(ME, after) == sum(len(lesson) + ENTRY_BYTES for lesson in there)
+    for route_update in route_updates:
+        kept.append(route_update, NOW)
+    there = route_updates[max(after, kept.base(ME)) :]
+    assert kept.bytes_after(ME, after) == sum(len(route_update) + ENTRY_BYTES for route_update in there)
 
 
 @settings(max_examples=60, deadline=None)
@@ -394,17 +395,17 @@ def test_room_for_what_follows_is_told_without_a_walk(lessons: list[bytes], entr
     )
 )
 def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> None:
-    """Or sheaves, of which each is as long as twenty turns, would take ten times the memory."""
+    """Or update batches, of which each is as long as twenty turns, would take ten times the memory."""
     target, now = logs(entries_max=40), NOW
     target.present([OTHER], now)
     for call, size in calls:
         now += 1.0
         if call == "append":
-            target.append(bytes(min(size, LESSON_BYTES_MAX)), now)
+            target.append(bytes(min(size, ROUTE_UPDATE_BYTES_MAX)), now)
         elif call == "extend":
             for origin in (OTHER, THIRD):
                 if target.open(origin, now):
-                    target.extend(origin, [Kept(bytes(min(size, LESSON_BYTES_MAX)), now, now)] * 3)
+                    target.extend(origin, [Kept(bytes(min(size, ROUTE_UPDATE_BYTES_MAX)), now, now)] * 3)
         elif call == "adopt":
             target.adopt(OTHER, target.vector[OTHER] + 5)
         elif call == "prune":
@@ -413,20 +414,22 @@ def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> Non
         else:
             target.present([], now)
         held = [
-            (kept.lesson, origin)
+            (kept.route_update, origin)
             for origin in target.origins()
             for kept in target._logs[origin].after(target.base(origin))
         ]
-        assert target._bytes == sum(len(lesson) + ENTRY_BYTES for lesson, _ in held)
-        assert target._bytes <= 40 * (LESSON_BYTES_MEAN + ENTRY_BYTES)
+        assert target._bytes == sum(len(route_update) + ENTRY_BYTES for route_update, _ in held)
+        assert target._bytes <= 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
         assert len(target) <= 40
 
 
-def test_turns_alone_reach_the_bound_in_lessons_first() -> None:
+def test_turns_alone_reach_the_bound_in_route_updates_first() -> None:
     target = logs(entries_max=40)
     for _ in range(50):
         target.append(bytes(60), NOW)
     assert (target.base(ME), target.trimmed) == (10, 10)
     for _ in range(10):
-        target.append(bytes(LESSON_BYTES_MAX), NOW)
-    assert target.own - target.base(ME) == 40 * (LESSON_BYTES_MEAN + ENTRY_BYTES) // (LESSON_BYTES_MAX + ENTRY_BYTES)
+        target.append(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
+    assert target.own - target.base(ME) == 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES) // (
+        ROUTE_UPDATE_BYTES_MAX + ENTRY_BYTES
+    )

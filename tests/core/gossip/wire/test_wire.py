@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Plane
-from ranvier_py.core.gossip.replication.route_updates import LESSON_BYTES_MAX
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.codec import (
     BODY_BYTES_MIN,
     HELLO_BODY_BYTES_MIN,
@@ -46,7 +46,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Facts,
     Hello,
     Holdings,
-    Lessons,
     Loads,
     Members,
     Message,
@@ -55,6 +54,7 @@ from ranvier_py.core.gossip.wire.messages import (
     PingRequest,
     Push,
     Record,
+    RouteUpdates,
     RowsWanted,
     Stand,
     Standings,
@@ -236,7 +236,7 @@ def test_every_field_is_checked_for_its_type() -> None:
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
-        ("PingRequest", "session"), ("Lessons", "origin"), ("Lessons", "after"), ("Digest", "vector_hash"),
+        ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
         ("HoldingsWanted", "backend"),
         ("HoldingsSince", "backend"), ("HoldingsSince", "after"), ("HoldingsSince", "digest"),
@@ -266,7 +266,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize("kind", [Kind.PING, Kind.LESSONS, Kind.ROWS, Kind.COMMANDS])
+@pytest.mark.parametrize("kind", [Kind.PING, Kind.ROUTE_UPDATES, Kind.ROWS, Kind.COMMANDS])
 def test_no_bytes_make_the_reader_recurse_or_allocate_for_what_did_not_arrive(kind: Kind) -> None:
     """memberlist#357: a header that promises much made the reader allocate it."""
     for body in NESTED:
@@ -293,8 +293,8 @@ def test_memory_for_what_is_well_formed_is_bounded_by_its_objects() -> None:
         (Sums(bytes(8 * BUCKETS), True, 7), 3, 0),
         (vector, 12, 0),
         (Members(smallest, True), 16, 0),
-        (Lessons(1, 2, (Entry(300, b"\x00" * 40),) * ENTRIES_MAX), 7, 0),
-        (Lessons(1, 2, (Entry(300, b""),) * ENTRIES_MAX), 4, 1024 * 1024),
+        (RouteUpdates(1, 2, (Entry(300, b"\x00" * 40),) * ENTRIES_MAX), 7, 0),
+        (RouteUpdates(1, 2, (Entry(300, b""),) * ENTRIES_MAX), 4, 1024 * 1024),
     ):
         kind, body = encode(message)
         tracemalloc.start()
@@ -331,9 +331,9 @@ BEYOND: list[tuple[Message, str]] = [
     (Hello(RECORD._replace(version_min=3), 1), "versions out of order"),
     (Digest(2**64, 1), "a hash of 65 bits"),
     (Vector(((1, 2),) * (VECTOR_ENTRIES_MAX + 1), False), "a long vector"),
-    (Lessons(1, 2, (Entry(0, bytes(LESSON_BYTES_MAX + 1)),)), "a long lesson"),
-    (Lessons(1, 2, (Entry(65536, b"x"),)), "an old lesson"),
-    (Lessons(1, 2, (Entry(0, b"x"),) * (ENTRIES_MAX + 1)), "many lessons"),
+    (RouteUpdates(1, 2, (Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX + 1)),)), "a long route update"),
+    (RouteUpdates(1, 2, (Entry(65536, b"x"),)), "an old route update"),
+    (RouteUpdates(1, 2, (Entry(0, b"x"),) * (ENTRIES_MAX + 1)), "many route updates"),
     (Loads(1, ((1, 65536),), ()), "a great load"),
     (Loads(1, (), ((65536, 1),)), "many waiting"),
     (Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
@@ -418,13 +418,13 @@ BAD_FIELDS: dict[str, tuple[int, bytes]] = {
     "claim of a backend that is not listed": changed(rows_of(1), 8, b"\x02\x00"),
     "backends missing": changed(rows_of(1), 3, b""),
     "half a backend": changed(rows_of(1), 3, bytes(11)),
-    "lessons cut off": changed(Lessons(1, 2, ()), 2, b"\x01\x00\x00\x00\x05\x00four"),
-    "lessons with bytes behind": changed(Lessons(1, 2, ()), 2, b"\x01\x00\x00\x00\x03\x00four"),
-    "lessons without their lengths": changed(Lessons(1, 2, ()), 2, b"\xff\x0f"),
-    "no lessons": changed(Lessons(1, 2, ()), 2, b""),
-    "long lesson": changed(Lessons(1, 2, ()), 2, b"\x01\x00\x00\x00\xff\xff" + bytes(65535)),
-    "many lessons": changed(Lessons(1, 2, ()), 2, b"\x01\x10" + bytes(4 * 4097)),
-    "held for ever": changed(Lessons(1, 2, ()), 3, 65536),
+    "route updates cut off": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x05\x00four"),
+    "route updates with bytes behind": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\x03\x00four"),
+    "route updates without their lengths": changed(RouteUpdates(1, 2, ()), 2, b"\xff\x0f"),
+    "no route updates": changed(RouteUpdates(1, 2, ()), 2, b""),
+    "long route update": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x00\x00\x00\xff\xff" + bytes(65535)),
+    "many route updates": changed(RouteUpdates(1, 2, ()), 2, b"\x01\x10" + bytes(4 * 4097)),
+    "held for ever": changed(RouteUpdates(1, 2, ()), 3, 65536),
     "half a load": changed(Loads(1, (), ()), 1, bytes(9)),
     "half a wait": changed(Loads(1, (), ()), 2, bytes(5)),
     "verdict 4": changed(Facts(1, 1, ()), 2, bytes(20) + b"\x04" + bytes(5)),
@@ -464,7 +464,7 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * BACKENDS_MAX),
         Loads(1, ((1, 1),) * BACKENDS_MAX, ((1, 1),) * BACKENDS_MAX),
         Commands((Command(1, "a" * 16, "u" * 512, 1.0, "n" * 64, bytes(32)),) * COMMANDS_MAX),
-        Lessons(1, 2, (Entry(0, bytes(50)),) * ENTRIES_MAX),
+        RouteUpdates(1, 2, (Entry(0, bytes(50)),) * ENTRIES_MAX),
         Members((LONGEST,) * 1000, True),
         rows_of(6000, backends=BACKENDS_MAX),
     )
@@ -472,8 +472,8 @@ def test_the_largest_of_everything_fits_in_its_frame() -> None:
         kind, body = encode(message)
         assert len(body) <= stream, type(message)
         assert decode(kind, body) == message
-    longest = encode(Lessons(1, 2, (Entry(0, bytes(LESSON_BYTES_MAX)),)))
-    assert decode(*longest) == Lessons(1, 2, (Entry(0, bytes(LESSON_BYTES_MAX)),))
+    longest = encode(RouteUpdates(1, 2, (Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX)),)))
+    assert decode(*longest) == RouteUpdates(1, 2, (Entry(0, bytes(ROUTE_UPDATE_BYTES_MAX)),))
 
 
 def test_no_echo_is_longer_than_a_hello_and_no_challenge_than_any_message() -> None:

@@ -63,11 +63,11 @@ def points_by_hand(name: str, points: int) -> list[int]:
 
 def test_owners_are_those_of_a_ring_laid_out_by_hand() -> None:
     candidates = engines(*[0] * 5)
-    circle = sorted((point, one.id) for one in candidates for point in points_by_hand(one.name, 150))
-    places = [point for point, _ in circle]
+    neighbours = sorted((point, one.id) for one in candidates for point in points_by_hand(one.name, 150))
+    places = [point for point, _ in neighbours]
     ring = Ring(150)
     for key in KEYS[:500]:
-        assert ring.owner(key, candidates) == circle[bisect_left(places, key) % len(circle)][1]
+        assert ring.owner(key, candidates) == neighbours[bisect_left(places, key) % len(neighbours)][1]
 
 
 def test_peers_with_other_ids_and_another_order_agree() -> None:

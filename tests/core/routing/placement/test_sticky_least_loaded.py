@@ -21,7 +21,7 @@ from ranvier_py.core.routing.placement.sticky_least_loaded import (
     prefix_hash,
 )
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.router import CHAT_PATH, Flight, Router
+from ranvier_py.core.routing.router import CHAT_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
 from tests.core.routing.placement.engines import engines, match_of
 
@@ -118,52 +118,52 @@ def make_router(backends: int = 4) -> Router:
     )
 
 
-def depart(router: Router, question: str) -> Flight:
+def start_attempt(router: Router, question: str) -> Attempt:
     """One request behind a system prompt of more than 64 tokens."""
     messages = [{"role": "system", "content": "You answer. " * 40}, {"role": "user", "content": question * 20}]
     prompt = router.read(CHAT_PATH, json.dumps({"messages": messages, "model": "m"}).encode())
-    return router.depart(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
+    return router.start_attempt(prompt, router.place(prompt, router.find(prompt, 0.0)), 0.0)
 
 
-def finish(router: Router, flight: Flight) -> None:
-    router.first_token(flight, 0.0)
-    router.land(flight, Outcome.SUCCESS, 0.0)
+def finish(router: Router, attempt: Attempt) -> None:
+    router.first_token(attempt, 0.0)
+    router.finish_attempt(attempt, Outcome.SUCCESS, 0.0)
 
 
 def test_a_hundred_concurrent_requests_of_one_new_prefix_go_to_one_worker() -> None:
     router = make_router()
-    flights = [depart(router, f"question {number}") for number in range(100)]
-    assert len({flight.backend for flight in flights}) == 1
-    assert [flight.decision.reason for flight in flights] == ["miss", *["hit"] * 99]
+    attempts = [start_attempt(router, f"question {number}") for number in range(100)]
+    assert len({attempt.backend for attempt in attempts}) == 1
+    assert [attempt.decision.reason for attempt in attempts] == ["miss", *["hit"] * 99]
 
 
 def test_a_failed_first_request_binds_nobody() -> None:
     """The claim is speculative: the report's map would keep it until the next snapshot."""
     router = make_router()
-    router.land(depart(router, "one"), Outcome.CONNECT_ERROR, 0.0)
-    assert depart(router, "two").decision.reason == "miss"
+    router.finish_attempt(start_attempt(router, "one"), Outcome.CONNECT_ERROR, 0.0)
+    assert start_attempt(router, "two").decision.reason == "miss"
 
 
 def test_the_four_states_of_the_reports_benchmark() -> None:
     router = make_router()
     # Cold start: a miss goes to the least loaded, and is claimed at once.
-    first = depart(router, "one")
+    first = start_attempt(router, "one")
     assert (first.decision.reason, len(router.speculation) > 0) == ("miss", True)
     finish(router, first)
     # Stickiness: the same worker, even while all others have less to do.
-    kept = [depart(router, f"busy {number}") for number in range(5)]
-    sticky = depart(router, "two")
+    kept = [start_attempt(router, f"busy {number}") for number in range(5)]
+    sticky = start_attempt(router, "two")
     assert (sticky.backend, sticky.decision.reason) == (first.backend, "hit")
     assert router.registry[sticky.backend].load == 6
     # Eviction: the worker reports that it lost the prefix.
-    for flight in (*kept, sticky):
-        finish(router, flight)
+    for attempt in (*kept, sticky):
+        finish(router, attempt)
     held = first.prompt.end.first
     assert router.routes.withdraw((held.tokens, held.token, held.text), first.backend)
     # Recovery: the next request is a miss and goes to the least loaded; the one after follows it there.
     router.registry.dispatched(first.backend, 0.0)
-    again = depart(router, "three")
+    again = start_attempt(router, "three")
     assert (again.decision.reason, again.backend != first.backend) == ("miss", True)
     finish(router, again)
-    following = depart(router, "four")
+    following = start_attempt(router, "four")
     assert (following.backend, following.decision.reason) == (again.backend, "hit")

@@ -105,7 +105,7 @@ def test_costs_within_a_twentieth_are_equal_and_the_idler_backend_is_taken() -> 
 def test_a_cold_prefix_has_two_homes_whoever_asks_for_it() -> None:
     """Nodes that have not told each other yet would each make a copy of their own."""
     policy, rng = trained(), Random(5)
-    policy.paces.fleet.error_s = 0.1
+    policy.service_rates.fleet.error_s = 0.1
     chosen = set()
     for own in range(10, 60):
         idle = engines(0, 0, 0, 0, decoding=[rng.randrange(3) for _ in range(4)])  # as each node sees them
@@ -199,7 +199,7 @@ def test_what_chats_wait_counts_for_the_first_message_that_they_share() -> None:
 def test_what_a_holder_saves_is_no_chance_where_it_is_most_of_the_prompt() -> None:
     """Errors can be as long as a whole prefill, and the holder would be left for nothing."""
     policy, candidates = trained(error=2.0), engines(11_000, 0, 0, 0)
-    assert policy.paces.fleet.error_s > 1.0
+    assert policy.service_rates.fleet.error_s > 1.0
     assert choose(policy, warm((0, 6000)), candidates).reason == "warm"
     assert choose(policy, warm((0, 4000)), candidates).reason == "common"
 

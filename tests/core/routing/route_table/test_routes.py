@@ -8,38 +8,38 @@ import pytest
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 
 ONE, TWO, THREE = BackendId(1), BackendId(2), BackendId(3)
-EPOCHS = (7, 7, 7, 7)
+GENERATIONS = (7, 7, 7, 7)
 
 
-def prompt(*messages: tuple[str, int]) -> list[Stop]:
+def prompt(*messages: tuple[str, int]) -> list[PrefixKey]:
     """Stops of a chat, deepest first: (text, tokens) of each message; aligned down to blocks of 16."""
-    stops = []
+    chain = []
     text, total = "", 0
     for words, tokens in messages:
         text, total = text + "|" + words, total + tokens
         aligned = total // 16 * 16
-        stops.append((aligned, fp("tokens", text if aligned == total else f"{text}@{aligned}"), fp("text", text)))
-    return stops[::-1]
+        chain.append((aligned, fp("tokens", text if aligned == total else f"{text}@{aligned}"), fp("text", text)))
+    return chain[::-1]
 
 
 def fp(kind: str, what: object) -> int:
     return abs(hash((kind, what))) | 1
 
 
-def text_only(stops: list[Stop]) -> list[Stop]:
-    return [(tokens, 0, text) for tokens, _, text in stops]
+def text_only(chain: list[PrefixKey]) -> list[PrefixKey]:
+    return [(tokens, 0, text) for tokens, _, text in chain]
 
 
-def plain(*depths: int, name: str = "a") -> list[Stop]:
+def plain(*depths: int, name: str = "a") -> list[PrefixKey]:
     """Token-only stops of one prompt, deepest first."""
     return [(depth, fp(name, depth), 0) for depth in sorted(depths, reverse=True)]
 
 
-def depth(table: RouteTable, stops: list[Stop], now: float = 0.0) -> int:
-    found = table.match(stops, EPOCHS, now, touch=False)
+def depth(table: RouteTable, chain: list[PrefixKey], now: float = 0.0) -> int:
+    found = table.match(chain, GENERATIONS, now, touch=False)
     return found[0].tokens if found else 0
 
 
@@ -66,29 +66,29 @@ def test_one_request_produces_a_route_at_every_boundary_aligned_down_to_a_block(
 
 
 def test_a_branching_conversation_matches_its_system_prompt(learned: RouteTable) -> None:
-    stops = prompt(("system", 256), ("different question", 60))
-    assert learned.match(stops, EPOCHS, 1.0) == [Holder(ONE, 256, Trust.LOCAL)]
+    chain = prompt(("system", 256), ("different question", 60))
+    assert learned.match(chain, GENERATIONS, 1.0) == [Holder(ONE, 256, Trust.LOCAL)]
 
 
 def test_a_continuing_conversation_matches_its_last_turn(learned: RouteTable) -> None:
-    stops = prompt(*THREAD, ("assistant2", 80), ("user3", 30))
-    assert learned.match(stops, EPOCHS, 1.0) == [Holder(ONE, 432, Trust.LOCAL)]
+    chain = prompt(*THREAD, ("assistant2", 80), ("user3", 30))
+    assert learned.match(chain, GENERATIONS, 1.0) == [Holder(ONE, 432, Trust.LOCAL)]
 
 
 def test_a_conversation_resumed_from_the_middle_matches_where_it_was_cut(learned: RouteTable) -> None:
-    stops = prompt(*THREAD[:3], ("new user turn", 70))
-    assert learned.match(stops, EPOCHS, 1.0) == [Holder(ONE, 400, Trust.LOCAL)]
+    chain = prompt(*THREAD[:3], ("new user turn", 70))
+    assert learned.match(chain, GENERATIONS, 1.0) == [Holder(ONE, 400, Trust.LOCAL)]
 
 
 def test_a_foreign_prompt_matches_nothing(learned: RouteTable) -> None:
-    assert learned.match(prompt(("other system", 256)), EPOCHS, 1.0) == []
-    assert learned.match([], EPOCHS, 1.0) == []
+    assert learned.match(prompt(("other system", 256)), GENERATIONS, 1.0) == []
+    assert learned.match([], GENERATIONS, 1.0) == []
     assert learned.statistics().missed == 2
 
 
 def test_boundaries_that_collapse_to_one_block_are_one_row_with_all_their_texts(table: RouteTable) -> None:
-    stops = [(256, 99, 13), (256, 99, 12), (256, 99, 11)]
-    assert table.learn(stops, ONE, 7, Trust.LOCAL, 0.0) == 1
+    chain = [(256, 99, 13), (256, 99, 12), (256, 99, 11)]
+    assert table.learn(chain, ONE, 7, Trust.LOCAL, 0.0) == 1
     assert len(table) == 1
     assert [depth(table, [(250, 0, text)]) for text in (11, 12, 13)] == [256, 256, 256]
 
@@ -98,17 +98,17 @@ def test_texts_learned_first_become_one_row_when_their_tokens_say_so(table: Rout
     assert len(table) == 3
     table.learn([(256, 99, 13), (256, 99, 12), (256, 99, 11)], TWO, 7, Trust.LOCAL, 0.0)
     assert len(table) == 1
-    assert {holder.backend for holder in table.match([(0, 0, 11)], EPOCHS, 0.0, wanted=2)} == {ONE, TWO}
+    assert {holder.backend for holder in table.match([(0, 0, 11)], GENERATIONS, 0.0, wanted=2)} == {ONE, TWO}
     assert table.statistics().merged == 2
 
 
 def test_tokens_join_a_row_known_by_its_text_and_correct_its_depth(table: RouteTable) -> None:
-    stops = prompt(*THREAD)
-    table.learn([(tokens + 32, 0, text) for tokens, _, text in stops], ONE, 7, Trust.LOCAL, 0.0)
-    assert depth(table, text_only(stops)) == 464
-    assert table.learn(stops, ONE, 7, Trust.LOCAL, 0.0) == 0
-    assert depth(table, text_only(stops)) == 432
-    assert depth(table, [(tokens, token, 0) for tokens, token, _ in stops]) == 432
+    chain = prompt(*THREAD)
+    table.learn([(tokens + 32, 0, text) for tokens, _, text in chain], ONE, 7, Trust.LOCAL, 0.0)
+    assert depth(table, text_only(chain)) == 464
+    assert table.learn(chain, ONE, 7, Trust.LOCAL, 0.0) == 0
+    assert depth(table, text_only(chain)) == 432
+    assert depth(table, [(tokens, token, 0) for tokens, token, _ in chain]) == 432
     assert table.statistics().attached == 4
 
 
@@ -121,8 +121,8 @@ def test_a_new_anchor_splits_the_link_between_parent_and_child(table: RouteTable
 
 
 def test_bare_claims_of_peers_are_roots_until_a_local_chain_links_them(table: RouteTable) -> None:
-    for stop in plain(64, 256, 512):
-        table.learn([stop], TWO, 7, Trust.REMOTE, 0.0)
+    for key in plain(64, 256, 512):
+        table.learn([key], TWO, 7, Trust.REMOTE, 0.0)
     assert [view.level for view in table.subtree(0)] == [0, 0, 0]
     table.learn(plain(64, 256, 512, 768), ONE, 7, Trust.LOCAL, 0.0)
     views = table.subtree(0)
@@ -131,37 +131,37 @@ def test_bare_claims_of_peers_are_roots_until_a_local_chain_links_them(table: Ro
 
 
 def test_a_walk_reads_no_further_than_the_deepest_known_stop(learned: RouteTable) -> None:
-    def stops() -> Iterator[Stop]:
+    def chain() -> Iterator[PrefixKey]:
         yield from prompt(*THREAD, ("assistant2", 80))[:2]
         raise AssertionError("read too far")
 
-    assert learned.match(stops(), EPOCHS, 0.5)[0].tokens == 432
-    assert learned.learn(stops(), ONE, 7, Trust.LOCAL, 0.5) == 1
+    assert learned.match(chain(), GENERATIONS, 0.5)[0].tokens == 432
+    assert learned.learn(chain(), ONE, 7, Trust.LOCAL, 0.5) == 1
 
 
 def test_a_learn_that_reads_little_still_refreshes_the_whole_path(learned: RouteTable) -> None:
-    stops = prompt(*THREAD)
-    learned.learn(stops[:1], ONE, 7, Trust.LOCAL, 60.0)
-    assert depth(learned, stops[-1:], now=159.0) == 256
-    assert depth(learned, stops, now=160.0) == 0
+    chain = prompt(*THREAD)
+    learned.learn(chain[:1], ONE, 7, Trust.LOCAL, 60.0)
+    assert depth(learned, chain[-1:], now=159.0) == 256
+    assert depth(learned, chain, now=160.0) == 0
 
 
 def test_each_backend_comes_once_at_its_deepest_depth(table: RouteTable) -> None:
     table.learn(plain(64, 256, 512), ONE, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64, 256), TWO, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64), THREE, 7, Trust.LOCAL, 0.0)
-    found = table.match(plain(64, 256, 512), EPOCHS, 0.0, wanted=9)
+    found = table.match(plain(64, 256, 512), GENERATIONS, 0.0, wanted=9)
     assert [(holder.backend, holder.tokens) for holder in found] == [(ONE, 512), (TWO, 256), (THREE, 64)]
-    assert table.match(plain(64, 256, 512), EPOCHS, 0.0, wanted=2) == found[:2]
+    assert table.match(plain(64, 256, 512), GENERATIONS, 0.0, wanted=2) == found[:2]
 
 
 def test_backends_at_one_depth_come_together_by_trust_then_by_freshness(table: RouteTable) -> None:
     table.learn(plain(64), ONE, 7, Trust.REMOTE, 3.0)
     table.learn(plain(64), TWO, 7, Trust.LOCAL, 1.0)
     table.learn(plain(64), THREE, 7, Trust.LOCAL, 2.0)
-    found = table.match(plain(64), EPOCHS, 3.0, wanted=3)
+    found = table.match(plain(64), GENERATIONS, 3.0, wanted=3)
     assert [holder.backend for holder in found] == [THREE, TWO, ONE]
-    assert table.match(plain(64), EPOCHS, 3.0) == found, "load may decide among equals"
+    assert table.match(plain(64), GENERATIONS, 3.0) == found, "load may decide among equals"
 
 
 def test_a_backend_that_is_not_eligible_is_passed_over_and_keeps_its_claims(table: RouteTable) -> None:
@@ -170,7 +170,7 @@ def test_a_backend_that_is_not_eligible_is_passed_over_and_keeps_its_claims(tabl
     assert table.match(plain(64, 256), (7, -1, 7), 0.0)[0].backend == TWO
     assert table.match(plain(64, 256), (), 0.0) == []
     assert table.sweep(0.0, (7, -1)) == 0
-    assert table.match(plain(64, 256), EPOCHS, 0.0)[0].backend == ONE
+    assert table.match(plain(64, 256), GENERATIONS, 0.0)[0].backend == ONE
 
 
 def test_a_new_boot_epoch_voids_all_claims_at_once_and_the_sweep_removes_them(learned: RouteTable) -> None:
@@ -187,27 +187,27 @@ def test_a_late_answer_of_an_older_epoch_does_not_replace_newer_claims(table: Ro
 
 
 def test_claims_expire_after_their_last_evidence_however_often_they_are_looked_up(learned: RouteTable) -> None:
-    stops = prompt(*THREAD)
+    chain = prompt(*THREAD)
     for now in (50.0, 99.0):
-        assert learned.match(stops, EPOCHS, now)
-    assert learned.match(stops, EPOCHS, 100.0) == []
-    assert learned.sweep(100.0, EPOCHS) == 4
+        assert learned.match(chain, GENERATIONS, now)
+    assert learned.match(chain, GENERATIONS, 100.0) == []
+    assert learned.sweep(100.0, GENERATIONS) == 4
     assert len(learned) == 0
     assert learned.statistics().expired == 4
 
 
 def test_evidence_from_the_past_counts_from_when_it_was_seen(table: RouteTable) -> None:
-    table.match([], EPOCHS, 500.0)
+    table.match([], GENERATIONS, 500.0)
     assert table.learn(plain(64), ONE, 7, Trust.REMOTE, 450.0) == 1
-    assert table.match(plain(64), EPOCHS, 549.0)
-    assert not table.match(plain(64), EPOCHS, 550.0)
+    assert table.match(plain(64), GENERATIONS, 549.0)
+    assert not table.match(plain(64), GENERATIONS, 550.0)
     assert table.learn(plain(32), ONE, 7, Trust.REMOTE, 450.0) == 0
 
 
 def test_an_expired_claim_does_not_lend_its_trust_to_a_weaker_one(table: RouteTable) -> None:
     table.learn(plain(64), ONE, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64), ONE, 7, Trust.REMOTE, 100.0)
-    assert table.match(plain(64), EPOCHS, 100.0)[0].trust == Trust.REMOTE
+    assert table.match(plain(64), GENERATIONS, 100.0)[0].trust == Trust.REMOTE
     assert table.statistics().claims.local == 0
 
 
@@ -242,8 +242,8 @@ def test_a_match_keeps_what_it_matched_from_being_evicted_and_a_dry_run_does_not
     table = RouteTable(capacity=2)
     table.learn(plain(64, name="a"), ONE, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
-    table.match(plain(64, name="a"), EPOCHS, 2.0)
-    table.match(plain(64, name="b"), EPOCHS, 3.0, touch=False)
+    table.match(plain(64, name="a"), GENERATIONS, 2.0)
+    table.match(plain(64, name="b"), GENERATIONS, 3.0, touch=False)
     table.learn(plain(64, name="c"), ONE, 7, Trust.LOCAL, 4.0)
     assert (depth(table, plain(64, name="a"), 4.0), depth(table, plain(64, name="b"), 4.0)) == (64, 0)
 
@@ -252,7 +252,7 @@ def test_a_use_of_a_deep_route_counts_for_the_routes_it_passes_through() -> None
     table = RouteTable(capacity=3)
     table.learn(plain(64, 128, name="a"), ONE, 7, Trust.LOCAL, 0.0)
     table.learn(plain(64, name="b"), ONE, 7, Trust.LOCAL, 1.0)
-    table.match(plain(64, 128, name="a"), EPOCHS, 2.0)
+    table.match(plain(64, 128, name="a"), GENERATIONS, 2.0)
     table.withdraw(plain(128, name="a")[0], ONE)
     table.learn(plain(64, 128, name="c"), ONE, 7, Trust.LOCAL, 3.0)
     assert (depth(table, plain(64, name="a"), 3.0), depth(table, plain(64, name="b"), 3.0)) == (64, 0)
@@ -288,7 +288,7 @@ def test_withdrawing_a_prefix_takes_what_is_below_it_and_leaves_what_is_above_an
     assert table.withdraw(path[2], ONE)
     assert not table.withdraw(path[2], ONE)
     assert not table.withdraw(12345, ONE)
-    found = table.match(path, EPOCHS, 0.0, wanted=2)
+    found = table.match(path, GENERATIONS, 0.0, wanted=2)
     assert [(holder.backend, holder.tokens) for holder in found] == [(TWO, 256), (ONE, 64)]
     assert len(table) == 3, "the deepest row has no claim left"
     assert table.withdraw(path[-1][1], TWO)
@@ -303,7 +303,7 @@ def test_a_large_withdrawal_is_finished_by_the_sweep() -> None:
         table.learn(plain(64, name=str(number)) + root, ONE, 7, Trust.LOCAL, 0.0)
     assert table.withdraw(root[0], ONE)
     assert 0 < len(table) < 2000
-    table.sweep(0.0, EPOCHS)
+    table.sweep(0.0, GENERATIONS)
     assert len(table) == 0
     assert table.statistics().withdrawn == 3001
 
@@ -311,32 +311,32 @@ def test_a_large_withdrawal_is_finished_by_the_sweep() -> None:
 def test_the_sweep_does_a_bounded_part_of_the_table_at_a_time(table: RouteTable) -> None:
     for number in range(500):
         table.learn(plain(64, name=str(number)), ONE, 7, Trust.LOCAL, 0.0)
-    assert table.sweep(200.0, EPOCHS, limit=100) == 100
+    assert table.sweep(200.0, GENERATIONS, limit=100) == 100
     assert len(table) == 400
 
 
 def test_the_subtree_view_tells_depths_parents_holders_and_ages(learned: RouteTable) -> None:
-    learned.match([], EPOCHS, 30.0)
-    stops = prompt(*THREAD)
-    view = learned.subtree(stops[1][2])[0]
+    learned.match([], GENERATIONS, 30.0)
+    chain = prompt(*THREAD)
+    view = learned.subtree(chain[1][2])[0]
     assert (view.tokens, view.exact, view.children, view.idle_s) == (400, True, 1, 30.0)
-    assert (view.token_fingerprint, view.text_fingerprints) == (stops[1][1], (stops[1][2],))
-    assert view.parent == stops[2][1]
-    assert [(holder.backend, holder.epoch, holder.age_s) for holder in view.holders] == [(ONE, 7, 30.0)]
-    assert len(learned.subtree(stops[1][1])) == 2
+    assert (view.token_fingerprint, view.text_fingerprints) == (chain[1][1], (chain[1][2],))
+    assert view.parent == chain[2][1]
+    assert [(holder.backend, holder.generation, holder.age_s) for holder in view.holders] == [(ONE, 7, 30.0)]
+    assert len(learned.subtree(chain[1][1])) == 2
     assert len(learned.subtree(0, limit=3)) == 3
     assert learned.subtree(424242) == []
 
 
 @pytest.mark.parametrize(
-    ("stop", "backend", "epoch"),
+    ("key", "backend", "generation"),
     [((16, 1, 0), 4096, 0), ((16, 1, 0), -1, 0), ((16, 1, 0), 1, -1), ((16, 2**64, 0), 1, 0), ((2**32, 1, 0), 1, 0)],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(
-    table: RouteTable, stop: Stop, backend: int, epoch: int
+    table: RouteTable, key: PrefixKey, backend: int, generation: int
 ) -> None:
-    with pytest.raises(ValueError, match=r"backend id|epoch|not a stop"):
-        table.learn([stop], BackendId(backend), epoch, Trust.LOCAL, 0.0)
+    with pytest.raises(ValueError, match=r"backend id|generation|not a prefix key"):
+        table.learn([key], BackendId(backend), generation, Trust.LOCAL, 0.0)
     assert len(table) == 0
 
 

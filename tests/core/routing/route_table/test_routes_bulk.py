@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 from ranvier_py.core.routing.route_table.bulk_writes import merge
 from ranvier_py.core.routing.route_table.scan import U64, Chunk, Columns, Names, RowsScan, SumsScan
 from tests.core.routing.route_table.test_routes_properties import check
@@ -19,8 +19,8 @@ from tests.core.routing.route_table.test_routes_properties import check
 TTL_S = 20.0  # as that check has it
 NOW = 100.0
 BACKENDS = 3
-EPOCHS = [2, 0, 5]
-NAMES = Names(np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(EPOCHS, np.int32))
+GENERATIONS = [2, 0, 5]
+NAMES = Names(np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(GENERATIONS, np.int32))
 
 
 def sums_of(table: RouteTable, now: float = NOW) -> bytes:
@@ -41,7 +41,7 @@ def chunks_of(table: RouteTable, now: float = NOW) -> list[Columns]:
 
 
 def merge_all(table: RouteTable, chunks: list[Columns], now: float = NOW) -> int:
-    return sum(merge(table, columns, NAMES.epoch, now) for columns in chunks)
+    return sum(merge(table, columns, NAMES.generation, now) for columns in chunks)
 
 
 def pairs_of(table: RouteTable, now: float = NOW) -> dict[tuple[int, int], tuple[int, int]]:
@@ -52,7 +52,7 @@ def pairs_of(table: RouteTable, now: float = NOW) -> dict[tuple[int, int], tuple
         for row in range(1, rows.top)
         if rows.parent[row] >= 0
         for backend, claim in claims.of(row)
-        if claim.epoch == EPOCHS[backend] and claim.evidence > now - TTL_S
+        if claim.generation == GENERATIONS[backend] and claim.evidence > now - TTL_S
         for fingerprint in (rows.token[row], *rows.texts(row))
         if fingerprint
     }
@@ -77,11 +77,11 @@ DEPTHS = st.integers(1, 9).map(lambda blocks: 16 * blocks)
 SOUP = st.lists(st.tuples(DEPTHS, TOKENS, TEXTS), min_size=1, max_size=6)
 PLAIN = (
     st.lists(st.tuples(st.integers(1, 7), st.booleans(), st.integers(0, 2)), min_size=1, max_size=6)
-    .map(lambda stops: sorted({depth: (depth, *rest) for depth, *rest in stops}.values(), reverse=True))
+    .map(lambda chain: sorted({depth: (depth, *rest) for depth, *rest in chain}.values(), reverse=True))
     .map(
-        lambda stops: [
+        lambda chain: [
             (16 * depth, (exact or not text) * mix(depth), text and mix(100 * text + depth))
-            for depth, exact, text in stops
+            for depth, exact, text in chain
         ]
     )
 )
@@ -89,21 +89,21 @@ PLAIN = (
 
 
 def learned_of(
-    stops: st.SearchStrategy[list[Stop]],
-) -> st.SearchStrategy[list[tuple[list[Stop], int, bool, Trust, int]]]:
+    chain: st.SearchStrategy[list[PrefixKey]],
+) -> st.SearchStrategy[list[tuple[list[PrefixKey], int, bool, Trust, int]]]:
     """Stops, backend, whether of an earlier process, trust, age."""
-    fields = (stops, st.integers(0, 2), st.booleans(), st.sampled_from(Trust), st.integers(0, 19))
+    fields = (chain, st.integers(0, 2), st.booleans(), st.sampled_from(Trust), st.integers(0, 19))
     return st.lists(st.tuples(*fields), max_size=10)
 
 
-Learned = list[tuple[list[Stop], int, bool, Trust, int]]
+Learned = list[tuple[list[PrefixKey], int, bool, Trust, int]]
 
 
 def table_of(learned: Learned, capacity: int = 1000) -> RouteTable:
     table = RouteTable(capacity=capacity, ttl_s=TTL_S)
-    for stops, backend, late, trust, age in learned:
-        epoch = max(0, EPOCHS[backend] - late)
-        table.learn(stops, BackendId(backend), epoch, trust, NOW - age)
+    for chain, backend, late, trust, age in learned:
+        generation = max(0, GENERATIONS[backend] - late)
+        table.learn(chain, BackendId(backend), generation, trust, NOW - age)
     return table
 
 
@@ -112,7 +112,7 @@ def table_of(learned: Learned, capacity: int = 1000) -> RouteTable:
 def test_an_empty_table_gets_the_same_claims(learned: Learned) -> None:
     source, target = table_of(learned), RouteTable(ttl_s=TTL_S)
     merge_all(target, chunks_of(source))
-    check(target, EPOCHS, NOW)
+    check(target, GENERATIONS, NOW)
     assert sums_of(target) == sums_of(source)
     assert {pair: evidence for pair, (_, evidence) in pairs_of(target).items()} == {
         pair: evidence for pair, (_, evidence) in pairs_of(source).items()
@@ -127,7 +127,7 @@ def test_a_merge_loses_nothing_and_takes_the_later_evidence(mine: Learned, their
     before, told = pairs_of(target), pairs_of(source)
     chunks = chunks_of(source)
     merge_all(target, chunks)
-    check(target, EPOCHS, NOW)
+    check(target, GENERATIONS, NOW)
     after = pairs_of(target)
     assert all(after[pair][0] >= trust and after[pair][1] >= evidence for pair, (trust, evidence) in before.items())
     assert all(after[pair][1] >= evidence for pair, (_, evidence) in told.items())
@@ -156,13 +156,13 @@ def test_any_columns_leave_a_sound_table(
 ) -> None:
     """Circles, parents of themselves, names that mean two things, ids and times out of range, no room."""
     table = table_of(mine, capacity)
-    epochs = np.array([*EPOCHS, -1], np.int32)
+    generations = np.array([*GENERATIONS, -1], np.int32)
     for claims in theirs:
-        merge(table, columns(*claims), epochs, NOW)
-        check(table, EPOCHS, NOW)
+        merge(table, columns(*claims), generations, NOW)
+        check(table, GENERATIONS, NOW)
     while len(table):
-        table.sweep(NOW + 2 * TTL_S, EPOCHS)
-    check(table, EPOCHS, NOW + 2 * TTL_S)
+        table.sweep(NOW + 2 * TTL_S, GENERATIONS)
+    check(table, GENERATIONS, NOW + 2 * TTL_S)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_any_columns_leave_a_sound_table(
 )
 def test_what_is_no_live_claim_is_left_out(claim: tuple[int, int, int, int, int, float]) -> None:
     table = RouteTable(ttl_s=TTL_S)
-    assert merge(table, columns(claim, (0, 16, 7, 8, 0, 0.0)), np.array([*EPOCHS, -1], np.int32), NOW) == 1
+    assert merge(table, columns(claim, (0, 16, 7, 8, 0, 0.0)), np.array([*GENERATIONS, -1], np.int32), NOW) == 1
     assert set(pairs_of(table)) == {(7, 0), (8, 0)}
 
 
@@ -195,7 +195,7 @@ def test_rows_find_their_place_among_known_ones() -> None:
         (2, 3),
         (3, 4),
     ]
-    check(table, EPOCHS, NOW)
+    check(table, GENERATIONS, NOW)
 
 
 def test_a_claim_of_a_new_row_climbs_to_known_parents() -> None:
@@ -212,7 +212,7 @@ def test_a_claim_of_a_new_row_climbs_to_known_parents() -> None:
         (2, 1): 96,
         (3, 1): 96,
     }
-    check(table, EPOCHS, NOW)
+    check(table, GENERATIONS, NOW)
 
 
 def test_a_row_without_its_parent_finds_it_when_it_is_told_again() -> None:
@@ -229,7 +229,7 @@ def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
     for start in range(0, 2000, 100):
         claims = [(0, 16, rng.getrandbits(64) | 1, 0, 0, 19.0 - start // 100 * 0.9) for _ in range(100)]
         merge_all(table, [columns(*claims)])
-        check(table, EPOCHS, NOW)
+        check(table, GENERATIONS, NOW)
     statistics = table.statistics()
     assert (statistics.rows, statistics.evicted.remote, statistics.created) == (500, 1500, 2000)
     assert min(evidence for _, evidence in pairs_of(table).values()) >= NOW - 6
@@ -252,17 +252,17 @@ def test_local_rows_outlive_what_peers_tell() -> None:
 def test_more_rows_than_the_table_has_are_refused_not_mixed_up() -> None:
     table = RouteTable(capacity=5, ttl_s=TTL_S)
     merge_all(table, [columns(*((0, 16, mix(number), 0, 0, 0.0) for number in range(1, 10)))])
-    check(table, EPOCHS, NOW)
+    check(table, GENERATIONS, NOW)
     assert (len(table), table.statistics().refused) == (5, 4)
 
 
 def test_the_table_grows_by_doubling_while_it_merges() -> None:
     table = RouteTable(capacity=3000, ttl_s=TTL_S)
     for start in range(1, 3000, 512):
-        stop = min(start + 512, 3001)
-        merge_all(table, [columns(*((mix(n - 1), 16, mix(n), mix(n + 10**6), n % 3, 0.0) for n in range(start, stop)))])
+        key = min(start + 512, 3001)
+        merge_all(table, [columns(*((mix(n - 1), 16, mix(n), mix(n + 10**6), n % 3, 0.0) for n in range(start, key)))])
     assert len(table) == 3000 == table.statistics().created
-    check(table, EPOCHS, NOW)
+    check(table, GENERATIONS, NOW)
 
 
 def test_rows_used_before_are_linked_like_new_ones() -> None:
@@ -273,11 +273,11 @@ def test_rows_used_before_are_linked_like_new_ones() -> None:
         table.withdraw(mix(number), BackendId(0))
     chain = [(mix(n - 1) if n > 101 else 0, 16 * (n - 100), mix(n), 0, 0, 5.0) for n in range(101, 106)]
     merge_all(table, [columns(*chain)])
-    check(table, EPOCHS, NOW)
+    check(table, GENERATIONS, NOW)
     assert [view.level for view in table.subtree(mix(101))] == [0, 1, 2, 3, 4]
     for number in range(105, 100, -1):
         assert table.withdraw(mix(number), BackendId(0))
-        check(table, EPOCHS, NOW)
+        check(table, GENERATIONS, NOW)
     assert len(table) == 35
 
 

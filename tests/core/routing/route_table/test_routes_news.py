@@ -17,8 +17,8 @@ def table(ttl_s: float = 1000.0) -> RouteTable:
     return routes
 
 
-def learn(routes: RouteTable, stops: list[tuple[int, int, int]], now: float = 10.0, trust: Trust = Trust.LOCAL) -> None:
-    routes.learn(stops, ENGINE, 0, trust, now)
+def learn(routes: RouteTable, chain: list[tuple[int, int, int]], now: float = 10.0, trust: Trust = Trust.LOCAL) -> None:
+    routes.learn(chain, ENGINE, 0, trust, now)
 
 
 def test_a_new_chat_is_news_from_top_to_end() -> None:
@@ -49,7 +49,7 @@ def test_tokens_that_join_a_text_are_news() -> None:
     learn(routes, [(60, 0, 204), (30, 0, 202)])
     routes.news.clear()
     learn(routes, [(64, 104, 204), (32, 102, 202)], 11.0)
-    assert [stop for news in routes.news for stop in news.stops] == [(64, 104, 204), (32, 102, 202)]
+    assert [key for news in routes.news for key in news.chain] == [(64, 104, 204), (32, 102, 202)]
 
 
 def test_another_backend_that_serves_a_known_prompt_is_news() -> None:
@@ -59,7 +59,7 @@ def test_another_backend_that_serves_a_known_prompt_is_news() -> None:
     routes.learn(CHAT, OTHER, 0, Trust.LOCAL, 11.0)
     (news,) = routes.news
     assert news.backend == OTHER
-    assert news.stops[0] == CHAT[0]
+    assert news.chain[0] == CHAT[0]
 
 
 def test_a_restarted_backend_that_serves_again_is_news() -> None:
@@ -68,7 +68,7 @@ def test_a_restarted_backend_that_serves_again_is_news() -> None:
     routes.news.clear()
     routes.learn(CHAT, ENGINE, 1, Trust.LOCAL, 11.0)
     assert routes.news
-    assert routes.news[0].epoch == 1
+    assert routes.news[0].generation == 1
 
 
 def test_what_peers_said_is_no_news_of_ours() -> None:
@@ -85,7 +85,7 @@ def test_a_route_in_steady_use_is_told_again_within_every_half_of_its_life() -> 
     told: list[float] = []
     for second in range(10, 1000, 3):
         learn(routes, CHAT, float(second))
-        told += [news.at for news in routes.news if CHAT[0] in news.stops]
+        told += [news.at for news in routes.news if CHAT[0] in news.chain]
         routes.news.clear()
     gaps = [later - earlier for earlier, later in pairwise(told)]
     assert max(gaps[1:]) <= 53

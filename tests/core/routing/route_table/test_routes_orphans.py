@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphan, Orphans
 from tests.core.routing.route_table.test_routes_properties import check
 
 NOW = 100.0
-EPOCHS = [0, 0, 0]
+GENERATIONS = [0, 0, 0]
 A, B = BackendId(0), BackendId(1)
-TOP: Stop = (16, 1, 101)
-MIDDLE: Stop = (32, 2, 102)
-DEEP: Stop = (48, 3, 103)
+TOP: PrefixKey = (16, 1, 101)
+MIDDLE: PrefixKey = (32, 2, 102)
+DEEP: PrefixKey = (48, 3, 103)
 
 
 def table_of() -> tuple[RouteTable, Orphans]:
@@ -42,7 +42,7 @@ def test_a_piece_hangs_under_its_row_whichever_comes_first() -> None:
     assert levels(one) == levels(other) == [(0, 1), (1, 2), (2, 3)]
     assert holders(one) == holders(other) == {1: [0, 1], 2: [0, 1], 3: [1]}
     assert (early.adopted, len(early), late.adopted) == (2, 0, 0)
-    check(one, EPOCHS, NOW)
+    check(one, GENERATIONS, NOW)
 
 
 def test_the_claim_climbs_with_its_own_evidence() -> None:
@@ -71,14 +71,14 @@ def test_a_piece_that_expired_while_it_waited_changes_nothing() -> None:
     orphans.learn([DEEP], 2, B, 0, NOW)
     orphans.learn([MIDDLE], 0, A, 0, NOW + 30)
     assert holders(table)[2] == [0]
-    check(table, EPOCHS, NOW + 30)
+    check(table, GENERATIONS, NOW + 30)
 
 
 def test_a_piece_that_names_itself_does_not_wait() -> None:
     table, orphans = table_of()
     orphans.learn([DEEP, MIDDLE], 103, A, 0, NOW)
     assert len(orphans) == 0
-    check(table, EPOCHS, NOW)
+    check(table, GENERATIONS, NOW)
 
 
 def test_what_waits_is_bounded_and_the_oldest_goes() -> None:

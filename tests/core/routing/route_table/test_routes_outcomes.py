@@ -6,30 +6,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.outcomes import evidence_of, refute
 
 A, B = BackendId(0), BackendId(1)
-EPOCHS = [1, 1]
+GENERATIONS = [1, 1]
 
 
-def chain(*names: int) -> list[Stop]:
+def chain_of(*names: int) -> list[PrefixKey]:
     """Deepest first; each name is 16 tokens deeper."""
     return [(16 * (depth + 1), name, 0) for depth, name in enumerate(names)][::-1]
 
 
-def depth(table: RouteTable, stops: Sequence[Stop], backend: BackendId, now: float = 100.0) -> int:
-    found = table.match(stops, [1 if backend == each else -1 for each in (A, B)], now, touch=False)
+def depth(table: RouteTable, chain: Sequence[PrefixKey], backend: BackendId, now: float = 100.0) -> int:
+    found = table.match(chain, [1 if backend == each else -1 for each in (A, B)], now, touch=False)
     return found[0].tokens if found else 0
 
 
 def test_siblings_below_a_cold_prefix_go_and_everything_else_stays() -> None:
     table = RouteTable()
-    cold, sibling, other = chain(1, 2, 3), chain(1, 2, 4, 5), chain(1, 6)
-    for stops in (cold, sibling, other):
+    cold, sibling, other = chain_of(1, 2, 3), chain_of(1, 2, 4, 5), chain_of(1, 6)
+    for chain in (cold, sibling, other):
         for backend in (A, B):
-            table.learn(stops, backend, 1, Trust.LOCAL, 10.0)
+            table.learn(chain, backend, 1, Trust.LOCAL, 10.0)
     table.learn(cold, A, 1, Trust.LOCAL, 50.0)  # it was served, so it is there again
     assert refute(table, (32, 2, 0), A, before=40) == 1
     assert depth(table, sibling, A) == 32
@@ -40,20 +40,20 @@ def test_siblings_below_a_cold_prefix_go_and_everything_else_stays() -> None:
 
 def test_what_was_served_meanwhile_stays() -> None:
     table = RouteTable()
-    table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
-    table.learn(chain(1, 2, 4), A, 1, Trust.LOCAL, 45.0)
-    table.learn(chain(1, 2, 4, 5), A, 1, Trust.LOCAL, 10.0)
+    table.learn(chain_of(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
+    table.learn(chain_of(1, 2, 4), A, 1, Trust.LOCAL, 45.0)
+    table.learn(chain_of(1, 2, 4, 5), A, 1, Trust.LOCAL, 10.0)
     assert refute(table, (32, 2, 0), A, before=40) == 1
-    assert depth(table, chain(1, 2, 4, 5), A) == 48
+    assert depth(table, chain_of(1, 2, 4, 5), A) == 48
     assert refute(table, (32, 2, 0), A, before=46) == 1
-    assert depth(table, chain(1, 2, 4), A) == 32
+    assert depth(table, chain_of(1, 2, 4), A) == 32
 
 
 def test_peers_are_told_of_what_was_withdrawn_as_of_the_request_that_found_out() -> None:
     table = RouteTable()
     table.collect_news()
-    table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
-    table.learn(chain(1, 2, 4), A, 1, Trust.LOCAL, 10.0)
+    table.learn(chain_of(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
+    table.learn(chain_of(1, 2, 4), A, 1, Trust.LOCAL, 10.0)
     assert refute(table, (32, 2, 0), A, before=40) == 1
     assert [(news.fingerprint, news.at) for news in table.withdrawn_news] == [(4, 40)]
 
@@ -64,11 +64,11 @@ def test_an_unknown_prefix_refutes_nothing() -> None:
 
 def test_evidence_is_told_where_it_changes_deepest_first() -> None:
     table = RouteTable()
-    table.learn(chain(1, 2, 3, 4), A, 1, Trust.LOCAL, 10.0)
-    table.learn(chain(1, 2), A, 1, Trust.LOCAL, 30.0)
-    table.learn(chain(1), B, 1, Trust.LOCAL, 40.0)
-    assert evidence_of(table, chain(1, 2, 3, 4, 5), A, 1) == [(64, 10), (32, 30)]
-    assert evidence_of(table, chain(1, 2), A, 2) == []
+    table.learn(chain_of(1, 2, 3, 4), A, 1, Trust.LOCAL, 10.0)
+    table.learn(chain_of(1, 2), A, 1, Trust.LOCAL, 30.0)
+    table.learn(chain_of(1), B, 1, Trust.LOCAL, 40.0)
+    assert evidence_of(table, chain_of(1, 2, 3, 4, 5), A, 1) == [(64, 10), (32, 30)]
+    assert evidence_of(table, chain_of(1, 2), A, 2) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,8 +81,10 @@ def test_a_faded_claim_is_as_if_it_were_not_there_until_it_is_back(
 ) -> None:
     """The one test of a match must agree with a table that never had the old evidence."""
 
-    def names(path: list[int]) -> list[Stop]:
-        return chain(*(sum(part * 10**place for place, part in enumerate(path[: end + 1])) for end in range(len(path))))
+    def names(path: list[int]) -> list[PrefixKey]:
+        return chain_of(
+            *(sum(part * 10**place for place, part in enumerate(path[: end + 1])) for end in range(len(path)))
+        )
 
     table, young = RouteTable(), RouteTable()
     for path, at in learned:
@@ -90,10 +92,10 @@ def test_a_faded_claim_is_as_if_it_were_not_there_until_it_is_back(
             table.learn(names(path), backend, 1, Trust.LOCAL, float(at))
             if backend == B or at > second:
                 young.learn(names(path), backend, 1, Trust.LOCAL, float(at))
-    table.fade(A, second)
+    table.hide(A, second)
     for path, _ in learned:
-        both = [each.match(names(path), EPOCHS, 100.0, wanted=2, touch=False) for each in (table, young)]
+        both = [each.match(names(path), GENERATIONS, 100.0, wanted=2, touch=False) for each in (table, young)]
         assert both[0] == both[1]
-    table.fade(A, -1)
+    table.hide(A, -1)
     for path, _ in learned:
         assert depth(table, names(path), A) == 16 * len(path)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
 
 BACKENDS = 3
@@ -78,27 +78,27 @@ class Model:
             self.known[prefix].used = max(self.known[prefix].used, second)
             prefix = self.known[prefix].parent
 
-    def claim(self, prefix: Prefix, backend: int, epoch: int, trust: int, now: float) -> None:
+    def claim(self, prefix: Prefix, backend: int, generation: int, trust: int, now: float) -> None:
         claims = self.known[prefix].claims
         old = claims.get(backend)
-        if old is not None and old[0] == epoch and old[2] > now - TTL_S:
+        if old is not None and old[0] == generation and old[2] > now - TTL_S:
             trust = max(old[1], trust)
-        claims[backend] = (epoch, trust, int(now))
+        claims[backend] = (generation, trust, int(now))
 
-    def best(self, prefix: Prefix, epochs: list[int], now: float) -> list[Holder]:
+    def best(self, prefix: Prefix, generations: list[int], now: float) -> list[Holder]:
         live = [
             (-trust, -second, backend)
-            for backend, (epoch, trust, second) in self.known[prefix].claims.items()
-            if epochs[backend] == epoch and second > now - TTL_S
+            for backend, (generation, trust, second) in self.known[prefix].claims.items()
+            if generations[backend] == generation and second > now - TTL_S
         ]
         return [Holder(BackendId(backend), len(prefix[1]), -trust) for trust, _, backend in sorted(live)]
 
-    def match(self, prompt: Prompt, epochs: list[int], now: float, wanted: int) -> list[Holder]:
+    def match(self, prompt: Prompt, generations: list[int], now: float, wanted: int) -> list[Holder]:
         found: list[Holder] = []
         for prefix in self.path(prompt):
             if prefix not in self.known or len(found) >= wanted:
                 continue
-            new = [h for h in self.best(prefix, epochs, now) if h.backend not in {f.backend for f in found}]
+            new = [h for h in self.best(prefix, generations, now) if h.backend not in {f.backend for f in found}]
             if new:
                 self.use(prefix, int(now))
             found += new
@@ -129,11 +129,11 @@ class Model:
                 self.known[leaf] = kept
         return False
 
-    def drop(self, epochs: list[int], now: float) -> None:
+    def drop(self, generations: list[int], now: float) -> None:
         """A full sweep: dead claims go, then leaves without claims, from the deep end."""
         for known in self.known.values():
-            for backend, (epoch, _, second) in list(known.claims.items()):
-                if second <= now - TTL_S or epoch != epochs[backend]:
+            for backend, (generation, _, second) in list(known.claims.items()):
+                if second <= now - TTL_S or generation != generations[backend]:
                     del known.claims[backend]
         self.prune()
 
@@ -143,7 +143,7 @@ class Model:
                 del self.known[leaf]
 
 
-def check(table: RouteTable, epochs: list[int], now: float) -> None:
+def check(table: RouteTable, generations: list[int], now: float) -> None:
     """All invariants of the table, by looking at every row."""
     rows, claims = table._rows, table._claims
     placed = [row for row in range(1, len(rows.parent)) if rows.parent[row] >= 0]
@@ -162,7 +162,7 @@ def check(table: RouteTable, epochs: list[int], now: float) -> None:
         assert fingerprints
         assert all(rows.index[fingerprint] == row for fingerprint in fingerprints)
         names += len(fingerprints)
-        check_monotone(table, row, epochs, now)
+        check_monotone(table, row, generations, now)
         check_queued(table, row)
     assert names == len(rows.index) == table.statistics().fingerprints
     assert all(len(list(rows.children(row))) == children[row] for row in (0, *placed))
@@ -173,15 +173,15 @@ def check(table: RouteTable, epochs: list[int], now: float) -> None:
     assert set(claims._others) == {row for row in placed if len(list(claims.of(row))) > 1}
 
 
-def check_monotone(table: RouteTable, row: int, epochs: list[int], now: float) -> None:
+def check_monotone(table: RouteTable, row: int, generations: list[int], now: float) -> None:
     rows, claims = table._rows, table._claims
     parent = rows.parent[row]
     assert parent == 0 or rows.parent[parent] >= 0, "an orphan"
-    for backend, (epoch, trust, evidence) in claims.of(row):
-        if parent and epoch == epochs[backend] and evidence > now - TTL_S:
+    for backend, (generation, trust, evidence) in claims.of(row):
+        if parent and generation == generations[backend] and evidence > now - TTL_S:
             above = claims.get(parent, backend)
             assert above is not None
-            assert above.epoch == epoch
+            assert above.generation == generation
             assert above.trust >= trust
             assert above.evidence >= evidence
 
@@ -211,10 +211,10 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
         self.model = Model(capacity)
         self.names = Names()
-        self.epochs = [0] * BACKENDS
+        self.generations = [0] * BACKENDS
         self.now = 0.0
 
-    def stops(self, prompt: Prompt) -> list[Stop]:
+    def chain(self, prompt: Prompt) -> list[PrefixKey]:
         return [
             (
                 len(prefix[1]),
@@ -231,7 +231,7 @@ class AgainstTheModel(RuleBasedStateMachine):
     def learn(self, prompt: Prompt, backend: int, trust: Trust) -> None:
         model, path = self.model, self.model.path(prompt)
         new = [prefix for prefix in path if prefix not in model.known]
-        created = self.table.learn(self.stops(prompt), BackendId(backend), self.epochs[backend], trust, self.now)
+        created = self.table.learn(self.chain(prompt), BackendId(backend), self.generations[backend], trust, self.now)
         assert created == len(new)
         gone = {prefix for prefix in model.known if not self.is_known(prefix)}
         assert len(gone) == max(0, len(model.known) + len(new) - model.capacity)
@@ -240,23 +240,23 @@ class AgainstTheModel(RuleBasedStateMachine):
             if prefix in new:
                 model.known[prefix] = Known(parent, 0)
         for prefix in path:
-            model.claim(prefix, backend, self.epochs[backend], trust, self.now)
+            model.claim(prefix, backend, self.generations[backend], trust, self.now)
         if path:
             model.use(path[0], int(self.now))
 
     @rule(prompt=prompts, wanted=st.integers(1, 3), out=st.none() | backends)
     def match(self, prompt: Prompt, wanted: int, out: int | None) -> None:
-        epochs = [-1 if backend == out else epoch for backend, epoch in enumerate(self.epochs)]
-        expected = self.model.match(prompt, epochs, self.now, wanted)
-        unheld: list[Stop] = []
-        stops = self.stops(prompt)
-        assert self.table.match(stops, epochs, self.now, wanted=wanted, unheld=unheld) == expected
-        assert unheld == [stop for stop in stops if not expected or stop[0] > expected[0].tokens]
+        generations = [-1 if backend == out else generation for backend, generation in enumerate(self.generations)]
+        expected = self.model.match(prompt, generations, self.now, wanted)
+        unheld: list[PrefixKey] = []
+        chain = self.chain(prompt)
+        assert self.table.match(chain, generations, self.now, wanted=wanted, unheld=unheld) == expected
+        assert unheld == [key for key in chain if not expected or key[0] > expected[0].tokens]
 
     @rule(prompt=prompts)
     def match_by_text(self, prompt: Prompt) -> None:
         """Boundaries alone find the deepest boundary."""
-        stops = [(tokens, 0, text) for tokens, _, text in self.stops(prompt) if text]
+        chain = [(tokens, 0, text) for tokens, _, text in self.chain(prompt) if text]
         boundaries = {prefix for prefix, boundary in prefixes(prompt) if boundary}
         rows = [prefix for prefix in self.model.path(prompt) if prefix in boundaries and self.is_known(prefix)]
         named = {
@@ -265,8 +265,8 @@ class AgainstTheModel(RuleBasedStateMachine):
         expected: list[Holder] = []
         for prefix, boundary in prefixes(prompt):
             if boundary and self.names.of(("text", boundary)) in named and not expected:
-                expected = self.model.best(prefix, self.epochs, self.now)
-        assert self.table.match(stops, self.epochs, self.now, touch=False) == expected
+                expected = self.model.best(prefix, self.generations, self.now)
+        assert self.table.match(chain, self.generations, self.now, touch=False) == expected
 
     @rule(prompt=prompts, backend=backends, depth=st.integers(0, 9))
     def withdraw(self, prompt: Prompt, backend: int, depth: int) -> None:
@@ -292,18 +292,18 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     @rule(backend=backends)
     def reboot(self, backend: int) -> None:
-        self.epochs[backend] += 1
+        self.generations[backend] += 1
 
     @rule()
     def sweep(self) -> None:
-        self.table.sweep(self.now, self.epochs)
-        self.model.drop(self.epochs, self.now)
+        self.table.sweep(self.now, self.generations)
+        self.model.drop(self.generations, self.now)
 
     @invariant()
     def is_equal_and_sound(self) -> None:
         assert len(self.table) == len(self.model.known)
         assert all(self.is_known(prefix) for prefix in self.model.known)
-        check(self.table, self.epochs, self.now)
+        check(self.table, self.generations, self.now)
 
 
 fingerprints = st.integers(0, 8)
@@ -317,23 +317,23 @@ soup = st.lists(
 )
 
 
-class AnyStops(RuleBasedStateMachine):
+class AnyChain(RuleBasedStateMachine):
     """Stops that contradict each other, texts without tokens, bare claims of peers: the table stays sound."""
 
     @initialize(capacity=st.integers(1, 12))
     def start(self, capacity: int) -> None:
         self.table = RouteTable(capacity=capacity, ttl_s=TTL_S)
-        self.epochs = [0] * BACKENDS
+        self.generations = [0] * BACKENDS
         self.now = 0.0
 
-    @rule(stops=soup, backend=backends, trust=trusts, age=st.sampled_from((0.0, 0.0, 5.0)), late=st.booleans())
-    def learn(self, stops: list[Stop], backend: int, trust: Trust, age: float, late: bool) -> None:
-        epoch = max(0, self.epochs[backend] - late)
-        self.table.learn(stops, BackendId(backend), epoch, trust, max(0.0, self.now - age))
+    @rule(chain=soup, backend=backends, trust=trusts, age=st.sampled_from((0.0, 0.0, 5.0)), late=st.booleans())
+    def learn(self, chain: list[PrefixKey], backend: int, trust: Trust, age: float, late: bool) -> None:
+        generation = max(0, self.generations[backend] - late)
+        self.table.learn(chain, BackendId(backend), generation, trust, max(0.0, self.now - age))
 
-    @rule(stops=soup, wanted=st.integers(1, 3))
-    def match(self, stops: list[Stop], wanted: int) -> None:
-        found = self.table.match(stops, self.epochs, self.now, wanted=wanted)
+    @rule(chain=soup, wanted=st.integers(1, 3))
+    def match(self, chain: list[PrefixKey], wanted: int) -> None:
+        found = self.table.match(chain, self.generations, self.now, wanted=wanted)
         assert len({holder.backend for holder in found}) == len(found)
 
     @rule(fingerprint=fingerprints, backend=backends)
@@ -346,20 +346,20 @@ class AnyStops(RuleBasedStateMachine):
 
     @rule(backend=backends)
     def reboot(self, backend: int) -> None:
-        self.epochs[backend] += 1
+        self.generations[backend] += 1
 
     @rule(limit=st.integers(1, 2000))
     def sweep(self, limit: int) -> None:
-        self.table.sweep(self.now, self.epochs, limit)
+        self.table.sweep(self.now, self.generations, limit)
 
     @invariant()
     def is_sound(self) -> None:
-        check(self.table, self.epochs, self.now)
+        check(self.table, self.generations, self.now)
         assert len(self.table.subtree(0)) == len(self.table)
 
 
 TIMES = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AgainstTheModel.TestCase.settings = TIMES
-AnyStops.TestCase.settings = TIMES
+AnyChain.TestCase.settings = TIMES
 TestTheTableEqualsABruteForceModel = AgainstTheModel.TestCase
-TestTheTableStaysSoundUnderAnyStops = AnyStops.TestCase
+TestTheTableStaysSoundUnderAnyChain = AnyChain.TestCase

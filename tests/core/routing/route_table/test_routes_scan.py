@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import RouteTable, Stop, Trust
+from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
 from ranvier_py.core.routing.route_table.scan import (
     BUCKETS,
     CHUNK_CLAIMS,
@@ -31,7 +31,7 @@ from ranvier_py.core.routing.route_table.scan import (
 TTL_S = 20.0
 MARGIN_S = 5.0
 BACKENDS = 3
-EPOCHS = [2, 0, 5, 1]
+GENERATIONS = [2, 0, 5, 1]
 Pair = tuple[int, int]  # fingerprint, backend
 
 
@@ -40,7 +40,7 @@ def names(order: tuple[int, ...] = (0, 1, 2), told: tuple[bool, ...] = (True, Tr
     return Names(
         np.array([told[backend] * mix(1000 + backend) for backend in order], U64),
         np.array([7 + backend for backend in order], U64),
-        np.array([EPOCHS[backend] for backend in order], np.int32),
+        np.array([GENERATIONS[backend] for backend in order], np.int32),
     )
 
 
@@ -71,7 +71,7 @@ def pairs_of(table: RouteTable, now: float, margin_s: float = MARGIN_S) -> set[P
         for row in range(1, rows.top)
         if rows.parent[row] >= 0
         for backend, claim in claims.of(row)
-        if backend < BACKENDS and claim.epoch == EPOCHS[backend] and claim.evidence > now - TTL_S + margin_s
+        if backend < BACKENDS and claim.generation == GENERATIONS[backend] and claim.evidence > now - TTL_S + margin_s
         for fingerprint in (rows.token[row], *rows.texts(row))
         if fingerprint
     }
@@ -108,18 +108,18 @@ LEARNED = st.lists(
 NOW = 100.0
 
 
-def table_of(learned: list[tuple[list[Stop], int, bool, Trust, int]], capacity: int = 1000) -> RouteTable:
+def table_of(learned: list[tuple[list[PrefixKey], int, bool, Trust, int]], capacity: int = 1000) -> RouteTable:
     table = RouteTable(capacity=capacity, ttl_s=TTL_S)
-    for stops, backend, late, trust, age in learned:
-        epoch = max(0, EPOCHS[backend] - late)
-        table.learn(stops, BackendId(backend), epoch, trust, NOW - age)
+    for chain, backend, late, trust, age in learned:
+        generation = max(0, GENERATIONS[backend] - late)
+        table.learn(chain, BackendId(backend), generation, trust, NOW - age)
     return table
 
 
 @settings(max_examples=150, deadline=None)
 @given(LEARNED, st.sampled_from((6, 1000)))
 def test_sums_and_columns_are_those_of_a_look_at_every_row(
-    learned: list[tuple[list[Stop], int, bool, Trust, int]], capacity: int
+    learned: list[tuple[list[PrefixKey], int, bool, Trust, int]], capacity: int
 ) -> None:
     table = table_of(learned, capacity)
     pairs = pairs_of(table, NOW)
@@ -134,17 +134,17 @@ def test_sums_and_columns_are_those_of_a_look_at_every_row(
 
 def test_sums_do_not_depend_on_the_order_of_learning_or_on_local_ids() -> None:
     rng = Random(1)
-    lessons = [
+    route_updates = [
         ([(32, rng.getrandbits(64) | 1, 0), (16, mix(number % 7), rng.getrandbits(64) | 1)], rng.randrange(BACKENDS))
         for number in range(300)
     ]
     one, other = RouteTable(ttl_s=TTL_S), RouteTable(ttl_s=TTL_S)
     order = (2, 0, 1)
-    for stops, backend in lessons:
-        one.learn(stops, BackendId(backend), EPOCHS[backend], Trust.LOCAL, NOW)
-    rng.shuffle(lessons)
-    for stops, backend in lessons:
-        other.learn(stops, BackendId(order.index(backend)), EPOCHS[backend], Trust.REMOTE, NOW - 3)
+    for chain, backend in route_updates:
+        one.learn(chain, BackendId(backend), GENERATIONS[backend], Trust.LOCAL, NOW)
+    rng.shuffle(route_updates)
+    for chain, backend in route_updates:
+        other.learn(chain, BackendId(order.index(backend)), GENERATIONS[backend], Trust.REMOTE, NOW - 3)
     assert sums_of(one, NOW) == sums_of(other, NOW, names(order)) != bytes(SUMS_BYTES)
 
 
@@ -189,7 +189,7 @@ def big_table(rows: int, seed: int, churn: bool, backends: int = BACKENDS) -> Ro
             (16 * level, rng.getrandbits(64) | 1, rng.getrandbits(64) * (level % 3 > 0))
             for level in range(depth, 0, -1)
         ]
-        table.learn(chain, BackendId(backend), EPOCHS[backend], Trust.LOCAL, NOW + number * 1e-4)
+        table.learn(chain, BackendId(backend), GENERATIONS[backend], Trust.LOCAL, NOW + number * 1e-4)
     return table
 
 
@@ -257,7 +257,7 @@ def test_a_step_ends_behind_many_further_claims() -> None:
     rows = 2 * EXTRA_CLAIMS_MAX
     for number in range(rows):
         for backend in range(BACKENDS):
-            table.learn([(16, mix(number), 0)], BackendId(backend), EPOCHS[backend], Trust.LOCAL, NOW)
+            table.learn([(16, mix(number), 0)], BackendId(backend), GENERATIONS[backend], Trust.LOCAL, NOW)
     assert rows < SUMS_ROWS
     scan = SumsScan(table, names(), MARGIN_S)
     steps = 1

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.prompt import Stop
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.uses import renew, used_before
 
 A, B = BackendId(0), BackendId(1)
 
 
-def chain(*names: int) -> list[Stop]:
+def chain(*names: int) -> list[PrefixKey]:
     """Deepest first; each name is 16 tokens deeper."""
     return [(16 * (depth + 1), name, 0) for depth, name in enumerate(names)][::-1]
 
 
-def depth(table: RouteTable, stops: list[Stop], backend: BackendId = A) -> int:
-    found = table.match(stops, [1 if backend == each else -1 for each in (A, B)], 100.0, touch=False)
+def depth(table: RouteTable, chain: list[PrefixKey], backend: BackendId = A) -> int:
+    found = table.match(chain, [1 if backend == each else -1 for each in (A, B)], 100.0, touch=False)
     return found[0].tokens if found else 0
 
 
@@ -44,7 +44,7 @@ def test_what_several_prompts_have_in_common_is_used_once() -> None:
 
 
 def test_a_prompt_that_goes_on_from_another_is_new_from_there() -> None:
-    """A sheaf says of its rows no more than the name of what is above them."""
+    """A update batch says of its rows no more than the name of what is above them."""
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     pieces = [[(48, 3, 0), (0, 0, 2)], [(64, 4, 0), (0, 0, 3)], [(64, 5, 0), (0, 0, 3)]]
@@ -59,12 +59,12 @@ def test_what_another_engine_holds_deeper_is_new_to_this_one_from_where_its_own_
     assert used_before(table, [[(80, 5, 0), (64, 4, 0)], [(80, 6, 0), (64, 4, 0)]], A, 1, 30) == (64, {10: 32})
 
 
-def test_a_lesson_of_a_peer_is_heard_before_its_claims_are_raised() -> None:
+def test_a_route_update_of_a_peer_is_heard_before_its_claims_are_raised() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     heard: list[tuple[int, dict[int, int]]] = []
-    table.hearing = lambda prompts, backend, epoch, second: heard.append(
-        used_before(table, prompts, backend, epoch, second)
+    table.hearing = lambda prompts, backend, generation, second: heard.append(
+        used_before(table, prompts, backend, generation, second)
     )
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 20.0)
     assert heard == []
@@ -77,7 +77,7 @@ def test_what_a_running_request_uses_stays_young() -> None:
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain(1, 5), A, 1, Trust.LOCAL, 10.0)
     renew(table, chain(1, 2, 3, 4), A, 1, 20)
-    table.fade(A, 15)
+    table.hide(A, 15)
     assert depth(table, chain(1, 2, 3)) == 48
     assert depth(table, chain(1, 5)) == 16
     renew(table, chain(1, 5), A, 2, 30)  # it ran at an earlier process
@@ -91,13 +91,13 @@ def test_of_a_second_that_is_partly_out_the_deeper_claims_fade_first() -> None:
     table.learn(chain(4, 5), A, 1, Trust.LOCAL, 11.0)
     for backend in (A, B):
         table.learn(chain(6, 7, 8), backend, 1, Trust.LOCAL, 10.0)
-    table.fade(A, 9, {10: 40, 11: 100})
+    table.hide(A, 9, {10: 40, 11: 100})
     assert depth(table, chain(1, 2, 3)) == 32
     assert depth(table, chain(4, 5)) == 32
     assert depth(table, chain(6, 7, 8)) == 32
     assert depth(table, chain(6, 7, 8), B) == 48
-    table.fade(A, 10, {11: 16})
+    table.hide(A, 10, {11: 16})
     assert depth(table, chain(1, 2, 3)) == 0
     assert depth(table, chain(4, 5)) == 16
-    table.fade(A, -1)
+    table.hide(A, -1)
     assert depth(table, chain(1, 2, 3)) == 48

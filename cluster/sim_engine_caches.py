@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cluster.sim_kv import NAMESPACE
 from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import EngineTruth, Source
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level
 from ranvier_py.core.engine_cache.peer_access import Sharing
@@ -46,11 +46,11 @@ def namespace_of(model: str, adapter: str, salt: str) -> Fingerprint:  # noqa: A
     return NAMESPACE
 
 
-class SimTruth:
+class SimEngineCaches:
     """Of one process. Engines by number; `ids` are the registry's, in the same order."""
 
     def __init__(self, router: Router, ids: Sequence[BackendId], sharing: Sharing) -> None:
-        self.truth = EngineTruth(router.routes, self._epoch_of, restarted=self._restarted)
+        self.engine_caches = EngineCaches(router.routes, self._generation_of, restarted=self._restarted)
         self.sharing = sharing
         sharing.give = self._original
         self.streams: dict[int, EventStream] = {}
@@ -77,7 +77,7 @@ class SimTruth:
             if rows.parent[row] < 0 or not rows.token[row]:
                 continue
             for backend, claim in claims.of(row):
-                if claim.epoch == self._epoch_of(BackendId(backend)) and claim.evidence > horizon:
+                if claim.generation == self._generation_of(BackendId(backend)) and claim.evidence > horizon:
                     yield self._ids.index(BackendId(backend)), rows.token[row]
 
     def look(self, now: float) -> None:
@@ -91,7 +91,7 @@ class SimTruth:
                 self._carry(engine, stream.copy_offered(came.ask, came.copy, now), now)
             elif stream is not None:
                 self._carry(engine, stream.copy_failed(came.ask, now), now)
-        self.truth.sweep(now, SWEEP_ROWS)
+        self.engine_caches.sweep(now, SWEEP_ROWS)
 
     def _follow(self, engine: int, backend: BackendId, now: float) -> None:
         stream = self.streams.get(engine)
@@ -101,7 +101,7 @@ class SimTruth:
             names = Names(self._router.hasher, namespace_of, ("m",))
             source = Source(backend, "zmq/0")
             self.streams[engine] = stream = EventStream(
-                source, self.truth, self._router.hasher, names, settings=GapSettings()
+                source, self.engine_caches, self._router.hasher, names, settings=GapSettings()
             )
             stream.open(now)
             copy = self._takeovers.take(backend, 0)
@@ -153,14 +153,14 @@ class SimTruth:
 
     # --- what the truth asks ----------------------------------------------------------------------------------------
 
-    def _epoch_of(self, backend: BackendId) -> int:
+    def _generation_of(self, backend: BackendId) -> int:
         known = self._registry.slots[backend]
-        return -1 if known is None or known.removed else known.epoch
+        return -1 if known is None or known.removed else known.generation
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
         self._registry.restart_told(known, 0.0, now, why)
-        return known.epoch
+        return known.generation
 
     def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:  # noqa: ARG002
         stream = self.streams.get(self._ids.index(backend))

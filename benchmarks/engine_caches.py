@@ -1,6 +1,6 @@
 """What knowing the engines' caches is worth where they are too small: estimated, calibrated by answers, told by events.
 
-`python -m benchmarks.truth [--quick] [--workload qmsum]`
+`python -m benchmarks.engine_caches [--quick] [--workload qmsum]`
 
 The real Router and modelled engines in virtual time (`ranvier_py.replay`), engines whose caches together hold 25, 50 or
 100 % of the working set (all prefixes of the trace, each once), at LOAD of what such engines can bear (`CAPACITY`).
@@ -11,7 +11,7 @@ Four nodes are run with the smallest caches.
 The ceiling is who sees into the engines: `oracle_greedy` (hits), `oracle_ttft` (times).
 Goals: calibration alone recovers at least half of what events would, in wasted prefill and in hit rate where there is
 something to recover; four nodes with events within a point of one.
-Results: results/truth.json. A full run takes some ten minutes of one core.
+Results: results/engine_caches.json. A full run takes some ten minutes of one core.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def four_as_one(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.truth", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_caches", description=__doc__)
     parser.add_argument("--workload", action="append", choices=list(CAPACITY), default=[])
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
     parser.add_argument("--seed", type=int, default=1)

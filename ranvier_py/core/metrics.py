@@ -1,0 +1,70 @@
+"""Numbers to be seen from outside: declared once, where they are counted, and rendered elsewhere.
+
+A component counts in one mutable dataclass whose fields are made by `counter`, `gauge` and `histogram`. `samples` reads
+them when somebody asks; `values` gives the same numbers as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from ranvier_py.core.histogram import Histogram
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One time series at this moment.
+
+    `name` has its unit last and neither our prefix nor `_total`: "requests", "first_token_seconds". All samples of one
+    name have the same kind and help, and differ in their labels. Values of labels come from short lists: each new one
+    is a new time series for ever.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    value: float | Histogram
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def counter(help_text: str, *, label: str = "") -> Any:
+    """A number that only grows. With `label`: a dict of them, one for each value of that label."""
+    return _declared("counter", help_text, label)
+
+
+def gauge(help_text: str, *, label: str = "") -> Any:
+    """A number that rises and falls. With `label`: a dict of them, one for each value of that label."""
+    return _declared("gauge", help_text, label)
+
+
+def histogram(help_text: str, make: Callable[[], Histogram]) -> Any:
+    return field(default_factory=make, metadata={"kind": "histogram", "help": help_text})
+
+
+def _declared(kind: Kind, help_text: str, label: str) -> Any:
+    metadata = {"kind": kind, "help": help_text, "label": label}
+    return field(default_factory=dict, metadata=metadata) if label else field(default=0, metadata=metadata)
+
+
+def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterator[Sample]:  # only read
+    """One sample for each declared field of a dataclass, and for each key of a field with a label."""
+    for each in fields(counters):
+        if not each.metadata:
+            continue
+        name, kind, help_text = f"{part}_{each.name}", each.metadata["kind"], each.metadata["help"]
+        value = getattr(counters, each.name)
+        if isinstance(value, Mapping):
+            for key, number in value.items():
+                yield Sample(name, kind, help_text, number, {**labels, each.metadata["label"]: str(key)})
+        else:
+            yield Sample(name, kind, help_text, value, labels)
+
+
+def values(counters: Any) -> dict[str, Any]:
+    """The declared numbers as JSON."""
+    found = {each.name: getattr(counters, each.name) for each in fields(counters) if each.metadata}
+    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
