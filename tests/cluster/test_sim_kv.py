@@ -16,7 +16,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.replication.removals import is_removal
-from ranvier_py.core.gossip.wire.messages import Holdings, Message, RouteUpdates
+from ranvier_py.core.gossip.wire.messages import SnapshotChunk, Message, RouteUpdates
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05
@@ -137,7 +137,7 @@ def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Mess
     """Route updates, removals, tables, copies: searched in every alignment, before they are sealed."""
     messages, marks = told
     kinds = [type(message) for message, _ in messages]
-    assert kinds.count(Holdings) > 1
+    assert kinds.count(SnapshotChunk) > 1
     route_updates = [
         entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
     ]

@@ -28,7 +28,7 @@ from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.membership_counters import MembersStatistics, MemberView
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
-from ranvier_py.core.gossip.readers.reader_gossip import STREAM_MESSAGES, StreamGossip
+from ranvier_py.core.gossip.readers.reader_claims import STREAM_MESSAGES, ReaderGossip
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_store import RouteMemory
@@ -65,8 +65,8 @@ TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.SUMS, Kind.TOTAL_SUM, Kind.PART_SUMS), "rows"),
     **dict.fromkeys((Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
-    **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS_SINCE), "streams"),
-    **dict.fromkeys((Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
+    **dict.fromkeys((Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED), "streams"),
+    **dict.fromkeys((Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED), "streams"),
 }
 """What a message is about, for the counters of traffic."""
 
@@ -134,7 +134,7 @@ class Gossip:
         memory: RouteMemory,
         facts: BackendFacts,
         orders: Orders,
-        streams: StreamGossip,
+        streams: ReaderGossip,
         outbox: list[Letter],
         rng: Random,
         now: float,

@@ -29,7 +29,7 @@ from ranvier_py.core.gossip.wire.columns import (
     pack_entries,
     pack_facts,
     pack_loads,
-    pack_standings,
+    pack_reader_claims,
     pack_vector,
     pack_waits,
     rows_column,
@@ -40,9 +40,9 @@ from ranvier_py.core.gossip.wire.columns import (
     unpack_facts,
     unpack_group_sums,
     unpack_groups,
-    unpack_holdings_head,
+    unpack_snapshot_head,
     unpack_loads,
-    unpack_standings,
+    unpack_reader_claims,
     unpack_sums,
     unpack_vector,
     unpack_waits,
@@ -58,10 +58,9 @@ from ranvier_py.core.gossip.wire.messages import (
     Echo,
     Facts,
     Hello,
-    Holdings,
-    HoldingsRefused,
-    HoldingsSince,
-    HoldingsWanted,
+    SnapshotChunk,
+    SnapshotRefused,
+    SnapshotWanted,
     Loads,
     Members,
     Message,
@@ -74,7 +73,7 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Standings,
+    ReaderClaims,
     Sums,
     TotalSum,
     Vector,
@@ -125,11 +124,10 @@ class Kind(IntEnum):
     LOADS = 48
     FACTS = 49
     COMMANDS = 50
-    STANDINGS = 51
-    HOLDINGS_WANTED = 64
-    HOLDINGS = 65
-    HOLDINGS_REFUSED = 66
-    HOLDINGS_SINCE = 67
+    READER_CLAIMS = 51
+    SNAPSHOT_WANTED = 64
+    SNAPSHOT_CHUNK = 65
+    SNAPSHOT_REFUSED = 66
 
 
 class Field(NamedTuple):
@@ -160,8 +158,8 @@ LOADS = Field(pack_loads, unpack_loads)
 WAITS = Field(pack_waits, unpack_waits)
 FACTS = Field(pack_facts, unpack_facts)
 COMMANDS = Field(pack_commands, unpack_commands)
-STANDINGS = Field(pack_standings, unpack_standings)
-HOLDINGS_HEAD = Field(None, unpack_holdings_head)
+READER_CLAIMS = Field(pack_reader_claims, unpack_reader_claims)
+SNAPSHOT_HEAD = Field(None, unpack_snapshot_head)
 GROUPS, GROUP_SUMS = Field(None, unpack_groups), Field(None, unpack_group_sums)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
@@ -187,11 +185,10 @@ LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
     (Kind.LOADS, Loads, (U32, LOADS, WAITS)),
     (Kind.FACTS, Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, Commands, (COMMANDS,)),
-    (Kind.STANDINGS, Standings, (STANDINGS,)),
-    (Kind.HOLDINGS_WANTED, HoldingsWanted, (U32, U64, U16, U32)),
-    (Kind.HOLDINGS, Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
-    (Kind.HOLDINGS_REFUSED, HoldingsRefused, (U32, FLAG)),
-    (Kind.HOLDINGS_SINCE, HoldingsSince, (U32, U64, U16, U64, U64)),
+    (Kind.READER_CLAIMS, ReaderClaims, (READER_CLAIMS,)),
+    (Kind.SNAPSHOT_WANTED, SnapshotWanted, (U32, U64, U16, U32)),
+    (Kind.SNAPSHOT_CHUNK, SnapshotChunk, (U32, U32, FLAG, SNAPSHOT_HEAD, *(COLUMN,) * 7)),
+    (Kind.SNAPSHOT_REFUSED, SnapshotRefused, (U32, FLAG)),
 )
 """Each message's fields in their order: the protocol. New fields are appended, never taken away."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.fields import U16_MAX, amount, bad, column, encoded, text
-from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, Rows, Stand
+from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, Rows, ReaderClaim
 
 ENTRIES_MAX = 4096
 """Route updates in a batch: what an eager queue holds."""
@@ -45,14 +45,14 @@ BACKEND = Struct("<QI")
 LOAD = Struct("<QH")
 WAIT = Struct("<HI")
 FACT = Struct("<QIdBBI")
-STAND = Struct("<QQIB")
+READER_CLAIM = Struct("<QQIB")
 COMMAND = Struct("<QdBHB32s")
 VERDICT_MAX = 3
-STANDING_MAX = 5
-STANDINGS_MAX = 8192
+READER_STATE_MAX = 5
+READER_CLAIMS_MAX = 8192
 """Of one message: every engine's reader, and those that can't."""
 
-HOLDINGS_HEAD_BYTES = 24
+SNAPSHOT_HEAD_BYTES = 24
 VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
 
 Pairs = tuple[tuple[int, int], ...]
@@ -143,21 +143,21 @@ def unpack_facts(field: object) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def pack_standings(standings: tuple[Stand, ...]) -> bytes:
-    if len(standings) > STANDINGS_MAX:
-        raise ValueError("too many standings")
-    return b"".join([STAND.pack(*stand) for stand in standings])
+def pack_reader_claims(claims: tuple[ReaderClaim, ...]) -> bytes:
+    if len(claims) > READER_CLAIMS_MAX:
+        raise ValueError("too many reader claims")
+    return b"".join([READER_CLAIM.pack(*claim) for claim in claims])
 
 
-def unpack_standings(field: object) -> tuple[Stand, ...]:
-    standings = tuple(map(Stand._make, STAND.iter_unpack(column(field, STAND.size, STANDINGS_MAX))))
-    if any(stand.standing > STANDING_MAX or not stand.member for stand in standings):
-        bad("standing")
-    return standings
+def unpack_reader_claims(field: object) -> tuple[ReaderClaim, ...]:
+    claims = tuple(map(ReaderClaim._make, READER_CLAIM.iter_unpack(column(field, READER_CLAIM.size, READER_CLAIMS_MAX))))
+    if any(claim.state > READER_STATE_MAX or not claim.member for claim in claims):
+        bad("reader claim")
+    return claims
 
 
-def unpack_holdings_head(field: object) -> bytes:
-    if type(field) is not bytes or len(field) != HOLDINGS_HEAD_BYTES:
+def unpack_snapshot_head(field: object) -> bytes:
+    if type(field) is not bytes or len(field) != SNAPSHOT_HEAD_BYTES:
         bad("head of a copy")
     return field
 

@@ -13,8 +13,8 @@ from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.gossip_values import Letter, Peer
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
-from ranvier_py.core.gossip.readers.ownership import Standing
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.ownership import ReaderState
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import BackendLimits, Registry
@@ -38,7 +38,7 @@ class Node:
         for url in Random(session).sample(ENGINES, len(ENGINES)):
             self.registry.add(url)
         self.backends.look(0.0)
-        self.gossip = StreamGossip(session, hasher(), self.outbox, rng, 0.0)
+        self.gossip = ReaderGossip(session, hasher(), self.outbox, rng, 0.0)
         self.streams = SharedStreams(self.gossip, self.backends, session, 0.0)
         self.known: dict[str, Residency] = {}
         self.deaf = False
@@ -168,7 +168,7 @@ def test_a_node_that_loses_its_place_does_not_say_anything_of_it() -> None:
     net.run(10.0)
     url = next(url for url in ENGINES if url not in net.nodes[1].reads())
     net.nodes[1].streams.said(net.nodes[1].id(url), Level.EXACT, net.now)
-    assert Standing.EXACT not in net.nodes[1].streams.ownership.mine().values()
+    assert ReaderState.EXACT not in net.nodes[1].streams.ownership.mine().values()
 
 
 def test_alone_everything_is_read_here_and_nobody_has_a_copy() -> None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip.readers import ownership
 from ranvier_py.core.gossip.readers.ownership import (
-    STANDING_OF,
+    STATE_OF,
     Ownership,
     OwnershipSettings,
-    Standing,
+    ReaderState,
     Subscribe,
     Unsubscribe,
 )
@@ -40,7 +40,7 @@ class Cluster:
         node.backends(self.engines, self.now)
         for key in self.engines:
             if number in self.unable:
-                node.reached(key, Standing.UNABLE, self.now)
+                node.reached(key, ReaderState.UNABLE, self.now)
         self.meet()
 
     def die(self, number: int) -> None:
@@ -61,7 +61,7 @@ class Cluster:
                 else:
                     del self.exact_at[number, effect.backend]
         for (number, key), at in self.exact_at.items():
-            self.nodes[number].reached(key, Standing.EXACT if at <= self.now else Standing.ESTIMATED, self.now)
+            self.nodes[number].reached(key, ReaderState.EXACT if at <= self.now else ReaderState.ESTIMATED, self.now)
         for number, node in self.nodes.items():
             for key, standing in node.mine().items():
                 for other in self.nodes.values():
@@ -170,11 +170,11 @@ def test_who_cannot_says_so_and_others_move_up() -> None:
     key = cluster.engines[0]
     owner = cluster.owner(key)
     del cluster.exact_at[owner, key]
-    cluster.nodes[owner].reached(key, Standing.UNABLE, cluster.now)
+    cluster.nodes[owner].reached(key, ReaderState.UNABLE, cluster.now)
     cluster.run(3.0)
     (reader,) = cluster.readers(key)
     assert reader != owner
-    cluster.nodes[owner].reached(key, Standing.NONE, cluster.now)
+    cluster.nodes[owner].reached(key, ReaderState.NONE, cluster.now)
     cluster.run(15.0)
     assert cluster.readers(key) == [owner]
 
@@ -186,7 +186,7 @@ def test_one_ahead_that_never_begins_is_passed_over() -> None:
     owner = cluster.owner(key)
     others = [node for number, node in cluster.nodes.items() if number != owner]
     for node in others:
-        node.said(owner, key, Standing.NONE, cluster.now)
+        node.said(owner, key, ReaderState.NONE, cluster.now)
     begun: list[float] = []
     for at in range(60):
         begun += [at / 4 for node in others if Subscribe(key) in node.tick(cluster.now + at / 4)]
@@ -213,12 +213,12 @@ def test_copies_are_asked_of_those_who_know_exactly() -> None:
     node = Ownership(1, 0.0)
     node.backends([5], 0.0)
     node.members([1, 2, 3, 4], 0.0)
-    node.said(2, 5, Standing.EXACT, 0.0)
-    node.said(3, 5, Standing.DEGRADED, 0.0)
+    node.said(2, 5, ReaderState.EXACT, 0.0)
+    node.said(3, 5, ReaderState.DEGRADED, 0.0)
     assert node.snapshot_sources(5) == [2]
     node.members([1, 3, 4], 1.0)
     assert node.snapshot_sources(5) == []
-    assert {STANDING_OF[level].reads for level in Level} == {True}
+    assert {STATE_OF[level].reads for level in Level} == {True}
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,7 +240,7 @@ def test_whatever_happened_in_the_end_each_stream_has_one_reader_that_can(
             (cluster.unable.add if what == "unable" else cluster.unable.discard)(chosen)
             for key in cluster.engines:
                 cluster.exact_at.pop((chosen, key), None)
-                standing = Standing.UNABLE if what == "unable" else Standing.NONE
+                standing = ReaderState.UNABLE if what == "unable" else ReaderState.NONE
                 cluster.nodes[chosen].reached(key, standing, cluster.now)
         cluster.run(number / 4)
     cluster.run(LONG_S)
@@ -273,6 +273,6 @@ def test_who_cannot_read_does_not_stand_by() -> None:
         cluster.step()
     for key in cluster.engines:
         (standby,) = [node for node in cluster.nodes.values() if node.stands_by(key)]
-        standby.reached(key, Standing.UNABLE, cluster.now)
+        standby.reached(key, ReaderState.UNABLE, cluster.now)
         assert not standby.stands_by(key)
         assert not standby.stands_by(99)

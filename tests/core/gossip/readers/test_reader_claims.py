@@ -6,7 +6,7 @@ import pytest
 
 from ranvier_py.core.gossip.readers import reader_claims as standings
 from ranvier_py.core.gossip.readers.reader_claims import REPAIR_INTERVAL_S, SAY_INTERVAL_S
-from ranvier_py.core.gossip.wire.messages import Stand, Standings
+from ranvier_py.core.gossip.wire.messages import ReaderClaim, ReaderClaims
 from tests.core.gossip.readers.stream_net import StreamNet, StreamNode
 
 
@@ -46,8 +46,8 @@ def test_a_newcomer_is_told_all() -> None:
 
 def test_an_older_word_that_comes_late_changes_nothing() -> None:
     book = StreamNet(2).nodes[1].gossip.standings
-    book.receive(Standings((Stand(11, 2, 7, 5),)))
-    book.receive(Standings((Stand(11, 2, 6, 2), Stand(11, 2, 7, 3))))
+    book.receive(ReaderClaims((ReaderClaim(11, 2, 7, 5),)))
+    book.receive(ReaderClaims((ReaderClaim(11, 2, 6, 2), ReaderClaim(11, 2, 7, 3))))
     assert book.standing(2, 11) == 5
     assert [stand.clock for stand in book.news] == [7]
 
@@ -55,7 +55,7 @@ def test_an_older_word_that_comes_late_changes_nothing() -> None:
 def test_nobody_is_told_what_he_says_himself() -> None:
     book = StreamNet(2).nodes[1].gossip.standings
     book.say(11, 2)
-    book.receive(Standings((Stand(11, 1, 900, 5),)))
+    book.receive(ReaderClaims((ReaderClaim(11, 1, 900, 5),)))
     assert book.standing(1, 11) == 2
 
 
@@ -78,7 +78,7 @@ def test_the_words_of_a_member_that_is_gone_go_with_it() -> None:
 def test_the_number_of_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standings, "STANDINGS_KEPT_MAX", 3)
     book = StreamNet(2).nodes[1].gossip.standings
-    book.receive(Standings(tuple(Stand(backend, 2, 1, 5) for backend in range(1, 6))))
+    book.receive(ReaderClaims(tuple(ReaderClaim(backend, 2, 1, 5) for backend in range(1, 6))))
     book.say(99, 5)
     assert (len(book.all()), book.dropped) == (3, 3)
 

@@ -16,7 +16,7 @@ from ranvier_py.core.gossip.readers.snapshot_transfer import (
     Subject,
     Taken,
 )
-from ranvier_py.core.gossip.wire.messages import HoldingsRefused, HoldingsWanted
+from ranvier_py.core.gossip.wire.messages import SnapshotRefused, SnapshotWanted
 from tests.core.engine_cache.test_residency import TEXT, residency, stored
 from tests.core.gossip.readers.stream_net import StreamNet, peer_of
 
@@ -175,8 +175,8 @@ def test_who_is_always_busy_is_given_up() -> None:
         net.now += 0.2
         transfers.tick(net.now)
         for letter in net.nodes[1].outbox:
-            assert isinstance(letter.message, HoldingsWanted)
-            transfers.receive(peer_of(2), HoldingsRefused(letter.message.request, busy=True), net.now)
+            assert isinstance(letter.message, SnapshotWanted)
+            transfers.receive(peer_of(2), SnapshotRefused(letter.message.request, busy=True), net.now)
         net.nodes[1].outbox.clear()
     assert taken(net) == [Taken(ENGINE, 5, None)]
 
@@ -206,8 +206,8 @@ def test_bad_chunks_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_answers_that_nobody_asked_for_are_dropped() -> None:
     transfers = StreamNet(2).nodes[1].gossip.transfers
-    transfers.receive(peer_of(2), HoldingsRefused(9, False), 1.0)
-    transfers.receive(peer_of(2), HoldingsWanted(9, 11, 0, 5), 1.0)
+    transfers.receive(peer_of(2), SnapshotRefused(9, False), 1.0)
+    transfers.receive(peer_of(2), SnapshotWanted(9, 11, 0, 5), 1.0)
     assert transfers.taken == []
     assert transfers.outbox == []
 
