@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ranvier_py.core.engine_cache.takeover import Takeovers
+
 from cluster.sim_kv import NAMESPACE
 from ranvier_py.core.engine_cache.block_namespaces import Names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
@@ -16,7 +18,6 @@ from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level
 from ranvier_py.core.engine_cache.peer_access import Sharing
 from ranvier_py.core.engine_cache.snapshot import Original, Place
-from ranvier_py.core.engine_cache.takeover import Takeovers
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router

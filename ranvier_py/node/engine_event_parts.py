@@ -39,7 +39,6 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
-
 from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, NoZmq
 from ranvier_py.node.event_reader import SubscribedStream
@@ -388,7 +387,9 @@ class EngineEvents:
         yield from samples("engine_cache", self.engine_caches.counters, {})
         help_text = "Engines whose events do not say of which base model they are."
         yield Sample("engine_events_ambiguous", "gauge", help_text, len(self._unnamed))
-        yield Sample("engine_events_faults", "counter", "Exceptions while events were followed, each a bug.", self.faults)
+        yield Sample(
+            "engine_events_faults", "counter", "Exceptions while events were followed, each a bug.", self.faults
+        )
         help_text = "Restarts that events showed more often than engines can restart."
         yield Sample("engine_events_restarts_unbelieved", "counter", help_text, self.restarts_unbelieved)
         for backend in self._registry:

@@ -11,7 +11,6 @@ import trio
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.metrics import Sample, samples
-
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 
 LOST_S = 10.0

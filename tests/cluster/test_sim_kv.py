@@ -16,7 +16,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.replication.removals import is_removal
-from ranvier_py.core.gossip.wire.messages import SnapshotChunk, Message, RouteUpdates
+from ranvier_py.core.gossip.wire.messages import Message, RouteUpdates, SnapshotChunk
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05

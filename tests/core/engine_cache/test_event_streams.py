@@ -7,6 +7,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from ranvier_py.core.engine_cache.standby import Building, Incoming, StandbyCopy
 
 from ranvier_py.core.engine_cache.block_namespaces import Names, base_names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
@@ -16,7 +17,6 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Scope
 from ranvier_py.core.engine_cache.snapshot import NO_PLACE, Copy, Place, Reader, Writer
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.standby import Building, Incoming, StandbyCopy
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.namespaces import TokenNamespaces

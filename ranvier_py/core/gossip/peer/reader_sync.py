@@ -22,7 +22,6 @@ from ranvier_py.core.gossip.wire.messages import ReaderClaim
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 
-
 LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.readers.snapshot_transfer import SnapshotTransfers
 from ranvier_py.core.gossip.wire.messages import (
     Message,
@@ -42,7 +42,7 @@ STREAM_MESSAGES = (ReaderClaims, SnapshotChunk, SnapshotWanted, SnapshotRefused)
 class ReaderClaimTable:
     """The reports of one node and of all that it knows. `new` is drained by the owner."""
 
-    def __init__(self, session: int, outbox: list[Letter], rng: Random, now: float) -> None:
+    def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.new: list[ReaderClaim] = []
         self.received = self.dropped = 0
         self._session = session
@@ -122,13 +122,13 @@ class ReaderClaimTable:
         for start in range(0, len(claims), PER_MESSAGE):
             message = ReaderClaims(tuple(claims[start : start + PER_MESSAGE]))
             for peer in peers:
-                self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
 
 class ReaderGossip:
     """The event streams' part of gossip, beside routes and backends: reports of subscribers, and snapshots."""
 
-    def __init__(self, session: int, hasher: TokenHasher, outbox: list[Letter], rng: Random, now: float) -> None:
+    def __init__(self, session: int, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.claims = ReaderClaimTable(session, outbox, rng, now)
         self.transfers = SnapshotTransfers(hasher, outbox, rng)
         self.live: Sequence[int] = ()  # all members that could read a stream, but us

@@ -21,7 +21,7 @@ from struct import Struct
 from typing import NamedTuple, cast
 
 from ranvier_py.core.engine_cache.snapshot import BadSnapshot, BlockRows, Snapshot, SnapshotReader, SnapshotWriter
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.replication.budget import Window
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.wire.messages import SnapshotChunk, SnapshotRefused, SnapshotWanted
@@ -119,7 +119,7 @@ class SnapshotTransfers:
     """Both sides, for one node. `taken` is drained by its owner; `source` begins a snapshot, or there is none."""
 
     hasher: TokenHasher
-    outbox: list[Letter]
+    outbox: list[Outgoing]
     rng: Random
     source: Callable[[Subject], SnapshotWriter | None] = lambda _subject: None
     entries_max: int = 2_000_000
@@ -322,4 +322,4 @@ class SnapshotTransfers:
         self._given.pop(place).writer.stop()
 
     def _send(self, peer: Peer, message: SnapshotChunk | SnapshotWanted | SnapshotRefused) -> None:
-        self.outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        self.outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.fields import U16_MAX, amount, bad, column, encoded, text
-from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, Rows, ReaderClaim
+from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, ReaderClaim, Rows
 
 ENTRIES_MAX = 4096
 """Route updates in a batch: what an eager queue holds."""
@@ -150,7 +150,9 @@ def pack_reader_claims(claims: tuple[ReaderClaim, ...]) -> bytes:
 
 
 def unpack_reader_claims(field: object) -> tuple[ReaderClaim, ...]:
-    claims = tuple(map(ReaderClaim._make, READER_CLAIM.iter_unpack(column(field, READER_CLAIM.size, READER_CLAIMS_MAX))))
+    claims = tuple(
+        map(ReaderClaim._make, READER_CLAIM.iter_unpack(column(field, READER_CLAIM.size, READER_CLAIMS_MAX)))
+    )
     if any(claim.state > READER_STATE_MAX or not claim.member for claim in claims):
         bad("reader claim")
     return claims

@@ -45,7 +45,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Fact,
     Facts,
     Hello,
-    SnapshotChunk,
     Loads,
     Members,
     Message,
@@ -53,11 +52,12 @@ from ranvier_py.core.gossip.wire.messages import (
     Ping,
     PingRequest,
     Push,
+    ReaderClaim,
+    ReaderClaims,
     Record,
     RouteUpdates,
     RowsWanted,
-    ReaderClaim,
-    ReaderClaims,
+    SnapshotChunk,
     State,
     Sums,
     TotalSum,
@@ -231,7 +231,9 @@ def test_every_field_is_checked_for_its_type() -> None:
                 continue
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
-    assert odd == {("SnapshotChunk", name) for name in SnapshotChunk._fields[4:]}, "columns, which kv.snapshot.Reader checks"
+    assert odd == {("SnapshotChunk", name) for name in SnapshotChunk._fields[4:]}, (
+        "columns, which kv.snapshot.Reader checks"
+    )
     assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy"}
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
