@@ -260,7 +260,7 @@ class Clustering:
         counters = (routes, peer.routes.counters, peer.facts.counters, net.statistics())
         yield from gossip_samples(peer.gossip.statistics(), *counters)
         yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
-        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
+        yield from peer.streams.samples()
         for name, statistics in self._files_and_names().items():
             yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))
         lag = "From being learned anywhere to being heard here, as the senders held it."

@@ -25,14 +25,14 @@ from typing import Any
 import trio
 
 from ranvier_py.core.engine_cache.block_namespaces import Names, base_models, names_by_topic
-from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, EngineCacheView, Source
+from ranvier_py.core.engine_cache.engine_caches import LEVELS, EngineCaches, Source, SourceState
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.peer_access import StreamSharing
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
+from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
-from ranvier_py.core.engine_cache.sources.events import BadBatch
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.ids import BackendId
@@ -40,7 +40,7 @@ from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
-from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, NoZmq
+from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, NoZmq
 from ranvier_py.node.event_reader import SubscribedStream
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class EngineEvents:
         """It was removed."""
         self._discovery.forget(backend)
         for table in (self._found, self._unnamed, self._lost, self._restarts, self._levels):
-            table.pop(backend, None)  # type: ignore[attr-defined]  # of different values
+            table.pop(backend, None)
         self._end(backend)
 
     def found(self, backend: BackendId, publishers: tuple[Publisher, ...]) -> None:
@@ -287,7 +287,7 @@ class EngineEvents:
                 log.info("cache_level.changed %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
             if effect.level is not Level.EXACT:
                 self._discovery.look_soon(backend)  # it may be another process, with other ports
-        elif isinstance(effect, LoadHeard):
+        elif isinstance(effect, LoadReceived):
             try:
                 load = stream.decoder.decode(effect.payload).load
             except BadBatch:
@@ -325,7 +325,7 @@ class EngineEvents:
             "faults": self.faults,
             "counts": asdict(self.engine_caches.counters),
             "engines": [self._line(backend) for backend in self._registry],
-            "sources": [self._source_view(view, now) for view in self.engine_caches.views(now)],
+            "sources": [self._source_view(state, now) for state in self.engine_caches.sources()],
             "standby": [{**self._names_of(one.stream.source), **one.view(now)} for one in standby],
         }
 
@@ -368,18 +368,18 @@ class EngineEvents:
     def _names_of(self, source: Source) -> dict[str, str]:
         return {"backend": self._name(source.backend), "source": source.name}
 
-    def _source_view(self, view: EngineCacheView, now: float) -> dict[str, Any]:
+    def _source_view(self, state: SourceState, now: float) -> dict[str, Any]:
         shown = {
-            **self._names_of(view.source),
-            "level": view.level.value,
-            "reason": view.reason,
-            "since_s": round(view.level_age_s, 1),
-            "changed_s": None if view.changed_age_s is None else round(view.changed_age_s, 1),
-            "changes": view.changes,
-            "cleared": view.cleared,
+            **self._names_of(state.source),
+            "level": state.level.value,
+            "reason": state.reason,
+            "since_s": round(now - state.since, 1),
+            "changed_s": None if state.changed_at is None else round(now - state.changed_at, 1),
+            "changes": state.changes,
+            "cleared": state.cleared,
         }
-        streams = self._streams.get(view.source.backend, {}).values()
-        one = next((one for one in streams if one.stream.source == view.source), None)
+        streams = self._streams.get(state.source.backend, {}).values()
+        one = next((one for one in streams if one.stream.source == state.source), None)
         return {**shown, **one.view(now)} if one is not None else shown
 
     def samples(self) -> Iterator[Sample]:

@@ -168,7 +168,7 @@ def calibrating_of(
         contradicted=engine_events.contradicted,
     )
     if made.scraper is not None:
-        engine_events.load_heard = made.scraper.heard
+        engine_events.load_received = made.scraper.heard
     return made
 
 

@@ -95,7 +95,7 @@ class Heard:
             source = Source(BackendId(engine), "events")
             engine_caches = self._truths[self._reader(engine)]
             engine_caches.open(source, held, 0.0)
-            engine_caches.levelled(source, Level.EXACT, "a model tells everything", 0.0)
+            engine_caches.set_level(source, Level.EXACT, "a model tells everything", 0.0)
 
     def look(self, now: float) -> Sequence[int]:
         touched: dict[int, None] = {}

@@ -122,7 +122,7 @@ def confirmed(tokens: int, trust: str | None) -> bool:
 async def test_what_an_engine_computes_is_confirmed_by_its_events() -> None:
     async with lab() as node:
         engine = await node.until(lambda engine: engine["level"] == "exact")
-        assert (engine["streams"], engine["read_here"]) == (1, True)
+        assert (engine["streams"], engine["role"]) == (1, "reader")
         assert (await node.chat(LONG * 8))["usage"]["prompt_tokens"] > 128
         engine = await node.until(lambda engine: engine["blocks"] > 8)
         assert engine["applied"] > 0
@@ -206,7 +206,7 @@ async def test_events_can_be_turned_off() -> None:
     async with lab(kv_events="off") as node:
         await node.chat(LONG * 8)
         engine = (await node.engine_caches())["engines"][0]
-        assert (engine["level"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
+        assert (engine["level"], engine["streams"], engine["role"]) == ("estimated", 0, "")
         assert (await node.predicted(LONG * 8))[1] == "LOCAL"
 
 
@@ -222,7 +222,11 @@ async def test_a_bug_in_the_engine_cache_costs_no_request(
         while (await node.engine_caches())["faults"] <= FAULTS_TOLD_MAX:
             pass
         assert (await node.chat(LONG))["usage"]
-    told = [record for record in caplog.records if "kv.fault" in record.message]
+    told = [
+        record
+        for record in caplog.records
+        if "engine_events.failed" in record.message or "event_stream.failed" in record.message
+    ]
     assert len(told) == FAULTS_TOLD_MAX
 
 
@@ -275,7 +279,7 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
             other = await start_node(nursery, engine, **gossip, join=[place])
             await readers([other], 1)
             await other.until(lambda engine: engine["level"] == "exact")
-            engine_seen = await deaf.until(lambda engine: engine["level"] == "exact" and not engine["read_here"])
+            engine_seen = await deaf.until(lambda engine: engine["level"] == "exact" and engine["role"] != "reader")
             assert engine_seen["why"] == "not to be reached from here"
             for node in (deaf, other):
                 await node.http.aclose()
@@ -285,7 +289,7 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
 async def readers(nodes: list[Lab], count: int) -> list[Lab]:
     """Those who read the engine's events, once they are so many."""
     while True:
-        found = [node for node in nodes if (await node.engine_caches())["engines"][0]["read_here"]]
+        found = [node for node in nodes if (await node.engine_caches())["engines"][0]["role"] == "reader"]
         if len(found) == count:
             return found
         await trio.sleep(0.05)

@@ -13,7 +13,7 @@ from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
-from ranvier_py.node.engine_event_parts import LEVELS_TOLD_MAX, RESTARTS_MAX, EngineEvents
+from ranvier_py.node.engine_event_parts import LEVELS_LOGGED_MAX, RESTARTS_MAX, EngineEvents
 from ranvier_py.node.parts import calibrating_of
 from tests.core.routing.test_router import make_router
 from tests.node.test_engine_names import ENGINE, publishers, read, reader, serves
@@ -41,9 +41,11 @@ async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_
         assert made.view()["engines"][0]["restarts"] == 1_999
         assert 0 < made._registry[ENGINE].generation - before <= RESTARTS_MAX + 2
         assert made.restarts_unbelieved >= 1_999 - RESTARTS_MAX - 2
-        assert sum(record.message.startswith("kv.level") for record in caplog.records) <= LEVELS_TOLD_MAX + 2
+        assert (
+            sum(record.message.startswith("cache_level.changed") for record in caplog.records) <= LEVELS_LOGGED_MAX + 2
+        )
         samples = {each.name: each.value for each in made.samples()}
-        assert samples["truth_restarts_unbelieved"] == made.restarts_unbelieved
+        assert samples["engine_events_restarts_unbelieved"] == made.restarts_unbelieved
 
 
 async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +96,7 @@ def test_calibration_tells_the_streams_of_contradictions_and_hears_of_queues_fro
     engine_events.contradicted = asked.append  # type: ignore[method-assign]
     made = calibrating_of(Config(), router, UsageAsking(), engine_events, Random(1))
     assert made.scraper is not None
-    assert engine_events.load_heard == made.scraper.heard
+    assert engine_events.load_received == made.scraper.heard
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"

@@ -34,8 +34,9 @@ from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Lack
 from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
+from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared
-from ranvier_py.core.engine_cache.sources.events import BadBatch, EventDecoder
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
@@ -65,7 +66,7 @@ class EventStream:
         self.names = names
         self.machine = GapMachine(settings)
         self.decoder = EventDecoder()
-        self.residency = Residency(hasher, names.namespace, entries_max=entries_max, tells_again=True)
+        self.residency = Residency(hasher, names.namespace, entries_max=entries_max, repeats=True)
         self._engine_caches = engine_caches
         self._hasher = hasher
         self._settle_at: float | None = None
@@ -159,9 +160,9 @@ class EventStream:
 
     def counts(self) -> dict[str, int]:
         """Counters of all parts, by name."""
-        decoder = {f"decoder_{name}": count for name, count in asdict(self.decoder.counts).items()}
-        machine = {f"messages_{name}": count for name, count in asdict(self.machine.counts).items()}
-        return {**decoder, **machine, **{f"blocks_{k}": v for k, v in asdict(self.residency.counts).items()}}
+        decoder = {f"decoder_{name}": count for name, count in asdict(self.decoder.counters).items()}
+        machine = {f"messages_{name}": count for name, count in asdict(self.machine.counters).items()}
+        return {**decoder, **machine, **{f"blocks_{k}": v for k, v in asdict(self.residency.counters).items()}}
 
     def view(self) -> dict[str, Any]:
         """What it knows, as JSON has it."""
@@ -187,7 +188,7 @@ class EventStream:
                 cleared |= self._apply(effect, waiting, now)
             elif isinstance(effect, Reset):
                 self._clear()
-                self._stores, self._skipped_before = False, self.decoder.counts.tags_skipped
+                self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
@@ -211,7 +212,7 @@ class EventStream:
 
     def _lack(self) -> Lack:
         """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
-        if not self._stores and self.decoder.counts.tags_skipped > self._skipped_before:
+        if not self._stores and self.decoder.counters.tags_skipped > self._skipped_before:
             return Lack.SCHEMA
         return self.residency.lack
 
@@ -266,5 +267,5 @@ class EventStream:
         """EXACT is true once all that was applied is settled; less than that at once."""
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
             if self.is_open:
-                self._engine_caches.levelled(self.source, self._level.level, self._level.reason, now)
+                self._engine_caches.set_level(self.source, self._level.level, self._level.reason, now)
             self._level = None

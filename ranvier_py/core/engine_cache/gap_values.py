@@ -155,6 +155,9 @@ class Kept:
         self._messages: deque[Apply] = deque()
         self._bytes = 0
 
+    def __len__(self) -> int:
+        return len(self._messages)
+
     @property
     def is_full(self) -> bool:
         settings = self._settings

@@ -71,6 +71,11 @@ class GapMachine:
         return self._next
 
     @property
+    def waiting(self) -> tuple[int, int]:
+        """Messages that are held behind a gap, and that are kept for a snapshot."""
+        return len(self._held), len(self._kept)
+
+    @property
     def snapshot_ask(self) -> int | None:
         """The question for a snapshot that is open."""
         return self._snapshot.ask if self._snapshot is not None else None

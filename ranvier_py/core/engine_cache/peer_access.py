@@ -1,7 +1,7 @@
 """What whoever receives event streams must know of the other nodes: which are its own, and where snapshots come from.
 
-A node asks `subscribes` and `reads` now and then and acts by it, reports how well it knows what it receives, and carries
-the two effects of a gap machine that need others: AskPeer -> `ask`, and what comes of it from `snapshots`.
+A node asks `subscribes` and `reads` now and then and acts by it, reports how well it knows what it receives, and
+carries the two effects of a gap machine that need others: AskPeer -> `ask`, and what comes of it from `snapshots`.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Residency:
             self._apply(self._waiting.popleft())
 
     def install(self, snapshot: SnapshotState) -> None:
-        """Hold what a snapshot has instead, which is used up. What that changes comes with the next calls of `settle`."""
+        """Hold what a snapshot has instead, which is used up. What that changes comes with the next `settle`."""
         self.thaw()
         self._waiting.clear()
         before = self._held

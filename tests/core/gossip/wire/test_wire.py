@@ -232,7 +232,7 @@ def test_every_field_is_checked_for_its_type() -> None:
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
     assert odd == {("SnapshotChunk", name) for name in SnapshotChunk._fields[4:]}, (
-        "columns, which kv.snapshot.Reader checks"
+        "columns, which engine_cache.snapshot reads"
     )
     assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy"}
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
@@ -241,7 +241,6 @@ def test_every_field_is_checked_for_its_type() -> None:
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
         ("SnapshotWanted", "backend"),
-        ("HoldingsSince", "backend"), ("HoldingsSince", "after"), ("HoldingsSince", "digest"),
     }  # fmt: skip
 
 
@@ -340,7 +339,7 @@ BEYOND: list[tuple[Message, str]] = [
     (Loads(1, (), ((65536, 1),)), "many waiting"),
     (Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
     (Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
-    (ReaderClaims((ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many standings"),
+    (ReaderClaims((ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
     (ReaderClaims((ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
     (Commands((Command(1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
     (Commands((Command(1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),

@@ -19,7 +19,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Fact,
     Facts,
     Hello,
-    HoldingsSince,
     Loads,
     Members,
     Message,
@@ -92,7 +91,6 @@ EXAMPLES: tuple[Message, ...] = (
     SnapshotWanted(6, 11, 1, 32),
     SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
     SnapshotRefused(6, True),
-    HoldingsSince(6, 11, 1, U64_MAX, 1),
 )
 
 u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
@@ -183,7 +181,6 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     SnapshotWanted: st.builds(SnapshotWanted, u32, u64, u16, u32),
     SnapshotChunk: st.builds(SnapshotChunk, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
     SnapshotRefused: st.builds(SnapshotRefused, u32, st.booleans()),
-    HoldingsSince: st.builds(HoldingsSince, u32, u64, u16, u64, u64),
 }
 
 messages: st.SearchStrategy[Message] = st.one_of(*STRATEGIES.values())
