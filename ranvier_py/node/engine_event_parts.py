@@ -97,7 +97,7 @@ class EngineEvents:
         self._clock = clock
         self._discovery = KvDiscovery(self.found, options or DiscoveryOptions(), rng)
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
-        self._streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
+        self.streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
         self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # whose events can't be read, and their models
         self._lost: dict[BackendId, float] = {}  # not to be tried before then: somebody else may reach it
         self._sockets: KvSockets | None = None
@@ -130,7 +130,7 @@ class EngineEvents:
 
     def contradicted(self, backend: BackendId) -> None:
         """An engine's answers do not fit what it is known to hold: ask it whether it is still the same."""
-        for one in self._streams.get(backend, {}).values():
+        for one in self.streams.get(backend, {}).values():
             one.subscriber.carry(one.stream.contradicted(self._clock()))
 
     def wake(self) -> None:
@@ -147,7 +147,7 @@ class EngineEvents:
                 await nursery.start(self._discovery.run)
                 task_status.started()
                 while True:
-                    busy = self._streams or any(self._found.values())
+                    busy = self.streams or any(self._found.values())
                     with trio.move_on_after(LOOK_INTERVAL_S if busy else IDLE_INTERVAL_S):
                         await self._woken.wait()
                     self._woken = trio.Event()
@@ -161,14 +161,14 @@ class EngineEvents:
         """Begin and end what this node is to receive; hand on what peers have brought."""
         publishing = {id_: self._names(id_) for id_, publishers in self._found.items() if publishers}
         self.sharing.streams({id_: [each.rank for each in self._found[id_]] for id_ in publishing}, now)
-        for id_ in [one for one in self._streams if one not in publishing]:
+        for id_ in [one for one in self.streams if one not in publishing]:
             self._end(id_)
         for id_, names in publishing.items():
             self.sharing.unable(id_, not self._can() or now < self._lost.get(id_, now), now)
             wanted = dict(zip(self._found[id_], names, strict=True)) if names and self.sharing.subscribes(id_) else {}
             self._follow(id_, wanted, now)
         for answer in self.sharing.snapshots():
-            one = self._streams.get(answer.backend, {}).get(answer.rank)
+            one = self.streams.get(answer.backend, {}).get(answer.rank)
             if one is not None:
                 one.subscriber.carry(one.stream.snapshot_offered(answer.ask, answer.snapshot, now))
                 what = "missing" if answer.snapshot is None else "received"
@@ -225,7 +225,7 @@ class EngineEvents:
 
     def _follow(self, id_: BackendId, publishers: Mapping[Publisher, tuple[str, ...]], now: float) -> None:
         """Subscribe to these publishers of one engine, each under its names, and to no others."""
-        streams = self._streams.pop(id_, {})
+        streams = self.streams.pop(id_, {})
         for rank, one in list(streams.items()):
             if publishers.get(one.publisher) != one.stream.names.base:
                 self._stop(streams.pop(rank), now)
@@ -234,7 +234,7 @@ class EngineEvents:
                 streams[publisher.rank] = self._begin(id_, names, publisher, now)
         if not streams:
             return
-        self._streams[id_] = streams
+        self.streams[id_] = streams
         reads = self.sharing.reads(id_)
         for one in streams.values():
             if one.stream.is_open is not reads:
@@ -274,7 +274,7 @@ class EngineEvents:
         log.info("engine_events.stopped %s", self._label(one.stream.source))
 
     def _end(self, id_: BackendId) -> None:
-        for one in self._streams.pop(id_, {}).values():
+        for one in self.streams.pop(id_, {}).values():
             self._stop(one, self._clock())
 
     def _carry(self, stream: EventStream, effect: object) -> None:
@@ -297,7 +297,7 @@ class EngineEvents:
 
     def _snapshot(self, backend: BackendId, rank: int) -> SnapshotWriter | None:
         """For a peer, of a stream that is known exactly."""
-        one = self._streams.get(backend, {}).get(rank)
+        one = self.streams.get(backend, {}).get(rank)
         return one.stream.snapshot() if one is not None else None
 
     def _label(self, source: Source) -> str:
@@ -319,7 +319,7 @@ class EngineEvents:
     def view(self) -> dict[str, Any]:
         """For the control port: a line for each engine, and all of each source."""
         now = self._clock()
-        standby = [one for ranks in self._streams.values() for one in ranks.values() if not one.stream.is_open]
+        standby = [one for ranks in self.streams.values() for one in ranks.values() if not one.stream.is_open]
         return {
             "trouble": self._trouble,
             "faults": self.faults,
@@ -331,7 +331,7 @@ class EngineEvents:
 
     def _line(self, backend: Backend) -> dict[str, Any]:
         totals = Counter(applied=0, gaps=0, restarts=0, blocks=0, prefixes=0)
-        streams = self._streams.get(backend.id, {}).values()
+        streams = self.streams.get(backend.id, {}).values()
         for one in streams:
             totals.update(one.totals())
         role = "" if not streams else "reader" if any(one.stream.is_open for one in streams) else "standby"
@@ -346,7 +346,7 @@ class EngineEvents:
 
     def _reason(self, backend: Backend) -> str:
         """Where the level of an engine comes from."""
-        for one in self._streams.get(backend.id, {}).values():
+        for one in self.streams.get(backend.id, {}).values():
             if not one.subscriber.is_connected:
                 return f"not connected: {one.subscriber.why or 'not yet'}"
         reason = self.engine_caches.reason(backend.id)
@@ -356,7 +356,7 @@ class EngineEvents:
         """Why an engine that publishes events is not read here, or of less use than it could be."""
         if not self._found.get(backend.id):
             return ""
-        for one in self._streams.get(backend.id, {}).values():
+        for one in self.streams.get(backend.id, {}).values():
             size = one.stream.residency.block_tokens
             return f"block_size_tokens should be {size}, as it has" if size > self._hasher.block_tokens else ""
         if backend.id in self._unnamed or backend.models is None:
@@ -378,7 +378,7 @@ class EngineEvents:
             "changes": state.changes,
             "cleared": state.cleared,
         }
-        streams = self._streams.get(state.source.backend, {}).values()
+        streams = self.streams.get(state.source.backend, {}).values()
         one = next((one for one in streams if one.stream.source == state.source), None)
         return {**shown, **one.view(now)} if one is not None else shown
 
@@ -397,5 +397,5 @@ class EngineEvents:
             level = self.level(backend.id).value
             help_text = "1 for the level at which the engine's cache is known."
             yield Sample("engine_cache_level", "gauge", help_text, 1, {**label, "level": level})
-            for one in self._streams.get(backend.id, {}).values():
+            for one in self.streams.get(backend.id, {}).values():
                 yield from one.samples(label)

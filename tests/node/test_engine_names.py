@@ -62,7 +62,7 @@ def publishers(*topics: str) -> tuple[Publisher, ...]:
 def read(made: EngineEvents) -> dict[int, tuple[str, ...]]:
     """The names under which each stream is read, by rank."""
     made.look(1.0)
-    return {rank: one.stream.names.base for rank, one in made._readings.get(ENGINE, {}).items()}
+    return {rank: one.stream.names.base for rank, one in made.streams.get(ENGINE, {}).items()}
 
 
 def unnamed(made: EngineEvents) -> float:

@@ -21,10 +21,10 @@ from tests.node.test_engine_names import ENGINE, publishers, read, reader, serve
 
 def lie(made: EngineEvents, times: int) -> None:
     """So many messages, each of which can only be another process's first."""
-    stream = made._readings[ENGINE][0].stream
+    stream = made.streams[ENGINE][0].stream
     for number in range(times):
         for effect in stream.live(0, bytes(msgpack.packb([float(number), [], 0])), made._clock()):
-            made._told(stream, effect)
+            made._carry(stream, effect)
 
 
 async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_lines(
@@ -59,7 +59,7 @@ async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(mon
         for _ in range(3 * RESTARTS_MAX):
             now[0] += 10.0
             generation = made._registry[ENGINE].generation
-            stream = made._readings[ENGINE][0].stream
+            stream = made.streams[ENGINE][0].stream
             stream.live(0, bytes(msgpack.packb([now[0], [], 0])), now[0])
             assert made._registry[ENGINE].generation == generation + 1
         assert made.restarts_unbelieved == 0
@@ -74,7 +74,7 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
         serves(made, {"id": "a", "root": "/a"})
         made.found(ENGINE, (publishers("")[0]._replace(replay=Endpoint("h", 5558)),))
         read(made)
-        reading = made._readings[ENGINE][0]
+        reading = made.streams[ENGINE][0]
         monkeypatch.setattr(reading.subscriber, "carry", carried.extend)
         (ask,) = [each for each in reading.stream.connected(1.0) if isinstance(each, AskReplay)]
         reading.stream.replayed(ask.ask, 0, bytes(msgpack.packb([1.0, [], 0])), 1.0)
