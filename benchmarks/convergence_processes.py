@@ -25,9 +25,9 @@ import httpx
 import trio
 
 from benchmarks.common import percentiles, write_result
-from cluster.names import Address
-from cluster.up_children import Child, start, stop, wait_all_ready
-from cluster.up_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.dns.addresses import Address
+from cluster.processes.children import Child, start, stop, wait_all_ready
 
 READY_S = 120.0
 TRIAL_S = 5.0
@@ -229,7 +229,7 @@ async def crash(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, An
             while any(is_living(view, victim.name) for view in await cluster.views()):  # noqa: ASYNC110
                 await trio.sleep(0.02)
         known_s.append(trio.current_time() - began)
-    deaths = [view["membership"]["counts"]["deaths"] for view in await cluster.views()]
+    deaths = [view["membership"]["deaths"] for view in await cluster.views()]
     false_deaths = sum(max(0, number - len(known_s)) for number in deaths)
     return {"known_to_all_s": percentiles(known_s, 2), "false_deaths": false_deaths}
 

@@ -53,7 +53,7 @@ class SubscriberCounters:
     replay_messages: int = counter("Messages replayed.")
     replays_failed: int = counter("Questions to replay sockets without an answer.")
     faults: int = counter("Exceptions of streams, each a bug.")
-    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # noqa: RUF009  # as a field
+    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # as a field
 
     def note_malformed(self, reason: str) -> None:
         """One more, for a reason in our words."""

@@ -1,0 +1,243 @@
+"""Schedules of faults drawn from a seed: which kinds there are at all, how many, how bad, when.
+
+Each seed switches every kind on or off, so that some runs have one kind in depth and some have a rare pair, which a
+schedule with a little of everything would not have. Half of the seeds are *safety* runs: everything heals and then all
+must agree. The other half are *liveness* runs: a core of nodes is mended for good and the others stay as broken as they
+are, since a cluster where everything heals hides what never would. The whole is a scenario: it can be printed, kept,
+shrunk and run again without the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from cluster.scenario import HARNESSES, Cluster, Expect, Load, Scenario, Step
+
+WARM_S = 8.0
+"""The cluster forms before the faults begin; some faults are on from the start all the same."""
+
+FAULT_SHARE = 0.45
+"""Of the run; the rest is for coming round."""
+
+
+class Draw:
+    """What a kind of fault draws from."""
+
+    def __init__(self, rng: Random, nodes: int, engines: int, begin: float, end: float) -> None:
+        self.rng = rng
+        self.nodes = nodes
+        self.engines = engines
+        self.begin = begin
+        self.end = end
+
+    def when(self) -> float:
+        return round(self.rng.uniform(self.begin, self.end), 2)
+
+    def long(self, least: float, most: float, at: float) -> float:
+        """A time within these, that ends with the faults at the latest: short ones more often."""
+        drawn = float(least * (most / least) ** self.rng.random())
+        return round(max(0.1, min(drawn, self.end - at)), 2)
+
+    def some(self) -> tuple[int, ...]:
+        """One node most often, up to all but one."""
+        count = min(self.nodes - 1, 1 + int(self.rng.expovariate(0.7))) if self.nodes > 1 else 1
+        return tuple(sorted(self.rng.sample(range(self.nodes), max(1, count))))
+
+    def split(self) -> tuple[int, ...]:
+        """One side of a partition."""
+        count = self.rng.randint(1, max(1, self.nodes - 1))
+        return tuple(sorted(self.rng.sample(range(self.nodes), count)))
+
+    def share(self, most: float) -> float:
+        return round(most * self.rng.random() ** 2, 3)
+
+
+def kill(draw: Draw) -> Step:
+    return Step(draw.when(), "kill", nodes=draw.some())
+
+
+def restart(draw: Draw) -> Step:
+    rng = draw.rng
+    down_s, spread_s = round(rng.choice((0.1, 0.5, 2.0, 8.0)) * rng.random(), 2), rng.choice((0.0, 0.1, 1.0))
+    return Step(
+        draw.when(), "restart", nodes=draw.split(), down_s=down_s, every_s=spread_s, keep_state=rng.random() < 0.6
+    )
+
+
+def roll(draw: Draw) -> Step:
+    return Step(draw.begin, "roll", nodes=draw.split(), every_s=0.5 + draw.rng.random(), down_s=0.5)
+
+
+def pause(draw: Draw) -> Step:
+    at = draw.when()
+    return Step(at, "pause", nodes=draw.some(), for_s=draw.long(0.3, 60.0, at))
+
+
+def slow(draw: Draw) -> Step:
+    at = draw.when()
+    return Step(at, "slow", nodes=draw.some(), factor=draw.rng.choice((5.0, 20.0, 50.0)), for_s=draw.long(2, 30, at))
+
+
+def cut(draw: Draw) -> Step:
+    at, rng = draw.when(), draw.rng
+    return Step(
+        at,
+        "cut",
+        nodes=draw.split(),
+        one_way=rng.random() < 0.3,
+        refuse=rng.random() < 0.2,
+        for_s=draw.long(1.0, 40.0, at),
+    )
+
+
+def partial(draw: Draw) -> Step:
+    """A does not hear B, both hear all others."""
+    at, (one, other) = draw.when(), draw.rng.sample(range(draw.nodes), 2)
+    return Step(at, "cut", nodes=(one,), others=(other,), for_s=draw.long(2.0, 40.0, at))
+
+
+def swizzle(draw: Draw) -> Step:
+    """Clogged one after the other, and freed in the same order, overlapping."""
+    at = draw.when()
+    return Step(at, "cut", nodes=draw.split(), every_s=draw.rng.uniform(0.2, 2.0), for_s=draw.long(1.0, 10.0, at))
+
+
+def udp(draw: Draw) -> Step:
+    at = draw.when()
+    return Step(at, "cut", nodes=draw.some(), planes=("udp",), for_s=draw.long(3.0, 40.0, at))
+
+
+def tcp(draw: Draw) -> Step:
+    at = draw.when()
+    return Step(at, "cut", nodes=draw.some(), planes=("tcp",), for_s=draw.long(3.0, 40.0, at))
+
+
+def lossy(draw: Draw) -> Step:
+    at = draw.when() if draw.rng.random() < 0.5 else 0.0
+    return Step(at, "link", nodes="all", loss=draw.share(0.5), for_s=draw.long(5.0, 60.0, at))
+
+
+def messy(draw: Draw) -> Step:
+    """Doubles, disorder, flipped bits."""
+    at, rng = 0.0, draw.rng
+    return Step(
+        at,
+        "link",
+        nodes="all",
+        duplicate=draw.share(0.5),
+        reorder=draw.share(0.8),
+        reorder_s=rng.choice((0.01, 0.1, 1.0)),
+        corrupt=draw.share(0.1),
+        for_s=round(draw.end - at, 2),
+    )
+
+
+def far(draw: Draw) -> Step:
+    at = draw.when() if draw.rng.random() < 0.5 else 0.0
+    delay = draw.rng.choice((0.02, 0.1, 0.3))
+    return Step(
+        at, "link", nodes=draw.some(), delay_s=delay, jitter_s=round(delay / 4, 3), for_s=draw.long(5.0, 60.0, at)
+    )
+
+
+def disk(draw: Draw) -> Step:
+    return Step(0.0, "disk_full", nodes=draw.split())
+
+
+def names(draw: Draw) -> Step:
+    at = draw.when() if draw.rng.random() < 0.5 else 0.0
+    word = draw.rng.choice(("subset", "empty", "self", "stale", "failing", "slow", "flapping"))
+    return Step(at, "dns", dns=word, nodes=draw.split(), for_s=draw.long(5.0, 60.0, at))
+
+
+def engine(draw: Draw) -> Step:
+    return Step(draw.when(), "engine_restart", engines=(draw.rng.randrange(draw.engines),), down_s=1.0)
+
+
+def engine_gone(draw: Draw) -> Step:
+    at = draw.when()
+    return Step(at, "engine_stop", engines=(draw.rng.randrange(draw.engines),), for_s=draw.long(2.0, 20.0, at))
+
+
+def flood(draw: Draw) -> Step:
+    at = draw.when()
+    return Step(at, "flood", nodes=(draw.rng.randrange(draw.nodes),), updates_per_s=50.0, for_s=draw.long(1.0, 5.0, at))
+
+
+def attack(draw: Draw) -> Step:
+    return Step(0.0, "attack", nodes=draw.split(), packets_per_s=4.0, for_s=draw.end)
+
+
+KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = (
+    # kind, chance that a seed has it
+    (kill, 0.35),
+    (restart, 0.45),
+    (roll, 0.15),
+    (pause, 0.4),
+    (slow, 0.25),
+    (cut, 0.45),
+    (partial, 0.3),
+    (swizzle, 0.2),
+    (udp, 0.15),
+    (tcp, 0.15),
+    (lossy, 0.4),
+    (messy, 0.3),
+    (far, 0.2),
+    (disk, 0.15),
+    (names, 0.3),
+    (flood, 0.1),
+    (attack, 0.3),
+)
+
+
+ENGINE_KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = ((engine, 0.7), (engine_gone, 0.5))
+"""Apart, because what they ask of a cluster is another matter: who knows which process of an engine holds what."""
+
+
+def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) -> Scenario:
+    """The schedule of a seed, for so many nodes and so long."""
+    rng = Random(f"{seed}/swarm")
+    engines = rng.randint(2, 4)
+    end = WARM_S + FAULT_SHARE * (for_s - WARM_S)
+    draw = Draw(rng, nodes, engines, WARM_S, end)
+    steps: list[Step] = []
+    for kind, chance in (*KINDS, *(ENGINE_KINDS if engines_fail else ())):
+        if rng.random() < chance and (nodes > 1 or kind is not partial):
+            steps += [kind(draw) for _ in range(1 + int(rng.expovariate(1.0)))]
+    steps.sort(key=lambda step: step.at_s)
+    liveness = nodes >= 3 and rng.random() < 0.5
+    steps += ending(rng, nodes, end + 2.0, liveness=liveness)
+    left = for_s - end - 2.0
+    return Scenario(
+        name=f"swarm{'-engines' if engines_fail else ''}-{seed}",
+        about="liveness: a core heals" if liveness else "safety: everything heals",
+        for_s=for_s,
+        cluster=Cluster(
+            nodes=nodes,
+            engines=engines,
+            spread_s=rng.choice((0.0, 0.5, 3.0)),
+            dns=rng.choice(DNS_MOSTLY),
+        ),
+        load=Load(chats_per_s=round(rng.choice((0.3, 1.0, 3.0)), 1), turns=3, think_s=0.5),
+        steps=tuple(steps),
+        expect=Expect(
+            agree_s=left * 0.9,
+            same_routes_s=None if liveness else left * 0.4,
+        ),
+        runs_on=HARNESSES,
+    )
+
+
+DNS_MOSTLY = ("all", "all", "all", "subset", "flapping")
+
+
+def ending(rng: Random, nodes: int, at: float, *, liveness: bool) -> list[Step]:
+    """How the faults end."""
+    if liveness:
+        core = tuple(sorted(rng.sample(range(nodes), max(2, nodes * 2 // 3))))
+        outside = tuple(number for number in range(nodes) if number not in core)
+        broken = [Step(at, "cut", nodes=outside, one_way=True)] if rng.random() < 0.5 else []
+        return [*broken, Step(at, "dns", dns="all", nodes=core), Step(at, "core", nodes=core)]
+    everyone = tuple(range(nodes))
+    return [Step(at, "heal"), Step(at, "dns", dns="all", nodes=everyone), Step(at, "core", nodes=everyone)]
