@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.routing.request_record import Header, Record
-from ranvier_py.replay.trace import TraceError, TraceRequest
 from ranvier_py.replay.traces.open_trace import open_trace
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.core.routing.recorded import a_record
 from tests.replay.traces.given import is_sound, leading, written
 
