@@ -25,9 +25,9 @@ import trio
 
 from benchmarks.harness.bench import command_line, finish, percentiles, show
 from benchmarks.harness.processes import processor_s
-from cluster.names import Address
-from cluster.up_children import Child, start, stop, wait_all_ready
-from cluster.up_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.dns.addresses import Address
+from cluster.processes.children import Child, start, stop, wait_all_ready
 
 READY_S = 120.0
 TRIAL_S = 5.0

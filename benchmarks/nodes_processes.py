@@ -32,14 +32,14 @@ import trio
 
 from benchmarks.harness.bench import command_line, finish, percentiles, show, spread
 from benchmarks.harness.processes import PEERS_DIR, SMG, installed, processor_s
-from cluster import chats
-from cluster.load_client import Connection, ExchangeFailed, fetch
-from cluster.load_run import Runner, Target, Transcript
-from cluster.load_stats import Ledger, report
-from cluster.load_workload import Conversation, Turn, with_poisson_arrivals, with_think
-from cluster.names import NamesError, RoundRobinResolver
-from cluster.up_children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, wait_ready
-from cluster.up_plan import Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_plan import Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.dns.addresses import NamesError, RoundRobinResolver
+from cluster.load import chats
+from cluster.load.http_client import Connection, ExchangeFailed, fetch
+from cluster.load.load_report import Ledger, report
+from cluster.load.runner import Runner, Target, Transcript
+from cluster.load.workload import Conversation, Turn, with_poisson_arrivals, with_think
+from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, wait_ready
 
 ENGINES = 4
 READY_S = 60.0

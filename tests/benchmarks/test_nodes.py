@@ -17,7 +17,7 @@ from benchmarks.nodes_processes import Kind, conversations, kinds, router_comman
 from benchmarks.nodes_processes import compare as compare_processes
 from benchmarks.workloads.traffic import chat_threads
 from benchmarks.workloads.workloads import WORKLOADS
-from cluster.up_plan import Lab, plan, write_key
+from cluster.demo.demo_plan import Lab, plan, write_key
 from ranvier_py.config.config_loader import load
 from ranvier_py.replay.jobs import Task, execute, make_ready
 

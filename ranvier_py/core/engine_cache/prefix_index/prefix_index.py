@@ -15,7 +15,7 @@ Cost: about 1.5 us an event, 0.5 us a query. Memory: about 300 B a pair.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -107,6 +107,7 @@ class KvIndex:
         self.queries = 0
         self.evictions = 0  # entries dropped for want of room, and those expired
         self.by_backend: dict[BackendId, SourceCounts] = {}
+        self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for who mirrors it; not of `clear`
         self._entries: OrderedDict[tuple[str, BackendId], Entry] = OrderedDict()  # oldest event first
         self._holders: dict[str, dict[BackendId, None]] = {}
 
@@ -176,16 +177,6 @@ class KvIndex:
             self._drop(prefix, backend)
         return len(keys)
 
-    def forget_before(self, heard_at: float) -> int:
-        """Drop what was last heard of at this time or before: somebody cleared the index then."""
-        before = len(self._entries)
-        while self._entries:
-            (prefix, backend), entry = next(iter(self._entries.items()))
-            if entry.until - self.settings.ttl_s > heard_at:
-                break
-            self._drop(prefix, backend)
-        return before - len(self._entries)
-
     def pairs(self) -> list[tuple[str, BackendId]]:
         """All of prefix and backend, the one with the oldest event first. 10 ns a pair."""
         return list(self._entries)
@@ -217,6 +208,7 @@ class KvIndex:
         self._entries.move_to_end(key)
         self._holders.setdefault(prefix, {})[backend] = None
         self.version += 1
+        self.on_change(prefix, backend)
 
     def _make_room(self) -> None:
         """The oldest tenth goes: one pause in thousands of events instead of one for each."""
@@ -233,4 +225,5 @@ class KvIndex:
         if not holders:
             del self._holders[prefix]
         self.version += 1
+        self.on_change(prefix, backend)
         return True

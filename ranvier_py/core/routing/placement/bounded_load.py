@@ -27,7 +27,7 @@ from random import Random
 from ranvier_py.core.ids import UNKNOWN
 from ranvier_py.core.routing.placement import Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import position_of
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded, relative_loads
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
 from ranvier_py.core.routing.placement.policy_options import Options, option
 
 MASK = 2**64 - 1

@@ -28,8 +28,8 @@ from random import Random
 
 from ranvier_py.core.routing.placement import Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded
 from ranvier_py.core.routing.placement.cache_aware import CACHE_THRESHOLD_MEANING
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded
 from ranvier_py.core.routing.placement.policy_options import Options, option
 
 
