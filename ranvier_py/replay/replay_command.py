@@ -43,7 +43,7 @@ def replay(given: argparse.Namespace) -> int:
     """The command, its flags parsed. Returns the exit code."""
     try:
         wanted = read_request(given, cores())
-        make_places(wanted)
+        make_folders(wanted)
         ready = named_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
         done = run(ready, wanted)
         results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
@@ -72,7 +72,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_places(wanted: ReplayRequest) -> None:
+def make_folders(wanted: ReplayRequest) -> None:
     """Before any work: nobody shall wait for an hour of runs that then can't be written."""
     if wanted.out is not None and wanted.out.exists() and not wanted.out.is_dir():
         raise RequestRefused(f"--out: {wanted.out} is a file, expected a directory")

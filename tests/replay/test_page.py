@@ -181,7 +181,7 @@ def test_who_served_nobody_or_refused_the_slow_ones_is_never_the_best() -> None:
     assert re.findall(r'<tr class="best"><td>(\w+)', text) == ["serves"]
     cells = re.findall(r"<td>([^<]*)</td>", text)
     assert cells[cells.index("refuses") :][:11] == ["refuses", *"-" * 9, "1,000"]
-    assert "(prompt_too_long); most with refuses at rate 1: 1,000." in text
+    assert "(queue_full); most with refuses at rate 1: 1,000." in text
 
 
 def test_there_are_no_pictures_of_nothing() -> None:
