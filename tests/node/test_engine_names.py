@@ -66,7 +66,7 @@ def read(made: EngineEvents) -> dict[int, tuple[str, ...]]:
 
 
 def unnamed(made: EngineEvents) -> float:
-    return next(each.value for each in made.samples() if each.name == "engine_cache_unnamed")
+    return next(each.value for each in made.samples() if each.name == "engine_events_ambiguous")
 
 
 async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
