@@ -1,6 +1,6 @@
 """What a node does about the events of its engines: streams, their connections, and the engine caches they end in.
 
-For each engine that publishes KV events (`KvDiscovery` finds where) and that this node subscribes to (`StreamSharing`),
+For each engine that publishes KV events (the poller finds where) and that this node subscribes to (`StreamSharing`),
 one EventStream and one KvSubscriber for each data-parallel rank. `look` compares what is received with what is to be,
 ten times a second, and begins and ends accordingly; streams of which this node is the reader are opened to
 EngineCaches, those of a standby are not. It also carries snapshots from and to peers.
@@ -39,7 +39,6 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, NoZmq
 from ranvier_py.node.event_reader import SubscribedStream
 
@@ -73,7 +72,6 @@ class EngineEvents:
         rng: Random,
         log_transitions: Callable[[Sequence[Transition]], None],
         *,
-        options: DiscoveryOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine_caches = EngineCaches(
@@ -88,14 +86,14 @@ class EngineEvents:
         self.restarts_unbelieved = 0
         self._restarts: dict[BackendId, Quota] = {}
         self._levels: dict[BackendId, Quota] = {}
-        self.load_received: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
+        self.load_reported: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
+        self.discover_soon: Callable[[BackendId], object] = lambda _: None  # whoever looks for publishers sets it
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
         self._registry = router.registry
         self._rng = rng
         self._log_transitions = log_transitions
         self._clock = clock
-        self._discovery = KvDiscovery(self.found, options or DiscoveryOptions(), rng)
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self.streams: dict[BackendId, dict[int, SubscribedStream]] = {}  # by rank
         self._unnamed: dict[BackendId, tuple[tuple[str, ...], ...]] = {}  # whose events can't be read, and their models
@@ -112,13 +110,8 @@ class EngineEvents:
 
     # What others call
 
-    def watch(self, backend: BackendId, url: str, api_key: str = "", fixed: tuple[Publisher, ...] = ()) -> None:
-        """Find out where this engine publishes its events; or use what is `fixed`, without asking it."""
-        self._discovery.watch(backend, url, api_key, fixed)
-
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
-        self._discovery.forget(backend)
         for table in (self._found, self._unnamed, self._lost, self._restarts, self._levels):
             table.pop(backend, None)
         self._end(backend)
@@ -144,7 +137,6 @@ class EngineEvents:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self._discovery.run)
                 task_status.started()
                 while True:
                     busy = self.streams or any(self._found.values())
@@ -286,14 +278,14 @@ class EngineEvents:
             if self._levels.setdefault(backend, Quota(LEVELS_LOGGED_MAX, LEVEL_LOGGED_S)).allows(self._clock()):
                 log.info("cache_level.changed %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
             if effect.level is not Level.EXACT:
-                self._discovery.look_soon(backend)  # it may be another process, with other ports
+                self.discover_soon(backend)  # it may be another process, with other ports
         elif isinstance(effect, LoadReceived):
             try:
                 load = stream.decoder.decode(effect.payload).load
             except BadBatch:
                 return
             if load is not None:
-                self.load_received(backend, load)
+                self.load_reported(backend, load)
 
     def _snapshot(self, backend: BackendId, rank: int) -> SnapshotWriter | None:
         """For a peer, of a stream that is known exactly."""
