@@ -87,26 +87,27 @@ class RouterPlacement:
         tried = [self._ids[engine] for engine in kept_out]
         found = router.find(prompt, now, tried)
         if router.too_little(prompt, found):
-            taught = self._tokenizer_worker.teach(prompt)
-            if taught is not None:
-                router.absorb(prompt, taught.ancestor, taught.segments)
-                found = router.find(prompt, now, tried)
+            job = TokenizeJob(prompt)
+            self._tokenizer_worker.tokenize([job])
+            router.absorb(prompt, job.ancestor, job.segments)
+            found = router.find(prompt, now, tried)
         decision = router.place(prompt, found)
         return self._engine_of[decision.backend], router.start_attempt(prompt, decision, now)
 
     def first_token(self, attempt: Attempt, now: float) -> None:
         self.router.first_token(attempt, now)
-        self.teach(TokenizeJob(attempt), now)
+        self.learn(attempt, None, now)
 
     def finished(self, attempt: Attempt, item: Prepared, cached_tokens: int, now: float) -> None:
-        self.teach(TokenizeJob(attempt, answer_body(item, cached_tokens)), now)
+        self.learn(attempt, answer_body(item, cached_tokens), now)
         self.router.finish_attempt(attempt, Outcome.SUCCESS, now)
 
-    def teach(self, route_update: TokenizeJob, now: float) -> None:
+    def learn(self, attempt: Attempt, raw: bytes | None, now: float) -> None:
         if not self.router.policy.depths_wanted:
             return  # a policy that asks for no prefix is not changed by what is known of them
-        for taught in self._tokenizer_worker.teach_all([route_update]):
-            self.router.taught(route_update.attempt, taught.ancestor, taught.segments, taught.answer, now)
+        job = TokenizeJob(attempt.prompt, raw)
+        self._tokenizer_worker.tokenize([job])
+        self.router.taught(attempt, job.ancestor, job.segments, job.answer, now)
 
 
 def answer_body(item: Prepared, cached_tokens: int) -> bytes:

@@ -16,7 +16,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control.metric_list import plain_samples, samples_of, shadow_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, values
 from ranvier_py.core.routing.backends import BackendStatistics, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
@@ -105,7 +105,7 @@ class Admin:
             **asdict(router.routes.statistics()),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": asdict(router.speculation.statistics()),
-            "tokenizer_worker": asdict(self._node.tokenizer_worker.statistics()),
+            "tokenizer_worker": values(self._node.tokenizer_worker.counters),
             **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
             **({"shadows": shadow_view(self._node.shadows)} if self._node.shadows is not None else {}),
             "decisions": dict(counters.decisions),
@@ -189,9 +189,9 @@ class Admin:
         samples = samples_of(
             node.router,
             node.registry.statistics(),
-            node.server.statistics(),
-            node.upstream.statistics(),
-            node.tokenizer_worker.statistics(),
+            node.server.counters,
+            node.upstream.counters,
+            node.tokenizer_worker.counters,
         )
         shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder

@@ -47,9 +47,9 @@ from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
+from ranvier_py.proxy.connection_pool import UpstreamLimits
 from ranvier_py.proxy.pipeline import PipelineLimits
-from ranvier_py.proxy.server import ServerLimits
-from ranvier_py.proxy.upstream import UpstreamLimits
+from ranvier_py.proxy.request_reader import ServerLimits
 
 
 def load_tokenizer(config: Config) -> ChatTokenizer:

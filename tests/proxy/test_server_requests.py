@@ -12,8 +12,10 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.server import Client, ServerLimits
+from ranvier_py.proxy.request_reader import ServerLimits
 from tests.proxy.wire import GET, Wire, chunk, echo, post, serving
 
 SMALL = ServerLimits(tick_s=0.01, header_bytes_max=2000, headers_max=20, body_bytes_max=1000, header_s=0.5, body_s=0.5)
@@ -101,7 +103,7 @@ async def test_a_malformed_request_gets_a_4xx_and_the_connection_ends(case: str)
         async with await Wire.connect(port) as wire:
             await wire.send(GET)
             assert (await wire.response())[0] == 200
-        assert server.statistics().requests == 1
+        assert server.counters.requests == 1
 
 
 ACCEPTED = {
@@ -205,9 +207,10 @@ async def test_nobody_is_told_to_go_on_with_a_body_that_is_too_long() -> None:
 async def test_a_large_body_arrives_whole() -> None:
     seen: list[bytes] = []
 
+    @awaiting
     async def keep(request: HttpRequest, client: Client) -> None:
         seen.append(request.body)
-        await client.respond(200, b"{}")
+        client.respond(200, b"{}")
 
     body = os.urandom(5_000_000)
     async with serving(keep) as (server, port), await Wire.connect(port) as wire:
@@ -217,7 +220,7 @@ async def test_a_large_body_arrives_whole() -> None:
         await wire.send(b"0\r\n\r\n")
         assert (await wire.response())[0] == 200
         assert seen == [body, body]
-        assert server.statistics().request_bytes == 2 * len(body)
+        assert server.counters.request_bytes == 2 * len(body)
 
 
 async def test_httpx_is_served() -> None:
@@ -265,7 +268,7 @@ def test_no_bytes_crash_the_server_or_leave_anything_behind() -> None:
             async with await Wire.connect(port) as wire:
                 await wire.send(GET)
                 assert (await wire.response())[0] == 200
-            assert "internal_error" not in server.statistics().errors
+            assert "internal_error" not in server.counters.errors
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(STREAMS, max_size=10))
