@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -35,76 +34,18 @@ from ranvier_py.core.errors import (
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome, Transition
-from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits
+from ranvier_py.core.routing.retries import Next, RetryBudget
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Attempt, Found, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, Phase
+from ranvier_py.proxy.pipeline_values import FIRST_BYTE_TOTAL_S, PipelineLimits, PromptTokenizer, ServedRequest
 from ranvier_py.proxy.upstream import Exchange, Upstream
-
-FIRST_BYTE_TOTAL_S = 600.0
-"""All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
-DEFAULT_TIMEOUT). So whoever sets a deadline of seconds has stuck engines passed over, and the default of 600 s ends in
-a 504: another try would prefill the prompt once more for a client that is gone when it answers."""
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLimits:
-    """Deadlines of one request, in seconds."""
-
-    tokenize_deadline_s: float = 0.15
-    first_byte_s: float = 600.0
-    stall_s: float = 120.0
-    retries: RetryLimits = field(default_factory=RetryLimits)
-
-
-class PromptTokenizer(Protocol):
-    """Tokenizes before placement, or off the path: io/tokenizer_worker.py, or what asks somebody else meanwhile."""
-
-    async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool: ...
-    def submit(self, attempt: Attempt) -> None: ...
-    def finish(self, attempt: Attempt, raw: bytes, *, chunked: bool) -> None: ...
-
-
-@dataclass(slots=True)
-class ServedRequest:
-    """One request of a client, and what became of it so far, for its line in the log."""
-
-    request: HttpRequest
-    client: Client
-    request_id: bytes
-    started_at: float
-    attempt: Attempt | None = None  # the last one
-    status: int = 0
-    tries: int = 0
-    first_byte_at: float = 0.0
-    sent_bytes: int = 0
-    outcome: str = "cancelled"
-
-    def summary(self, now: float) -> RequestSummary:
-        decision = self.attempt.decision if self.attempt else None
-        return RequestSummary(
-            request_id=self.request_id.decode("latin-1"),
-            method=self.request.method.decode("latin-1"),
-            path=self.request.path.decode("latin-1"),
-            status=self.status,
-            outcome=self.outcome,
-            backend=decision.backend_name if decision else "",
-            policy=decision.policy if decision else "",
-            reason=decision.reason if decision else "",
-            source=decision.source if decision else "",
-            matched_tokens=decision.matched_tokens if decision else 0,
-            prompt_tokens=decision.prompt_tokens if decision else 0,
-            tries=self.tries,
-            first_byte_s=self.first_byte_at - self.started_at if self.first_byte_at else 0.0,
-            total_s=now - self.started_at,
-            sent_bytes=self.sent_bytes,
-        )
 
 
 class Pipeline:

@@ -141,7 +141,7 @@ def engine_cache_of(router: Router, block_tokens: int) -> EngineCaches:
 
 def restarted(registry: Registry, backend: BackendId, why: str, now: float) -> int:
     known = registry[backend]
-    registry.restart_told(known, 0.0, now, why)
+    registry.restart_reported(known, 0.0, now, why)
     return known.generation
 
 

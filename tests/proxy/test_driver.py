@@ -1,4 +1,4 @@
-"""Steps go on without a task while sockets are all they wait for; whatever comes up, a request ends as it should."""
+"""Steps go on without a task while they wait for sockets alone; whatever comes up, a request ends as it should."""
 
 import json
 import os

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trustme
 
-from ranvier_py.core.errors import ClientGone, NoBackend, NotFound, RanvierError, UpstreamClosed
+from ranvier_py.core.errors import ClientGone, ConfigError, NoBackend, NotFound, RanvierError, UpstreamClosed
 from ranvier_py.proxy.client import Client, Watchdog
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.driver import Steps
@@ -370,7 +370,7 @@ async def test_two_nodes_share_a_port() -> None:
 
 
 def test_limits_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="send_s"):
+    with pytest.raises(ConfigError, match="send_s"):
         ServerLimits(send_s=0)
 
 

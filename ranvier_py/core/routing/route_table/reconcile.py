@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.routing.route_table.route_values import Trust
@@ -29,7 +28,7 @@ class Exact(NamedTuple):
 
     backend: BackendId
     generation: int
-    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, Tier]]  # those of them that it holds
+    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, int]]  # those that it holds, and the tier
     doubted_before: float
 
 
@@ -80,7 +79,7 @@ class Reconciler:
                     counting[backend] = counting.get(backend, 0) + 1
         return found
 
-    def _affirm(self, row: int, engine: Exact, tier: Tier, now: float) -> bool:
+    def _affirm(self, row: int, engine: Exact, tier: int, now: float) -> bool:
         claims, backend = self._claims, engine.backend
         claim = claims.get(row, backend)
         fresh = now - self._table.ttl_s * FRESH_SHARE
@@ -93,7 +92,7 @@ class Reconciler:
             self._table.affirm(row, backend, engine.generation, now)
             claims.set_tier(row, backend, tier)
             return True
-        if claims.lowered or tier is not Tier.GPU:
+        if claims.lowered or tier:
             claims.set_tier(row, backend, tier)
         return False
 
@@ -102,7 +101,7 @@ class Reconciler:
         name: Fingerprint,
         row: int,
         exact: Mapping[BackendId, Exact],
-        held: Mapping[BackendId, Mapping[Fingerprint, Tier]],
+        held: Mapping[BackendId, Mapping[Fingerprint, int]],
         now: float,
     ) -> int:
         """Withdraw what this row claims wrongly, if it is still there: it may have gone with one above it."""
