@@ -16,7 +16,7 @@ from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, chunk, post, serving
 
-ROOM = ServerLimits(tick_s=0.01, body_bytes_max=1000, in_flight_bytes_max=1500)
+ROOM = ServerLimits(tick_s=0.01, body_bytes_max=1024, in_flight_bytes_max=1500)
 CHUNKED = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
