@@ -42,7 +42,7 @@ async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
     world, shutdown = World(), trio.Event()
 
     async def run(task_status: trio.TaskStatus[str]) -> None:
-        settings = ControlSettings(port=at, **options)
+        settings = ControlSettings(host="127.0.0.1", port=at, **options)
         internal = world.pushing
         await serve(FakePort(), settings, render, internal=internal, shutdown=shutdown, task_status=task_status)
 
@@ -204,7 +204,7 @@ async def test_the_key_of_fingerprints_is_told_to_who_shows_a_key_and_only_here(
 async def test_the_key_of_fingerprints_does_not_travel_where_somebody_may_listen(nursery: trio.Nursery) -> None:
     from ranvier_py.control.control_port import make_app  # noqa: PLC0415
 
-    app = make_app(FakePort(), ControlSettings(key=CONTROL_KEY), render, World().pushing)
+    app = make_app(FakePort(), ControlSettings("127.0.0.1", 0, key=CONTROL_KEY), render, World().pushing)
     client = app.test_client()
     headers = {"authorization": f"Bearer {CONTROL_KEY}"}
     for address, scheme, told in (

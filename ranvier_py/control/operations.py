@@ -1,4 +1,4 @@
-"""What the control port may ask of a node, and do to it. Satisfies control/control_port.py's ControlPort by shape."""
+"""What the control port may ask of a node, and do to it; every metric and every view of the node as JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ranvier_py.core.routing.backends import Backend, Circuit, Health
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.shadow import Shadow
-from ranvier_py.node.cluster_parts import Clustering
-from ranvier_py.node.index_parts import Indexing
 
-if TYPE_CHECKING:  # node.py imports this
+if TYPE_CHECKING:  # whose parts it reads, and which makes it
+    from ranvier_py.node.cluster_parts import Clustering
+    from ranvier_py.node.index_parts import Indexing
     from ranvier_py.node.node import Node
 
 KEYS_SHOWN_MAX = 64
