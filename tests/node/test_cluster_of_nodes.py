@@ -17,7 +17,7 @@ from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.peer import RouterPeer
-from ranvier_py.node.cluster_parts import FingerprintScheme, public_place
+from ranvier_py.node.cluster_parts import FingerprintScheme, public_address
 from ranvier_py.node.node import Addresses, run
 from tests.node.test_node import DEADLINE_S, MODEL, start_engine, turn
 
@@ -397,7 +397,7 @@ def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
     [("0.0.0.0:8080", "10.0.0.7:8080"), ("[::]:8080", "10.0.0.7:8080"), ("192.0.2.1:80", "192.0.2.1:80")],
 )
 def test_peers_are_told_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
-    assert public_place(listen, "10.0.0.7") == shown
+    assert public_address(listen, "10.0.0.7") == shown
 
 
 def test_only_who_makes_equal_fingerprints_has_an_equal_schema() -> None:
