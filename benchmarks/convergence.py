@@ -39,7 +39,7 @@ CROWD_LOSS_MAX = 0.1
 
 KEPT = (
     "packets", "learned_t50_s", "learned_t99_s", "learned_t100_s", "everywhere_t50_s", "everywhere_t99_s",
-    "everywhere_t100_s", "noticed_first_t50_s", "noticed_all_t100_s", "false_deaths", "lessons_late",
+    "everywhere_t100_s", "noticed_first_t50_s", "noticed_all_t100_s", "false_deaths", "updates_late",
     "datagram_bytes_per_node_s", "probe_bytes_per_node_s", "bulk_bytes_per_node_s", "route_bytes_per_turn_and_peer",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ import orjson
 
 from benchmarks.hit_rate_traces import Prepared
 from cluster.engine.engine_api import usage_of
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.router import CHAT_PATH, Attempt
@@ -70,7 +70,7 @@ class RouterPlacement:
 
     def __init__(self, policy: str, tokenizer: TraceTokenizer, engines: int, seed: int | str, **settings: Any) -> None:
         names = [f"http://engine-{index}:8000" for index in range(engines)]
-        config = Config(policy=policy, cluster_secret="hit-rate-benchmark", **settings)  # type: ignore[arg-type]  # noqa: S106
+        config = config_of(policy=policy, cluster_secret="hit-rate-benchmark", **settings)  # noqa: S106
         registry = Registry(BackendLimits())
         self._ids = [registry.add(name).id for name in names]
         self._engine_of = {id_: index for index, id_ in enumerate(self._ids)}

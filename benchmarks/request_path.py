@@ -37,7 +37,7 @@ import trio
 
 from benchmarks.common import ROOT, to_json, write_result
 from benchmarks.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chunk
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.node.node import GARBAGE_THRESHOLDS, Node
 
@@ -225,7 +225,7 @@ async def run_node(case: Case, requests: int, batches: int) -> list[dict[str, fl
 
 
 def make_node(urls: Sequence[str]) -> Node:
-    config = Config(backend=list(urls), log_level="warning")  # type: ignore[arg-type]
+    config = config_of(backend=list(urls), log_level="warning")
     return Node(config, ByteTokenizer(), Random(SEED))  # type: ignore[arg-type]
 
 

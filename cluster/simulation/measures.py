@@ -131,7 +131,7 @@ class Measure:
         lasts = [max(times) for times in self.noticed_s.values()]
         found |= {f"noticed_first_{name}_s": value for name, value in percentiles(firsts).items()}
         found |= {f"noticed_all_{name}_s": value for name, value in percentiles(lasts).items()}
-        found |= {"lessons_late": self.late, "false_deaths": len(self.false_deaths), "deaths_of_stopped": self.deaths}
+        found |= {"updates_late": self.late, "false_deaths": len(self.false_deaths), "deaths_of_stopped": self.deaths}
         for plane in Plane:
             found[f"{plane.name.lower()}_bytes_per_node_s"] = round(net.bytes_by_plane[plane] / nodes / seconds, 1)
         found |= {f"net_{name}": value for name, value in net.to_json().items() if name != "bytes_by_plane"}

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.options import Options, OptionValue, chosen, options_of
 from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
 from ranvier_py.core.routing.placement.baselines import LeastLoaded, PowerOfTwo, RoundRobin, WeightedRandom
@@ -20,7 +21,6 @@ from ranvier_py.core.routing.placement.cache_aware import CacheAware, CacheAware
 from ranvier_py.core.routing.placement.cache_aware_smg import CacheAwareSmg, CacheAwareSmgOptions
 from ranvier_py.core.routing.placement.chwbl import Chwbl, ChwblOptions
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
-from ranvier_py.core.routing.placement.policy_options import Options, OptionValue, chosen, limits_of
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.core.routing.placement.ttft import Ttft
 
@@ -66,7 +66,7 @@ def option_reference() -> list[OptionRow]:
     return [
         OptionRow(policy, name, limits.default, limits.meaning)
         for policy, kind in POLICIES.items()
-        for name, limits in limits_of(kind.options).items()
+        for name, limits in options_of(kind.options).items()
     ]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.options import Options, OptionValue, option
 from ranvier_py.core.routing.placement import Holder, Match
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions, make_policy, option_reference
-from ranvier_py.core.routing.placement.policy_options import Options, OptionValue, option
 from tests.core.routing.placement.engines import Engine
 
 
