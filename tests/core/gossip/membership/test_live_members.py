@@ -27,7 +27,7 @@ def sim_nodes() -> list[SimNode]:
         node.peer.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
         node.peer.facts.restarted(BACKEND, 900.0)
 
-    run.world.heap.at(6.0, lambda: run.world.hosts[7].run(restart))  # type: ignore[arg-type]  # a SimNode is a SimNode
+    run.world.time.at(6.0, lambda: run.world.hosts[7].run(restart))
     assert run.result().violation is None
     found = [host.node for host in run.world.hosts]
     return [node for node in found if isinstance(node, SimNode)]

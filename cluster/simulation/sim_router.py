@@ -1,17 +1,18 @@
 """The real router of a simulated node: registry, route table, speculation and policy, as a node composes them.
 
-What is left out is what only reads bytes: prompts come as boundaries already. Everything that traffic, probes and
-checks need of a node beside its gossip is here, so that a SimNode is these parts and a Node. Bound: TABLE_ROWS rows, a
-table small enough for a thousand nodes in one process. Cost: about 60 us a turn.
+What is left out is what only reads bytes: prompts come as boundaries already. Bound: TABLE_ROWS rows, a table small
+enough for a thousand nodes in one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any, NamedTuple
 
-from cluster.simulation.node_values import Birth, Trip
+from cluster.scenario import Cluster
 from ranvier_py.core.errors import NoBackend, NotFound
+from ranvier_py.core.gossip.gossip_values import Address
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
@@ -31,8 +32,34 @@ KEY = b"k" * 32
 TTL_S = 3600.0
 
 
-class Parts:
-    """One node's own half, without gossip."""
+class Birth(NamedTuple):
+    """What a process is started with."""
+
+    number: int
+    name: str
+    address: Address
+    seed: str  # of its own random numbers
+    now: float
+    wall_ms: int  # what the host's clock on the wall says: a first guess for the epoch
+    state: bytes  # the state file, empty if there is none
+    keys: tuple[int, ...]
+    label: str
+    cluster: Cluster
+    engines: tuple[str, ...]  # URLs
+
+    def rng(self) -> Random:
+        return Random(self.seed)
+
+
+class Trip(NamedTuple):
+    """One chat turn under way to an engine."""
+
+    engine: int
+    attempt: Any  # what the router made of it
+
+
+class SimRouter:
+    """One node's own half, without gossip: all that traffic, probes and checks need of it."""
 
     def __init__(self, birth: Birth, rng: Random) -> None:
         self.ttl_s = birth.cluster.route_ttl_s or TTL_S
@@ -52,6 +79,7 @@ class Parts:
         )
 
     def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+        """Place one chat turn, but not at engines that were tried. None: the node knows of no engine."""
         prompt = Prompt(kind="chat", model="m", stream=True, end=end, base=end.root(), tail=(), body=b"")
         try:
             found = self.router.find(prompt, now, [self.ids[number] for number in tried])
@@ -62,6 +90,7 @@ class Parts:
         return Trip(self.ids.index(decision.backend), attempt)
 
     def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
+        """It came back. If it was served, the engine holds the prompt: learn, and let the others know."""
         if served:
             self.router.first_token(trip.attempt, now)
         self.router.finish_attempt(trip.attempt, Outcome.SUCCESS if served else Outcome.CONNECT_ERROR, now)
@@ -74,6 +103,7 @@ class Parts:
         return [-1 if backend is None else backend.generation for backend in self.registry.slots]
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:
+        """Whether the route table would send a prompt that ends here to this engine now."""
         found = self.routes.match([(1, fingerprint, 0)], self.generations(), now, wanted=len(self.ids), touch=False)
         return any(holder.backend == self.ids[engine] for holder in found)
 
