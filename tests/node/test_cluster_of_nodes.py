@@ -334,9 +334,9 @@ async def test_metrics_tell_of_every_part_of_gossip(tmp_path: Path) -> None:
         first, _ = await place.cluster(2, gossip_state_file=tmp_path / "peers")
         text = (await place.http.get(f"{first.control}/metrics")).text
         planes = [
-            f'net_{what}_total{{kind="{plane}"' for what in ("bytes_sent", "packets_received") for plane in PLANES
+            f'port_{what}_total{{plane="{plane}"' for what in ("bytes_sent", "packets_received") for plane in PLANES
         ]
-        parts = ("members_alive", "bytes_sent_total", "net_drops_total", "routes_own", "facts_", "lag_seconds_bucket")
+        parts = ("members_alive", "bytes_sent_total", "port_drops_total", "routes_own", "facts_", "lag_seconds_bucket")
         files = (
             "discovery_failures_total",
             "state_file_failures_total",
