@@ -274,7 +274,7 @@ class Clustering:
         yield from plain_samples("gossip_facts", peer.facts.counters, ())
         yield from samples("gossip_port", port.counters)
         yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
-        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
+        yield from peer.streams.samples()
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
         lag = "From being learned anywhere to being heard here, as the senders held it."
