@@ -34,7 +34,8 @@ from benchmarks.common import percentiles, to_json, write_result
 from benchmarks.data_plane import PEERS, installed
 from benchmarks.hit_rate import show, spread
 from benchmarks.nodes_fleet import MODEL, Kind, Places, engine_commands, make_places, router_commands
-from cluster.dns.addresses import Address, NamesError, RoundRobinResolver
+from cluster.dns.addresses import Address, NamesError
+from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import Connection, ExchangeFailed, fetch
 from cluster.load.load_report import Ledger, report

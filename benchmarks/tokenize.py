@@ -51,7 +51,7 @@ from tokenizers import Tokenizer
 from benchmarks.common import ROOT, percentiles, to_json, write_result
 from benchmarks.data_plane import await_answer, free_port, process
 from benchmarks.stub_engine import ANSWER, INFORMATION, LENGTH
-from cluster.train_tokenizer import Grammar
+from cluster.load import chats as lab_chats
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 
@@ -85,16 +85,20 @@ def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str
 
 
 class Texts:
-    """Running text by the embedded tokenizer's grammar: not the text it was trained on, by another seed."""
+    """Running text of the lab's chats."""
 
     def __init__(self) -> None:
-        self._grammar = Grammar(Random(SEED))
+        self._rng = Random(SEED)
+        self._grammar = lab_chats.read_grammar()
 
     def of(self, characters: int) -> str:
         found = ""
         while len(found) < characters:
-            found += self._grammar.sentence() + " "
+            found += " ".join(str(message["content"]) for message in self._chat()) + " "
         return found[:characters]
+
+    def _chat(self) -> Sequence[Message]:
+        return lab_chats.chat(self._grammar, 0, 8, self._rng)
 
     def turn(self, characters_per_token: float) -> list[Message]:
         """An answer and the next question."""
