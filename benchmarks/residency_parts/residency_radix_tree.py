@@ -26,7 +26,7 @@ def stored(number: int, parent: int | None, names: list[int], digests: list[int]
 
 
 def apply_all(documents: list[list[int]], run: int) -> tuple[object, float]:
-    """A tree of all documents, told in events of `run` blocks, and blocks applied in a second."""
+    """A tree of all documents, reported in events of `run` blocks, and blocks applied in a second."""
     tree = RadixTree()
     events: list[tuple[int, bytes]] = []
     for number, digests in enumerate(documents):

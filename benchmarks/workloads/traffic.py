@@ -1,8 +1,8 @@
 """Generated traffic of the shapes that others have published figures of, as traces that a replay takes.
 
 Each generator is a function of a seed. A prompt is a list of *passages*: so many tokens of one content, and equal
-contents at equal places are equal prefixes. Passages are whole blocks of 16 tokens. Message ends and anchors are stops,
-as a node would have them; answers enter the cache, and the next turn of a thread begins with them.
+contents at equal places are equal prefixes. Passages are whole blocks of 16 tokens. Message ends and anchors are prefix
+keys, as a node would have them; answers enter the cache, and the next turn of a thread begins with them.
 What is published, and what we find, is in `shapes`; this page only makes the traffic.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import anchors_between
-from ranvier_py.replay.trace import Depth, Trace, TraceRequest
+from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
 from ranvier_py.replay.traces.trace_chains import linked
 
 BLOCK_TOKENS = 16
@@ -37,10 +37,10 @@ class Stage(NamedTuple):
 
 
 class Writer:
-    """Makes requests of passages; each content gets a number of its own."""
+    """Makes requests of passages; each content gets a number of its own, above `contents`."""
 
-    def __init__(self) -> None:
-        self._contents = 0
+    def __init__(self, contents: int = 0) -> None:
+        self._contents = contents
         self._known: dict[tuple[int, Passage], tuple[int, ...]] = {}
 
     def passage(self, tokens: float) -> Passage:
@@ -111,9 +111,9 @@ def shared_prefix_groups(
 ) -> Trace:
     """SGLang's: many long prefixes, each asked for equally often, in drawn order; 40 requests/s.
 
-    Group size and lengths are not told with the figures. 2,048 + 128 tokens are the defaults of SGLang's
+    Group size and lengths are not published with the figures. 2,048 + 128 tokens are the defaults of SGLang's
     `bench_serving --dataset-name generated-shared-prefix`; with 5 requests a group, requests that are spread over
-    8 engines find 20 % of their tokens in infinite caches, which is what was told of round robin.
+    8 engines find 20 % of their tokens in infinite caches, which is what was published of round robin.
     """
     rng, writer = Random(f"{seed}/groups"), Writer()
     prefixes = [writer.passage(shared) for _ in range(groups)]

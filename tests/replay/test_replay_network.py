@@ -1,28 +1,26 @@
-"""What passes between the nodes of a replay: packets, gossip of real routers, news after a delay."""
+"""What passes between the nodes of a replay: packets, gossip of real routers, updates after a delay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 import pytest
 
 from ranvier_py.core.gossip.gossip_values import Address, Plane, Send
-from ranvier_py.core.gossip.peer import RouterPeer
-from ranvier_py.core.routing.placement.policies import PlacementOptions
 from ranvier_py.core.routing.router import Router
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.replay_network import (
     DELAY_S,
     TICK_MIN_S,
-    DelayedNet,
-    Net,
-    PeerNet,
-    StillNet,
-    StillPeer,
+    DelayedNetwork,
+    Network,
+    PeerNetwork,
     address_of,
-    make_peers,
+    make_network,
 )
-from ranvier_py.replay.replay_nodes import KEY, SCHEMA, NodeSettings, Prepared, make_router, prepare
+from ranvier_py.replay.replay_nodes import KEY, make_router
+from ranvier_py.replay.replay_plan import Plan, Prepared, prepare
 from tests.replay.synthetic import BLOCK, chats
 
 # --- network --------------------------------------------------------------------------------------------------------
@@ -48,6 +46,9 @@ class Fake:
     def contact(self, addresses: Sequence[Address], now: float) -> None:
         self.out += [Send(address, Plane.DATAGRAM, b"hello") for address in addresses]
 
+    def touched(self, now: float) -> None:
+        """Nobody looks."""
+
     def tick(self, now: float) -> None:
         self.happened.append(("tick", now))
         self.ticks = self.ticks[1:]
@@ -57,32 +58,36 @@ class Fake:
         return out
 
 
-def run_net(net: PeerNet, until: float) -> None:
-    while net.next_at() <= until:
-        net.advance(net.next_at())
+def network_of(*peers: Fake) -> PeerNetwork:
+    return PeerNetwork(peers, 0.0)  # type: ignore[arg-type]
+
+
+def run_until(network: Network, now: float) -> None:
+    while network.next_at() <= now:
+        network.advance(network.next_at())
 
 
 def test_packets_take_their_time_and_peers_are_woken_when_they_want() -> None:
     peers = [Fake([1.0]), Fake()]
-    net = PeerNet(peers, 0.0)
-    run_net(net, 5.0)
+    net = network_of(*peers)
+    run_until(net, 5.0)
     assert peers[0].happened == [("hello", DELAY_S), ("echo", 2 * DELAY_S), ("tick", 1.0)]
     assert peers[1].happened == [("hello", DELAY_S), ("echo", 2 * DELAY_S)]
     assert net.packets == 4
-    assert net.bytes_by_plane[Plane.DATAGRAM] == 18
+    assert net.bytes_sent == 18
     assert net.next_at() == inf
 
 
 def test_a_peer_that_always_wants_more_does_not_stop_the_clock() -> None:
     peer = Fake([0.0] * 10)
-    net = PeerNet([peer], 0.0)
-    run_net(net, 1.0)
+    net = network_of(peer)
+    run_until(net, 1.0)
     assert [now for _, now in peer.happened] == pytest.approx([TICK_MIN_S * (number + 1) for number in range(10)])
 
 
 def test_a_packet_to_nobody_is_lost() -> None:
     peer = Fake()
-    net = PeerNet([peer], 0.0)
+    net = network_of(peer)
     peer.out.append(Send(address_of(300), Plane.BULK, b"x"))
     net.touched(0, 1.0)
     assert net.packets == 1
@@ -91,20 +96,16 @@ def test_a_packet_to_nobody_is_lost() -> None:
 
 # --- real routers ---------------------------------------------------------------------------------------------------
 
-SETTINGS = NodeSettings("affinity", 3, 2, BLOCK, 1, PlacementOptions())
+PLAN = Plan("affinity", 3, (EngineLimits(block_size=BLOCK),) * 2)
 ITEMS = prepare(chats(count=6, turns=3))
 
 
-def still(routers: Sequence[Router]) -> Net:
-    return StillNet(make_peers(StillPeer, routers, key=KEY, schema=SCHEMA, seed=1, now=0.0), 0.0)
-
-
-def restless(routers: Sequence[Router]) -> Net:
-    return PeerNet(make_peers(RouterPeer, routers, key=KEY, schema=SCHEMA, seed=1, now=0.0), 0.0)
-
-
-def delayed(routers: Sequence[Router]) -> Net:
-    return DelayedNet(routers, 0.05)
+def three(delay_s: float | None) -> tuple[list[Router], Network]:
+    """Routers and what is between them: the real gossip, or updates after a delay."""
+    routers = [make_router(PLAN, BLOCK, f"1/{index}") for index in range(3)]
+    network = make_network(routers, key=KEY, seed=1, delay_s=delay_s, now=0.0)
+    assert network is not None
+    return routers, network
 
 
 def serve(router: Router, item: Prepared, now: float) -> int:
@@ -115,17 +116,9 @@ def serve(router: Router, item: Prepared, now: float) -> int:
     return attempt.backend
 
 
-def run_until(net: Net, now: float) -> None:
-    while net.next_at() <= now:
-        net.advance(net.next_at())
-
-
-@pytest.mark.parametrize("kind", [still, restless, delayed])
-def test_what_one_node_served_the_others_know_a_tenth_of_a_second_later(
-    kind: Callable[[Sequence[Router]], Net],
-) -> None:
-    routers = [make_router(SETTINGS, f"1/{index}") for index in range(3)]
-    net = kind(routers)
+@pytest.mark.parametrize("delay_s", [None, 0.05])
+def test_what_one_node_served_the_others_know_a_tenth_of_a_second_later(delay_s: float | None) -> None:
+    routers, net = three(delay_s)
     for number, item in enumerate(ITEMS):
         at = 10.0 + number
         run_until(net, at)
@@ -137,10 +130,9 @@ def test_what_one_node_served_the_others_know_a_tenth_of_a_second_later(
             assert (backend, item.prompt.end.tokens) in [(holder.backend, holder.tokens) for holder in held]
 
 
-@pytest.mark.parametrize("kind", [still, restless, delayed])
-def test_nodes_hear_of_requests_in_flight_at_the_others(kind: Callable[[Sequence[Router]], Net]) -> None:
-    routers = [make_router(SETTINGS, f"1/{index}") for index in range(3)]
-    net = kind(routers)
+@pytest.mark.parametrize("delay_s", [None, 0.05])
+def test_nodes_know_of_requests_in_flight_at_the_others(delay_s: float | None) -> None:
+    routers, net = three(delay_s)
     run_until(net, 10.0)
     backend = serve(routers[0], ITEMS[0], 10.0)
     net.touched(0, 10.0)
@@ -151,26 +143,28 @@ def test_nodes_hear_of_requests_in_flight_at_the_others(kind: Callable[[Sequence
         assert [each.load for each in router.registry] == loads
 
 
-def test_a_peer_that_is_told_of_events_looks_at_its_router_far_less_often() -> None:
-    looks = []
-    for kind in (still, restless):
-        routers = [make_router(SETTINGS, f"1/{index}") for index in range(3)]
-        net = kind(routers)
-        assert isinstance(net, PeerNet)
-        run_until(net, 10.0)
-        serve(routers[0], ITEMS[0], 10.0)  # it stays in flight: a node that is not told looks every 50 ms
-        net.touched(0, 10.0)
-        count = 0
-        while net.next_at() <= 20.0:
-            net.advance(net.next_at())
-            count += 1
-        looks.append(count)
-    assert looks[0] < 0.8 * looks[1]
+def test_a_peer_looks_at_its_router_only_after_something_happened_to_it() -> None:
+    """A node looks every 50 ms while a request is in flight: 600 times in these ten seconds."""
+    routers, net = three(None)
+    run_until(net, 10.0)
+    serve(routers[0], ITEMS[0], 10.0)  # it stays in flight
+    net.touched(0, 10.0)
+    looks = 0
+    while net.next_at() <= 20.0:
+        net.advance(net.next_at())
+        looks += 1
+    assert looks < 500
 
 
-def test_delayed_news_take_their_time() -> None:
-    routers = [make_router(SETTINGS, f"1/{index}") for index in range(2)]
-    net = DelayedNet(routers, 2.0)
+def test_nodes_that_tell_each_other_nothing_have_no_network() -> None:
+    routers = [make_router(PLAN, BLOCK, f"1/{index}") for index in range(2)]
+    assert make_network(routers, key=KEY, seed=1, delay_s=inf, now=0.0) is None
+    assert make_network(routers[:1], key=KEY, seed=1, delay_s=None, now=0.0) is None
+
+
+def test_delayed_updates_take_their_time() -> None:
+    routers = [make_router(PLAN, BLOCK, f"1/{index}") for index in range(2)]
+    net = DelayedNetwork(routers, 2.0)
     serve(routers[0], ITEMS[0], 10.0)
     net.touched(0, 10.0)
     assert net.next_at() == 12.0
@@ -179,4 +173,4 @@ def test_delayed_news_take_their_time() -> None:
     run_until(net, 12.0)
     assert routers[1].find(ITEMS[0].prompt, 12.0).holders
     assert net.next_at() == inf
-    assert not routers[1].routes.news, "what was heard is not told on"
+    assert not routers[1].routes.news, "what was received is not sent on"

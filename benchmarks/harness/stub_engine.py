@@ -1,4 +1,4 @@
-"""An engine that only answers, as fast as Python can: `python -m benchmarks.stub_engine PORT`.
+"""An engine that only answers, as fast as Python can: `python -m benchmarks.harness.stub_engine PORT`.
 
 One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
 answers several times as many requests as any of them forwards. A POST gets a chat completion, or with "stream": true a

@@ -3,7 +3,7 @@
 All engines are Llama 3.1 8B on an A100 (the preset a100-llama-8b), eight of them, but for the two shapes that name
 their own. Caches are either *ample*, so that nothing is ever evicted, or *tight*: what is asked for again does not fit.
 
-A rate is told as a share of `capacity`: the speed (factor on the trace's own rate) at which the p90 of `oracle_ttft` is
+A rate is a share of `capacity`: the speed (factor on the trace's own rate) at which the p90 of `oracle_ttft` is
 KNEE times what it is while the engines idle. It was measured with `python -m benchmarks.policies --calibrate`, which
 prints it anew, and is written down here so that results of different days are of the same rates. Not so grouped_users:
 its p90 leaps to a cold prefill's as soon as a tenth of the requests is cold, long before anybody queues. There it is
@@ -17,17 +17,16 @@ the last answer has ended: traffic is open-loop here, for every policy alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
-from benchmarks import shapes_traces
-from benchmarks.hit_rate_traces import data_folder
+from benchmarks.harness.bench import data_folder, show
+from benchmarks.workloads import traffic
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.presets import H100, LanguageModel, derived, preset
-from ranvier_py.replay.trace import Trace
 from ranvier_py.replay.traces.open_trace import open_trace
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import Trace, TraceOptions
 
 ENGINES = 8
 AMPLE, TIGHT = "ample", "tight"
@@ -55,7 +54,7 @@ class Workload:
     retimed: Retime | None = None
     file: str = ""  # of the shared data; empty: generated
     limits: str = ""  # what of the trace is run, where it is not all
-    negative: bool = field(default=False)  # a negative control: hardly anything is shared
+    negative: bool = False  # a negative control: hardly anything is shared
 
     def engines(self, cache: str, block_tokens: int) -> tuple[EngineLimits, ...]:
         cache_tokens = AMPLE_TOKENS if cache == AMPLE else self.tight_tokens
@@ -66,10 +65,12 @@ class Workload:
         named = replace(loaded, name=self.name)
         return named if draw == 0 or self.retimed is None else self.retimed(named, draw)
 
-    @property
-    def there(self) -> bool:
-        """Whether its file is."""
-        return not self.file or (data_folder() / "traces" / self.file).is_file()
+    def is_there(self) -> bool:
+        """Whether its file is; where it is not, that is said."""
+        if not self.file or (data_folder() / "traces" / self.file).is_file():
+            return True
+        show(f"{self.name}: skipped, {self.file} is not there (SHARED_DATA says where to look)")
+        return False
 
 
 def from_file(file: str, tokenizer: str = "", limit: int = 0) -> Callable[[], Trace]:
@@ -110,7 +111,7 @@ def sessions(trace: Trace, draw: int) -> Trace:
 def poisson(trace: Trace, draw: int) -> Trace:
     """The same order at drawn distances: for traces that were made so."""
     rng = Random(f"{draw}/poisson")
-    times = shapes_traces.evenly(rng, len(trace.requests), len(trace.requests) / trace.requests[-1].at)
+    times = traffic.evenly(rng, len(trace.requests), len(trace.requests) / trace.requests[-1].at)
     moved = [replace(request, at=at) for request, at in zip(trace.requests, times, strict=True)]
     return replace(trace, requests=moved)
 
@@ -161,26 +162,26 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             ),
             Workload(
                 name="shared_prefix_groups",
-                load=lambda: shapes_traces.shared_prefix_groups(1),
+                load=lambda: traffic.shared_prefix_groups(1),
                 tight_tokens=40_000,
                 capacity={AMPLE: 1.41, TIGHT: 0.771},
             ),
             Workload(
                 name="one_hot_prefix",
-                load=lambda: shapes_traces.one_hot_prefix(1),
+                load=lambda: traffic.one_hot_prefix(1),
                 tight_tokens=20_000,
                 capacity={AMPLE: 1.48, TIGHT: 1.76},
             ),
             Workload(
                 name="grouped_users",
-                load=lambda: shapes_traces.grouped_users(1),
+                load=lambda: traffic.grouped_users(1),
                 tight_tokens=QWEN_32B.cache_tokens,
                 capacity={AMPLE: 1.5, TIGHT: 1.0},
                 engine=QWEN_32B,
             ),
             Workload(
                 name="chat_threads",
-                load=lambda: shapes_traces.chat_threads(1),
+                load=lambda: traffic.chat_threads(1),
                 tight_tokens=L4_8B.cache_tokens,
                 capacity={AMPLE: 2.48, TIGHT: 2.28},
                 engine=L4_8B,

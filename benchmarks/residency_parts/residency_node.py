@@ -1,6 +1,6 @@
-"""The core of a node that listens to engines, for benchmarks/residency.py, which also runs it as a process of its own:
+"""The core of a node that reads engines' events, for `residency`, which also runs it as a process of its own:
 
-    valgrind … python -m benchmarks.residency_node residency|truth THRESHOLD THRESHOLD THRESHOLD < streams
+    python -m benchmarks.residency_parts.residency_node residency|engine_cache THRESHOLD THRESHOLD THRESHOLD < streams
 
 It reads pickled Streams, applies them to one engine, and does nothing else.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import process_time_ns
 
-from benchmarks.residency_streams import Streams
+from benchmarks.residency_parts.residency_streams import Streams
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Apply, GapSettings, Level
 from ranvier_py.core.engine_cache.gaps import GapMachine
@@ -29,7 +29,7 @@ KEY = b"a key of thirty-two bytes' length"
 NAMESPACE = Fingerprint(7)
 GENERATION = 1
 STEPS_PER_S = 50.0
-PARTS = ("gap_machine", "decoder", "residency", "settle", "truth")
+PARTS = ("gap_machine", "decoder", "residency", "settle", "engine_cache")
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Fed:
 
 
 class Node:
-    """The core of a node that listens to engines."""
+    """The core of a node that reads engines' events."""
 
     def __init__(self, engines: int, *, engine_caches: bool) -> None:
         hasher = TokenHasher(KEY, BLOCK_TOKENS)
@@ -78,9 +78,9 @@ class Node:
         settled = clock()
         if self.engine_caches is not None:
             self.engine_caches.changed(engine.source, changes, now)
-        told = clock()
+        recorded = clock()
         for place, took in enumerate(
-            (gap - start, decoded - gap, applied - decoded, settled - applied, told - settled)
+            (gap - start, decoded - gap, applied - decoded, settled - applied, recorded - settled)
         ):
             spent[place] += took
 
@@ -105,7 +105,7 @@ def main() -> None:
     name, *thresholds = sys.argv[1:]
     streams: Streams = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  # our own parent wrote it
     gc.set_threshold(*map(int, thresholds))
-    apply_streams([streams], 1, engine_caches=name == "truth")
+    apply_streams([streams], 1, engine_caches=name == "engine_cache")
 
 
 if __name__ == "__main__":
