@@ -79,7 +79,7 @@ class Listened:
         self._index.forget((self.backend.id,))
         if self._engine_caches is not None:
             self._engine_caches.open(self.source, self, now)
-            self._engine_caches.levelled(self.source, Level.DEGRADED, "events without numbers", now)
+            self._engine_caches.set_level(self.source, Level.DEGRADED, "events without numbers", now)
 
     def heard(self, events: Sequence[IndexEvent]) -> None:
         now = time.monotonic()
