@@ -35,7 +35,7 @@ LIBRARIES = {
         "engine_pages",
         "health_probes",
         "cli",
-        "routers",
+        "router_link",
         "metrics_scraper",
         "publisher_discovery",
         "sse_source",

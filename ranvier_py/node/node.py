@@ -60,7 +60,7 @@ from ranvier_py.node.parts import (
     tls_context,
     upstream_limits,
 )
-from ranvier_py.node.push_parts import Pushing
+from ranvier_py.node.push_parts import WorkerReports
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
 from ranvier_py.proxy.upstream import Address, Upstream
@@ -109,9 +109,7 @@ class Node:
         self.upstream = Upstream(upstream_limits(config))
         self.prober = Prober(self._probed, probe_options(config), rng)
         self.engine_events = EngineEvents(self.router, rng, log_transitions)
-        self.pushing = Pushing(
-            self.router, self.engine_events.engine_caches, keys, self.scheme.identity, self.scheme.key
-        )
+        self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys)
         self.asking = UsageAsking(enabled=config.ask_usage)
         self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events, rng)
         self.pipeline = Pipeline(
@@ -276,10 +274,12 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         await nursery.start(node.prober.run)
         await nursery.start(node.engine_events.run)
         await nursery.start(node.calibrating.run)
-        await nursery.start(node.pushing.run)
+        await nursery.start(node.worker_reports.run)
         settings = control_settings(config)
         with listening_on(config.control):
-            serve = partial(control.serve, node.admin, settings, render, internal=node.pushing, shutdown=shutdown)
+            serve = partial(
+                control.serve, node.admin, settings, render, internal=node.worker_reports, shutdown=shutdown
+            )
             url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
         with trio.move_on_after(config.probe_timeout_s):  # who serves which model, before the first request asks

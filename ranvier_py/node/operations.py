@@ -25,7 +25,7 @@ from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import Clustering
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing
-from ranvier_py.node.push_parts import Pushing
+from ranvier_py.node.push_parts import WorkerReports
 
 KEYS_SHOWN_MAX = 64
 """Depths of a prompt in an explanation, the deepest first: a screen."""
@@ -49,7 +49,7 @@ class Administered(Protocol):
     @property
     def server(self) -> Any: ...
     @property
-    def pushing(self) -> Pushing: ...
+    def worker_reports(self) -> WorkerReports: ...
     @property
     def clustering(self) -> Clustering | None: ...
     @property
@@ -201,7 +201,7 @@ class Admin:
         return [
             *samples,
             *recorded,
-            *node.pushing.samples(),
+            *node.worker_reports.samples(),
             *shadowed,
             *indexed,
             *(node.clustering.samples() if node.clustering is not None else ()),

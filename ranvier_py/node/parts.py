@@ -39,7 +39,6 @@ from ranvier_py.core.routing.shadow import Shadows, make_shadow
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.io.health_probes import ProbeOptions
-from ranvier_py.io.key_inbox import KeyInbox
 from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.io.tokenizer import ChatTokenizer
@@ -47,6 +46,7 @@ from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
+from ranvier_py.node.push_parts import KeyInbox
 from ranvier_py.proxy.pipeline import PipelineLimits
 from ranvier_py.proxy.server import ServerLimits
 from ranvier_py.proxy.upstream import UpstreamLimits
