@@ -92,7 +92,7 @@ def check(data: bytes) -> None:
 
 def beginnings() -> Sequence[bytes]:
     """Inputs that are well formed, to start from."""
-    record = Record("n1", 11, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 1, 1, 99, "10.1.2.3:8080")
+    record = Record("n1", 11, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 99, "10.1.2.3:8080")
     route_update = route_updates.encode(RouteUpdate(7, 1, 5, ((320, 11, 12), (320, 11, 13), (288, 14, 0))))
     messages: Sequence[Message] = (
         Ping(1, (Update(record), Update(record._replace(state=State.SUSPECT), 77))),

@@ -32,6 +32,7 @@ LIBRARIES = {
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
     "httpx": (
+        "engine_poller",
         "engine_pages",
         "health_probes",
         "cli",
@@ -43,9 +44,8 @@ LIBRARIES = {
     "zmq": ("zmq_sockets",),
     "redis": ("redis_index",),
     "cryptography": ("seal",),
-    "msgpack": ("fields", "event_frames"),
-    "pydantic": ("config_model", "config_loader", "config_values", "config_reference"),
-    "pydantic_settings": ("config_model", "config_loader", "config_values"),
+    "msgpack": ("frame", "event_frames"),
+    "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""
 

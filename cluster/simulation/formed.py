@@ -17,43 +17,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.simulation.node_values import SimNode
 from cluster.simulation.sim_engine import SimEngine
+from cluster.simulation.sim_node import SimNode
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.gossip import Gossip
 from ranvier_py.core.gossip.membership.member_lists import JOIN_LISTS
 from ranvier_py.core.gossip.membership.members import Members
-from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.gossip.wire.messages import Record
 from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
 
 
 def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> None:
     """Nodes that have just been made become a cluster."""
-    peers = [node.peer for node in nodes if isinstance(node.peer, RouterPeer)]
-    records = unpack_records(pack_records([peer.gossip.me for peer in peers]))
-    for node, peer in zip(nodes, peers, strict=True):
-        gossip = peer.gossip
+    records = unpack_records(pack_records([node.gossip.me for node in nodes]))
+    for node in nodes:
+        peer, gossip = node.peer, node.gossip
         know(gossip.members, records, now)
         neighbours = gossip.members.neighbours.unmet()
         prove(gossip, neighbours, now)
         for engine in engines:
             node.probed(engine.number, engine.probe(), now)
         peer.flush(now)
-        gossip._company.update(now)
+        gossip.live_members.update(now)
         agree(peer.facts, neighbours)
         gossip.routes._pull.synced = True
-        gossip._outbox.clear()
+        gossip._sends.clear()
 
 
 def know(members: Members, records: Sequence[Record], now: float) -> None:
     """All others are alive, and nobody needs to be told so."""
-    ledger, lists, mine = members._ledger, members._lists, members.me.session
-    roster, neighbours = ledger.roster, ledger.neighbours
+    table, lists, mine = members._table, members._lists, members.me.session
+    roster, neighbours = table.roster, table.neighbours
     for record in records:
         if record.session != mine:
             neighbours.join(roster.add(record, now))
-    members._broadcasts.members = ledger.members
+    members._broadcasts.members = table.members
     members._broadcasts.drop(mine)
     lists._read = dict.fromkeys([member.session for member in members.alive()[:JOIN_LISTS]])
     lists._lived = roster.live
@@ -66,8 +64,8 @@ def prove(gossip: Gossip, neighbours: Sequence[int], now: float) -> None:
         member = gossip.members.member(session)
         assert member is not None
         gossip.sessions._prove(member.record, 0, now).knows_us = True
-        gossip.members._ledger.proved(member)
-        member.heard_at = now
+        gossip.members._table.proved(member)
+        member.received_at = now
 
 
 def agree(facts: BackendFacts, neighbours: Sequence[int]) -> None:

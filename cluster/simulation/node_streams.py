@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cluster.simulation.sim_kv import NAMESPACE
+from cluster.simulation.sim_engine import NAMESPACE
 from ranvier_py.core.engine_cache.block_namespaces import Names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
@@ -33,20 +33,20 @@ class Unsubscribed(NamedTuple):
     engine: int
 
 
-class AskedReplay(NamedTuple):
+class ReplayRequested(NamedTuple):
     engine: int
     ask: int
     first: int
 
 
-Ask = Subscribed | Unsubscribed | AskedReplay
+StreamRequest = Subscribed | Unsubscribed | ReplayRequested
 
 
 def namespace_of(model: str, adapter: str, salt: str) -> Fingerprint:  # noqa: ARG001  # as PromptReader's
     return NAMESPACE
 
 
-class SimEngineCaches:
+class NodeStreams:
     """Of one process. Engines by number; `ids` are the registry's, in the same order."""
 
     def __init__(self, router: Router, ids: Sequence[BackendId], sharing: Sharing) -> None:
@@ -59,11 +59,11 @@ class SimEngineCaches:
         self._router = router
         self._registry: Registry = router.registry
         self._ids = ids
-        self._asks: list[Ask] = []
+        self._requests: list[StreamRequest] = []
 
-    def take(self) -> list[Ask]:
-        asks, self._asks = self._asks, []
-        return asks
+    def take(self) -> list[StreamRequest]:
+        requests, self._requests = self._requests, []
+        return requests
 
     def level(self, engine: int) -> Level | None:
         stream = self.streams.get(engine)
@@ -107,10 +107,10 @@ class SimEngineCaches:
             copy = self._takeovers.take(backend, 0)
             if copy is not None:
                 stream.resume(copy, now)
-            self._asks.append(Subscribed(engine))
+            self._requests.append(Subscribed(engine))
         elif stream is not None and not self.sharing.owns(backend):
             self.streams.pop(engine).close(now)
-            self._asks.append(Unsubscribed(engine))
+            self._requests.append(Unsubscribed(engine))
             return
         if stream is not None:
             wake_at = stream.wake_at()
@@ -132,7 +132,7 @@ class SimEngineCaches:
         if stream is not None:
             self._carry(engine, getattr(stream, what)(now), now)
 
-    def answered(self, ask: AskedReplay, answers: Sequence[tuple[int, bytes]] | None, now: float) -> None:
+    def answered(self, ask: ReplayRequested, answers: Sequence[tuple[int, bytes]] | None, now: float) -> None:
         """None: the publisher can't be reached."""
         stream = self.streams.get(ask.engine)
         if stream is None:
@@ -147,7 +147,7 @@ class SimEngineCaches:
     def _carry(self, engine: int, effects: Sequence[StreamEffect], now: float) -> None:
         for effect in effects:
             if isinstance(effect, AskReplay):
-                self._asks.append(AskedReplay(engine, effect.ask, effect.first))
+                self._requests.append(ReplayRequested(engine, effect.ask, effect.first))
             elif isinstance(effect, AskPeer):
                 self.sharing.ask(self._ids[engine], 0, effect.ask, now)
 
@@ -159,7 +159,7 @@ class SimEngineCaches:
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
-        self._registry.restart_told(known, 0.0, now, why)
+        self._registry.restart_reported(known, 0.0, now, why)
         return known.generation
 
     def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:  # noqa: ARG002

@@ -23,6 +23,7 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import Job, SharedIn
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.options import Options, option, seconds
 
 try:
     import redis
@@ -37,14 +38,29 @@ LATENCY_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1
 PREPARE_S = 0.005
 """Longest wait of a request for an answer: the document's bound of a GET (CR29). Then what is known here decides."""
 
+PREFIX_CHARACTERS_MAX = 60
+
 
 @dataclass(frozen=True, slots=True)
-class RedisOptions:
-    """`prefix` begins every key. A job has `timeout_s`, a connection `connect_s` before that."""
+class RedisOptions(Options):
+    """A job has `timeout_s`, a connection `connect_s` before that."""
 
-    prefix: str = "ranvier:kvidx:"
-    timeout_s: float = 1.0  # CR33
-    connect_s: float = 3.0  # CR12
+    prefix: str = option(
+        "ranvier:kvidx:", "Begins every key in Redis; all nodes need the same.", key="kv_redis_prefix", section="Index"
+    )
+    timeout_s: float = seconds(  # CR33
+        1.0, "A round trip to Redis that takes longer means that it is away.", key="kv_redis_timeout_s", section="Index"
+    )
+    connect_s: float = seconds(  # CR12
+        3.0, "Longest wait for a connection to Redis.", key="kv_redis_connect_timeout_s", section="Index"
+    )
+
+    def contradictions(self) -> list[str]:
+        if not 1 <= len(self.prefix) <= PREFIX_CHARACTERS_MAX or not all("!" <= each <= "~" for each in self.prefix):
+            return [f"prefix: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
+        if any(each in "*?[]\\^" for each in self.prefix):
+            return ["prefix: must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis"]
+        return []
 
 
 class RedisLink:

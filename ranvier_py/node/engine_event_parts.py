@@ -210,7 +210,7 @@ class EngineEvents:
         if not self._restarts.setdefault(backend, Quota(RESTARTS_MAX, RESTART_S)).allows(now):
             self.restarts_unbelieved += 1
             return known.generation
-        self._log_transitions(self._registry.restart_told(known, 0.0, now, why))
+        self._log_transitions(self._registry.restart_reported(known, 0.0, now, why))
         return known.generation
 
     def _backend(self, id_: BackendId) -> Backend | None:

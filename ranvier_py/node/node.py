@@ -43,22 +43,18 @@ from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.operations import Admin
 from ranvier_py.node.parts import (
-    backend_limits,
     calibrating_of,
     control_settings,
     indexing_of,
     key_inbox,
     load_tokenizer,
     make_router,
-    pipeline_limits,
     probe_options,
     publishers_of,
     recorder_of,
     scheme_of,
-    server_limits,
     shadows_of,
     tls_context,
-    upstream_limits,
 )
 from ranvier_py.node.push_parts import WorkerReports
 from ranvier_py.proxy.pipeline import Pipeline
@@ -96,7 +92,7 @@ class Node:
         self.drained = trio.Event()  # nobody is served any more, and the peers have been told
         self.addresses: dict[str, Address] = {}
         self.scheme = scheme_of(config, tokenizer, secret)
-        self.registry = Registry(backend_limits(config))
+        self.registry = Registry(config.health)
         keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
@@ -106,7 +102,7 @@ class Node:
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
         self.tokenizer_worker = TokenizerWorker(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
-        self.upstream = Upstream(upstream_limits(config))
+        self.upstream = Upstream(config.upstream)
         self.prober = Prober(self._probed, probe_options(config), rng)
         self.engine_events = EngineEvents(self.router, rng, log_transitions)
         self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys)
@@ -116,10 +112,10 @@ class Node:
             self.router,
             self.upstream,
             Preparing(self.tokenizer_worker, lambda: self.indexing),
-            pipeline_limits(config),
+            config.pipeline,
             address_of=self._address_of,
             asking=self.asking,
-            api_key=config.backend_api_key.get_secret_value() if config.backend_api_key else "",
+            api_key=config.api_key,
             report=request_line if config.log_level in ("debug", "info") else None,
             trouble=self.prober.probe_soon,
             changed=log_transitions,
@@ -127,7 +123,7 @@ class Node:
         )
         self.server = DataServer(
             self.pipeline.handle,
-            server_limits(config),
+            config.server,
             tls=tls_context(config),
             short_way=self.pipeline,
         )
@@ -142,8 +138,7 @@ class Node:
         """`spec` is what else was configured. Raises BadRequest with nothing changed."""
         backend = self.registry.add(url, weight=weight, name=name)
         self.addresses[backend.url] = Address.parse(backend.url)
-        key = self.config.backend_api_key
-        secret = key.get_secret_value() if key else ""
+        secret = self.config.api_key
         self.prober.watch(backend.id, backend.url, secret)
         if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
             self.engine_events.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
@@ -282,7 +277,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             )
             url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
-        with trio.move_on_after(config.probe_timeout_s):  # who serves which model, before the first request asks
+        with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
             await node.prober.wait_first_round()
         async with trio.open_nursery() as serving:
             host, port = host_port(config.listen)

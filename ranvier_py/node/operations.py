@@ -144,7 +144,7 @@ class Admin:
         router = self._node.router
         prompt = router.read(path_of(body), body)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
-            await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
+            await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 

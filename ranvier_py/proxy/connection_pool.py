@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.response_reader import KnownHead
 from ranvier_py.proxy.transport import Transport
 
@@ -50,18 +51,15 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamLimits:
+class UpstreamLimits(Options):
     """Bounds of the connections to each backend."""
 
-    connect_s: float = 5.0
-    idle_s: float = 60.0  # longer unused: closed. Engines close earlier (uvicorn after 5 s), which is noticed at once
-    pooled_max: int = 512  # unused connections kept per backend; the oldest go first
-    header_bytes_max: int = 65_536  # as on the public port
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
+    connect_s: float = seconds(
+        5.0, "Longest wait for a connection to a backend.", key="connect_timeout_s", section="Limits"
+    )
+    idle_s: float = seconds(60.0)  # longer unused: closed. Engines close earlier (uvicorn after 5 s), seen at once
+    pooled_max: int = option(512, least=1)  # unused connections kept per backend; the oldest go first
+    header_bytes_max: int = option(65_536, least=1)  # of an answer
 
 
 @dataclass(frozen=True, slots=True)

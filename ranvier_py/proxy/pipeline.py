@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
@@ -35,34 +34,25 @@ from ranvier_py.core.errors import (
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Outcome, Transition
-from ranvier_py.core.routing.retries import Next, RetryBudget, RetryLimits
+from ranvier_py.core.routing.retries import Next, RetryBudget
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Found, Router
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.http_values import HttpRequest, Phase
-from ranvier_py.proxy.pipeline_values import Client, Exchange, Fields, Forwarder, Going, Progress, Relay, Teacher
-
-FIRST_BYTE_TOTAL_S = 600.0
-"""All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
-DEFAULT_TIMEOUT). So whoever sets a deadline of seconds has stuck engines passed over, and the default of 600 s ends in
-a 504: another try would prefill the prompt once more for a client that is gone when it answers."""
+from ranvier_py.proxy.pipeline_values import (
+    FIRST_BYTE_TOTAL_S,
+    Client,
+    Exchange,
+    Fields,
+    Forwarder,
+    Going,
+    PipelineLimits,
+    Progress,
+    Relay,
+    Teacher,
+)
 
 CAPTURE_BYTES_MAX = 1 << 20
 """Longer answers are relayed like any other, and not learned: 1 MiB of a stream is some 5,000 tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLimits:
-    """Deadlines of one request, in seconds."""
-
-    tokenize_deadline_s: float = 0.15
-    first_byte_s: float = 600.0
-    stall_s: float = 120.0
-    retries: RetryLimits = field(default_factory=RetryLimits)
-
-    @property
-    def waits_once(self) -> bool:
-        """Whether no second try could follow a missed first byte."""
-        return 2 * self.first_byte_s > FIRST_BYTE_TOTAL_S
 
 
 class Pipeline:

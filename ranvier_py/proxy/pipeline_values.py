@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ranvier_py.core.answers.usage_removal import Marks
+from ranvier_py.core.options import Options, option, part, seconds
 from ranvier_py.core.prompts.request_body import Prompt
-from ranvier_py.core.routing.retries import RetryBudget
+from ranvier_py.core.routing.retries import RetryBudget, RetryLimits
 from ranvier_py.core.routing.router import Attempt
 from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.http_values import HttpRequest, HttpResponseHead, Phase
@@ -147,3 +148,32 @@ class Going:
     def waits(self) -> bool:
         """Whether there is nothing to do but to wait for the backend."""
         return self.failure is None and self.sent is not None and self.sent.waits
+
+
+FIRST_BYTE_TOTAL_S = 600.0
+"""All tries of one request together wait so long for a first byte, for openai's SDK waits no longer (its
+DEFAULT_TIMEOUT). So whoever sets a deadline of seconds has stuck engines passed over, and the default of 600 s ends in
+a 504: another try would prefill the prompt once more for a client that is gone when it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits(Options):
+    """Deadlines of one request, in seconds."""
+
+    tokenize_deadline_s: float = option(
+        0.15,
+        "Longest wait for tokens before placing by load. 0 never waits.",
+        most=60.0,
+        key="tokenize_deadline_s",
+        section="Tokens",
+    )
+    first_byte_s: float = seconds(
+        600.0, "Longest wait for a backend to begin its answer.", key="first_byte_timeout_s", section="Limits"
+    )
+    stall_s: float = seconds(120.0, "Longest silence within an answer.", key="stall_timeout_s", section="Limits")
+    retries: RetryLimits = part(RetryLimits)
+
+    @property
+    def waits_once(self) -> bool:
+        """Whether no second try could follow a missed first byte."""
+        return 2 * self.first_byte_s > FIRST_BYTE_TOTAL_S

@@ -24,6 +24,7 @@ from ranvier_py.core.errors import (
     HeaderTooLarge,
     MethodNotAllowed,
 )
+from ranvier_py.core.options import Options, option, seconds
 from ranvier_py.proxy.client_connection import Client
 from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, Phase
 
@@ -37,28 +38,42 @@ READ_BYTES_MAX = 262_144
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Bounds of the public port. Seconds and bytes as named."""
+class ServerLimits(Options):
+    """Bounds of the public port."""
 
-    connections_max: int = 4096  # of about 20 kB each
-    in_flight_max: int = 1024
-    in_flight_bytes_max: int = 2**30  # of bodies: 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
-    header_bytes_max: int = (
-        65_536  # Envoy's max_request_headers_kb is 60; long bearer tokens and traces need more than 8 kB
+    header_s: float = seconds(
+        10.0, "A request's header must be complete by then.", key="header_timeout_s", section="Limits"
     )
-    headers_max: int = 100  # Envoy's and Apache's (LimitRequestFields) default
-    body_bytes_max: int = 64 * 2**20  # 1 M tokens of text are 4 MB; images in base64 take the rest
-    idle_s: float = 75.0  # nginx's keepalive_timeout
-    header_s: float = 10.0
-    body_s: float = 30.0  # plus one second for every `body_bytes_per_s_min` that arrived
-    body_bytes_per_s_min: int = 10_000  # slower uploads are attacks; Apache's mod_reqtimeout draws the line at 500
-    send_s: float = 30.0  # without the client taking a byte
-    tick_s: float = 0.25  # how late a missed deadline may be noticed
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
+    body_s: float = seconds(  # plus one second for every `body_bytes_per_s_min` that arrived
+        60.0, "... and its body by then.", key="body_timeout_s", section="Limits"
+    )
+    idle_s: float = seconds(  # nginx's keepalive_timeout
+        75.0, "A connection without a request is closed after this.", key="idle_timeout_s", section="Limits"
+    )
+    send_s: float = seconds(
+        30.0, "A client that takes no byte for this long is cut off.", key="send_timeout_s", section="Limits"
+    )
+    header_bytes_max: int = option(  # Envoy's max_request_headers_kb is 60; bearer tokens and traces need more than 8
+        65_536, "Largest request header: 431 above.", least=1024, key="header_bytes_max", section="Limits"
+    )
+    body_bytes_max: int = option(  # 1 M tokens of text are 4 MB; images in base64 take the rest
+        64 * 2**20, "Largest request body: 413 above.", least=1024, key="body_bytes_max", section="Limits"
+    )
+    connections_max: int = option(  # of about 20 kB each
+        10_000, "Client connections at once; 503 above.", least=1, key="connections_max", section="Limits"
+    )
+    in_flight_max: int = option(4096, "Requests at once; 503 above.", least=1, key="in_flight_max", section="Limits")
+    in_flight_bytes_max: int = option(  # 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
+        2**30,
+        "Bodies of all requests at once, each kept until its answer ends; 503 above. At least body_bytes_max. With "
+        "several workers, of each.",
+        least=1024,
+        key="in_flight_bytes_max",
+        section="Limits",
+    )
+    headers_max: int = option(100, least=1)  # Envoy's and Apache's (LimitRequestFields) default
+    body_bytes_per_s_min: int = option(10_000, least=1)  # slower uploads are attacks; mod_reqtimeout draws it at 500
+    tick_s: float = seconds(0.25)  # how late a missed deadline may be noticed
 
 
 class RequestHead:

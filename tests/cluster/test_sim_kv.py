@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
-from cluster.simulation.sim_kv import Words
+from cluster.simulation.sim_engine import Words
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
@@ -73,14 +73,10 @@ def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed:
     run = Run(load_scenario("kv_standby"), seed, SimNodes())
     result = run.result()
     assert result.violation is None
-    truths = [
-        host.node.engine_caches
-        for host in run.world.hosts
-        if host.node is not None and host.node.engine_caches is not None
-    ]
-    resumed = [stream.machine.counts.resumed for engine_caches in truths for stream in engine_caches.streams.values()]
+    found = [host.node.streams for host in run.world.hosts if host.node is not None and host.node.streams is not None]
+    resumed = [stream.machine.counts.resumed for node in found for stream in node.streams.values()]
     assert sum(resumed) >= 1
-    assert sum(engine_caches.degraded for engine_caches in truths) == 0
+    assert sum(node.degraded for node in found) == 0
     assert result.measures["kv_readers_most"] == 1
 
 
@@ -126,9 +122,7 @@ def told() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, SimNodes())
         assert run.result().violation is None
         assert Level.EXACT in {
-            engine_caches.level(0)
-            for host in run.world.hosts
-            if host.node and (engine_caches := host.node.engine_caches)
+            streams.level(0) for host in run.world.hosts if host.node and (streams := host.node.streams)
         }
     return told, [order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))]
 

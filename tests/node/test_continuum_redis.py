@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from ranvier_py.config.config_loader import load
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
@@ -36,7 +35,7 @@ URL = "redis://somebody:hunter2@127.0.0.1:6379"
 
 async def second(node: Lab, **settings: Any) -> Lab:
     """Another node in front of the same engines, which hears none of them."""
-    config = Config(
+    config = config_of(
         backend=[f"{url},name=vllm-{number}" for number, url in enumerate(node.engines)],
         listen="127.0.0.1:0",
         control="127.0.0.1:0",
@@ -184,7 +183,7 @@ def test_cr31_a_shared_index_that_cannot_be_is_refused_at_the_start(bad: dict[st
 def test_cr31_without_the_client_of_redis_the_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_redis, "redis", None)
     engine_caches = EngineCaches(RouteTable(capacity=100), lambda _: 0)
-    config = Config(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
+    config = config_of(backend=["http://127.0.0.1:9"], kv_index_backend="redis", kv_redis_url=URL)
     with pytest.raises(ConfigError, match=r"ranvier-py\[redis\]"):
         indexing_of(config, Registry(BackendLimits()), engine_caches, Random(1))
 

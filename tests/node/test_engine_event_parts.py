@@ -17,7 +17,7 @@ from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_events import KvEvents
 from cluster.engine.kv_publisher import KvEndpoints
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node import event_reader as hearing
@@ -95,7 +95,7 @@ async def start_node(nursery: trio.Nursery, engine: str, **settings: Any) -> Lab
 
     async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
         with scope:
-            await run(Config(backend=[engine], **values), task_status=task_status)
+            await run(config_of(backend=[engine], **values), task_status=task_status)
 
     addresses = await nursery.start(serve)
     host, port = addresses.public[0]

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trustme
 
-from ranvier_py.core.errors import ClientGone, NoBackend, NotFound, RanvierError, UpstreamClosed
+from ranvier_py.core.errors import ClientGone, ConfigError, NoBackend, NotFound, RanvierError, UpstreamClosed
 from ranvier_py.proxy.client_deadlines import Watchdog
 from ranvier_py.proxy.http_values import HttpRequest, Phase
 from ranvier_py.proxy.server import Client, DataServer, ServerLimits, error_response
@@ -359,7 +359,7 @@ async def test_two_nodes_share_a_port() -> None:
 
 
 def test_limits_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="send_s"):
+    with pytest.raises(ConfigError, match="send_s"):
         ServerLimits(send_s=0)
 
 

@@ -93,7 +93,7 @@ class SharedBackends:
         if self.facts.boot_of(key, boot % (1 << BOOT_BITS)) != self.facts.boot(key):
             return None
         self.follow(now)
-        backend.process.taught = True
+        backend.process.has_remote_routes = True
         return backend.id, backend.generation
 
     def regained(self) -> bool:
@@ -189,7 +189,7 @@ class SharedBackends:
     def _start_boot(self, seen: Seen, boot: Boot, now: float) -> None:
         """The claims so far are of an earlier boot: unless the registry has begun the new one already, it begins."""
         backend = seen.backend
-        transitions = self.registry.restart_told(backend, boot.started_at, now)
+        transitions = self.registry.restart_reported(backend, boot.started_at, now)
         if not transitions and backend.generation == seen.generation:
             transitions = self.registry.restart(backend, "peers count another process", now)
         self._log(transitions)
@@ -197,7 +197,7 @@ class SharedBackends:
 
     def _know_start(self, seen: Seen, start: Start, now: float) -> None:
         """Our claims, and what we told of them, may be of the process before: then the known one is the next boot."""
-        self._log(self.registry.start_told(seen.backend, start.started_at, now))
+        self._log(self.registry.start_reported(seen.backend, start.started_at, now))
         self._settle(start.backend, seen, now)
         self.facts.begun(*start)
 

@@ -66,7 +66,7 @@ class SharedRoutes:
         self._backends = backends
         self._copy = TableCopy(routes, backends)
         self._orphans = Pieces(routes)
-        self.understood = False  # whether all peers know update batches; the owner says so
+        self.understood = False  # whether further turns are sent as update batches
         self.turns = HeldTurns(routes, self._is_complete, self.counters)
         self._complete: dict[int, tuple[BackendId, float]] = {}
         self._confirmed: deque[News] = deque()  # held back

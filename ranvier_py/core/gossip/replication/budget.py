@@ -21,7 +21,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Sums,
     TotalSum,
     Vector,
 )
@@ -75,8 +74,6 @@ def wire_bytes(message: Message) -> int:
         return size + sum(len(route_update) + ENTRY_BYTES for _, route_update in message.entries)
     if isinstance(message, Vector):
         return size + VECTOR_ENTRY_BYTES * len(message.entries)
-    if isinstance(message, Sums):
-        return size + len(message.sums)
     if isinstance(message, TotalSum):
         return size + len(message.groups)
     if isinstance(message, PartSums):

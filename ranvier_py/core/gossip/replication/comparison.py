@@ -4,35 +4,32 @@
     peer    TotalSum -> us                  an equal one, or another with the sums of its groups of buckets
     we      PartSums (groups that differ)   the peer answers with its own of the same buckets
 
-A peer of an earlier version is sent all our Sums at once, and answers with all of its own.
 Rule: our sums are of the moment when the first question left; the peer's are begun after it came (`own_sums`).
 Cost: two steps of 2 ms for a table of 50,000 rows. Memory: 32 KiB until the next one begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.own_sums import OwnSums
 from ranvier_py.core.gossip.replication.route_outbox import RoutePost
 from ranvier_py.core.gossip.replication.sum_levels import differing_groups, part_of, total_of, with_part
-from ranvier_py.core.gossip.wire.messages import SHORT_SUMS_VERSION, PartSums, Sums, TotalSum
+from ranvier_py.core.gossip.wire.messages import PartSums, TotalSum
 
 NO_ROOM_S = 0.05  # until a question is tried again for which there was no room
 
-AnySums = Sums | TotalSum | PartSums
+AnySums = TotalSum | PartSums
 
 
 class Comparison:
-    """See the module. `version_of` a session: the version of the protocol that can be spoken to it."""
+    """See the module."""
 
-    def __init__(self, post: RoutePost, sums: OwnSums, version_of: Callable[[int], int]) -> None:
+    def __init__(self, post: RoutePost, sums: OwnSums) -> None:
         self.own: bytes | None = None  # our sums as the peer was asked about them
         self._post = post
         self._sums = sums
-        self._version_of = version_of
         self._peer: Peer | None = None
         self._request = 0
         self._begun_at = 0.0
@@ -63,11 +60,7 @@ class Comparison:
         sums = self._sums.step(self._begun_at, now)
         if sums is None:
             return
-        if self._version_of(peer.session) >= SHORT_SUMS_VERSION:
-            question: AnySums = TotalSum(total_of(sums), b"", reply=True, request=self._request)
-        else:
-            question = Sums(sums, reply=True, request=self._request)
-        if self._ask(peer, question, now):
+        if self._ask(peer, TotalSum(total_of(sums), b"", reply=True, request=self._request), now):
             self.own = sums
 
     def hear(self, message: AnySums, now: float) -> bytes | None:
@@ -75,8 +68,6 @@ class Comparison:
         own = self.own
         if own is None or message.reply or message.request != self._request:
             return None
-        if isinstance(message, Sums):
-            return message.sums
         if isinstance(message, PartSums):
             return with_part(own, message.groups, message.sums)
         if message.total == total_of(own):

@@ -35,7 +35,6 @@ from ranvier_py.core.gossip.replication.snapshot_source import SnapshotSource
 from ranvier_py.core.gossip.replication.update_batches import rows_of
 from ranvier_py.core.gossip.replication.update_log import BATCH_ENTRIES_MAX, Kept, Logs, fits
 from ranvier_py.core.gossip.wire.messages import (
-    SHORT_SUMS_VERSION,
     Busy,
     Digest,
     Entry,
@@ -45,13 +44,12 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Sums,
     TotalSum,
     Vector,
 )
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 
-ROUTE_MESSAGES = (RouteUpdates, Digest, Vector, Reset, Sums, TotalSum, PartSums, RowsWanted, Rows, Busy)
+ROUTE_MESSAGES = (RouteUpdates, Digest, Vector, Reset, TotalSum, PartSums, RowsWanted, Rows, Busy)
 """What `RouteGossip.receive` takes."""
 
 INTAKE_SHARES = 4
@@ -119,13 +117,12 @@ class RouteGossipStatistics:
 class RouteGossip:
     """The routes' part of gossip. Times are seconds of one monotonic clock.
 
-    `round_trip_s` tells the last known round trip to a session, for the lag; 0 = not known. `version_of` tells which
-    version of the protocol can be spoken to a session.
+    `round_trip_s` tells the last known round trip to a session, for the lag; 0 = not known.
     `lag` is how long route updates took from being learned anywhere to being heard here: the times that all their
     senders held them, and half a round trip for the last hop.
     """
 
-    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+    def __init__(  # a place where parts meet, each named
         self,
         session: int,
         memory: RouteMemory,
@@ -135,7 +132,6 @@ class RouteGossip:
         now: float,
         *,
         round_trip_s: Callable[[int], float] | None = None,
-        version_of: Callable[[int], int] = lambda _: SHORT_SUMS_VERSION,
     ) -> None:
         self.lag = Histogram(LATENCY_BUCKETS_S)
         self._memory = memory
@@ -148,7 +144,7 @@ class RouteGossip:
         self._eager = Eager(self._logs, self._post, settings.tick_s)
         self._repair = Repair(self._logs, self._post, self._eager, settings, rng, now)
         sums = OwnSums(memory)
-        comparison = Comparison(self._post, sums, version_of)
+        comparison = Comparison(self._post, sums)
         self._pull = Pull(self._logs, self._post, memory, comparison, self._repair.missed, rng, now)
         self._pull.audit_every(settings.audit_interval_s, settings.soon_interval_s, now)
         self._snapshot_source = SnapshotSource(self._post, memory, sums, self._pull.differs)
@@ -255,7 +251,7 @@ class RouteGossip:
             self._repair.vector(peer, message, now)
         elif isinstance(message, Reset):
             self._reset(peer, message, now)
-        elif isinstance(message, Sums | TotalSum | PartSums):
+        elif isinstance(message, TotalSum | PartSums):
             self._snapshot_source.sums(peer, message, now)
             self._pull.sums(peer, message, now)
         elif isinstance(message, RowsWanted):

@@ -23,7 +23,7 @@ from ranvier_py.core.gossip.replication.own_sums import OwnSums
 from ranvier_py.core.gossip.replication.route_outbox import RoutePost
 from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS, RouteMemory, RowsWalk
 from ranvier_py.core.gossip.replication.sum_levels import group_sums, part_of, total_of, with_part
-from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, Sums, TotalSum
+from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, TotalSum
 
 TRANSFERS_MAX = 2
 KEPT_MAX = 4
@@ -182,10 +182,8 @@ class SnapshotSource:
             del self._sums_wanted[session]
             if isinstance(asked, TotalSum):
                 self._answered[session] = wanted
-            elif isinstance(asked, PartSums):
-                self._differs(peer, value, with_part(value, asked.groups, asked.sums), now)
             else:
-                self._differs(peer, value, asked.sums, now)
+                self._differs(peer, value, with_part(value, asked.groups, asked.sums), now)
 
     def _has_room(self, transfer: Transfer, now: float) -> bool:
         if self._post.bulk.room(now) < CHUNK_BYTES:
@@ -213,6 +211,4 @@ def answer_to(asked: AnySums, ours: bytes) -> AnySums:
         total = total_of(ours)
         groups = group_sums(ours) if total != asked.total else b""
         return TotalSum(total, groups, reply=False, request=asked.request)
-    if isinstance(asked, PartSums):
-        return PartSums(asked.groups, part_of(ours, asked.groups), reply=False, request=asked.request)
-    return Sums(ours, reply=False, request=asked.request)
+    return PartSums(asked.groups, part_of(ours, asked.groups), reply=False, request=asked.request)

@@ -3,8 +3,7 @@
     backend key u64 | boot u8 | 0x80 | 1 … ROWS_MAX: parent u64 of each | text u64 of each | depth u32 of each
 
 Each row says that the backend holds one more stop, known by its text alone, below a row that is known by `parent`. The
-second number of other route updates, with a parent and no stops, tells them apart. Nobody makes one before everybody
-knows version SHEAF_VERSION of the protocol: one that does not counts it as bad, and compares tables later.
+second number of other route updates, with a parent and no stops, tells them apart.
 They are numbered, told and repaired like all route updates of their origin. A row that is the parent of another comes
 before it. Cost: 20 bytes a row, of which a route update alone takes 33; 0.1 us a row, either way.
 """
@@ -23,8 +22,6 @@ from ranvier_py.core.gossip.replication.route_updates import (
     TOKENS_MAX,
     BadRouteUpdate,
 )
-
-BATCH_VERSION = 2
 
 HEAD = Struct("<QBB")
 COUNT_AT = 9

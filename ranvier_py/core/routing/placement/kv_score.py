@@ -27,7 +27,9 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
+from ranvier_py.core.routing.placement.baselines import relative_loads
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.chwbl import (
     EPSILON_MEANING,
@@ -37,8 +39,6 @@ from ranvier_py.core.routing.placement.chwbl import (
     fair_share,
     ring_key,
 )
-from ranvier_py.core.routing.placement.least_loaded import relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
 
 SUM_TOLERANCE = 1e-6
 

@@ -9,18 +9,15 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 
 import numpy as np
 
-from ranvier_py.core.gossip.gossip import VERSION
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
 from ranvier_py.core.gossip.replication.table_copy import TableCopy
-from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.codec import decode as unwire
 from ranvier_py.core.gossip.wire.codec import encode as wire
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
@@ -32,7 +29,6 @@ from ranvier_py.core.routing.route_table.orphans import Orphans
 from ranvier_py.core.routing.route_table.scan import U64, Names
 
 FRAME_LENGTH_BYTES = 4
-KINDS_OF_2 = (Kind.TOTAL_SUM, Kind.PART_SUMS)
 BACKENDS = 4
 
 
@@ -130,7 +126,6 @@ class Net:
         self.sent: list[tuple[float, int, int, Message, int]] = []  # at, source, target, message, bytes
         self.capacity = 100_000
         self._events: list[Event] = []
-        self.versions: dict[int, int] = {}  # of the protocol, of nodes that do not speak the latest; set before `add`
         self._turn = 0
         self._last: dict[tuple[int, int], float] = defaultdict(float)
         for session in range(1, count + 1):
@@ -144,17 +139,11 @@ class Net:
         table = RouteTable(capacity=self.capacity, ttl_s=chosen.ttl_s)
         memory = Memory(table, Backends(order, dict.fromkeys(range(BACKENDS), 1)))
         outbox: list[Outgoing] = []
-        gossip = RouteGossip(
-            session, memory, chosen, outbox, Random(session), self.now, version_of=partial(self.version, session)
-        )
+        gossip = RouteGossip(session, memory, chosen, outbox, Random(session), self.now)
         node = self.nodes[session] = Node(session, table, memory, gossip, outbox)
         if meet:
             self.meet()
         return node
-
-    def version(self, *sessions: int) -> int:
-        """What all of these speak."""
-        return min(self.versions.get(session, VERSION) for session in sessions)
 
     def meet(self) -> None:
         """Everybody who is up sees everybody who is up and not cut off, at once."""
@@ -235,7 +224,6 @@ class Net:
 
     def _deliver(self, event: Event) -> None:
         node = self.nodes.get(event.target)
-        assert self.version(event.target) > 1 or event.kind not in KINDS_OF_2, "it would not understand"
         if node is not None and node.up and not self.link.cut(event.source, event.target):
             node.gossip.receive(peer_of(event.source), unwire(event.kind, event.body), self.now)
 

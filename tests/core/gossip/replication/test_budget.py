@@ -27,7 +27,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Sums,
     TotalSum,
     Vector,
 )
@@ -79,7 +78,6 @@ MESSAGES: list[Message] = [
     Vector(((TOP, TOP),), True),
     Vector(tuple((TOP - number, TOP) for number in range(ORIGINS_MAX)), True),
     Reset(TOP, TOP),
-    Sums(bytes(SUMS_BYTES), True, 7),
     TotalSum(TOP, b"", True, 2**32 - 1),
     TotalSum(TOP, bytes(8 * GROUPS), False, 2**32 - 1),
     PartSums(b"\0", bytes(GROUP_BYTES), True, 2**32 - 1),
@@ -122,7 +120,7 @@ def test_letters_keep_both_budgets() -> None:
 def test_what_was_spent_on_a_peer_stays_spent_when_others_come() -> None:
     post, _ = post_of(peer_bytes_per_s=MIN_BYTES_PER_S)
     post.meet(PEERS[:1])
-    post.send(PEERS[0], Sums(bytes(SUMS_BYTES), True, 7), 10.0)
+    post.send(PEERS[0], PartSums(bytes(range(GROUPS)), bytes(SUMS_BYTES), True, 7), 10.0)
     left = post.room(PEERS[0], 10.0)
     post.meet(PEERS[:3])
     assert post.room(PEERS[0], 10.0) == left < MIN_BYTES_PER_S / 2 + 1

@@ -16,7 +16,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Sums,
     TotalSum,
     Vector,
 )
@@ -27,10 +26,9 @@ from tests.core.gossip.replication.route_net import Net, claims, key_of, peer_of
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def parted(turns: int, versions: dict[int, int] | None = None) -> Net:
+def parted(turns: int) -> Net:
     """Two nodes that knew the same and did not hear each other while the first learned more than its log holds."""
     net = Net(0, log_entries_max=50)
-    net.versions = versions or {}
     for session in (1, 2):
         net.add(session, meet=session == 2)
     rng = Random(3)
@@ -205,16 +203,6 @@ def test_a_comparison_that_breaks_off_is_tried_again() -> None:
     assert net.nodes[2].gossip.vector() == before
     net.link.drop = lambda source, target, message: False
     net.run_until(net.equal, limit_s=10.0)
-
-
-@pytest.mark.parametrize("old", [(1,), (2,), (1, 2)])
-def test_a_peer_of_the_first_version_is_sent_all_sums_at_once(old: tuple[int, ...]) -> None:
-    """1.12: two nodes speak what both know; the net fails where one is sent what it would not understand."""
-    net = parted(100, dict.fromkeys(old, 1))
-    net.run_until(net.equal, limit_s=3.0)
-    assert len(sent(net, Sums)) == 2
-    assert sent(net, TotalSum) == sent(net, PartSums) == []
-    assert claims(sent(net, Rows, 1, 2)) < 3200 / 3
 
 
 def test_equal_tables_are_seen_to_be_equal_by_a_few_bytes() -> None:

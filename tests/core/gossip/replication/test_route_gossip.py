@@ -32,7 +32,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Sums,
     TotalSum,
     Vector,
 )
@@ -331,7 +330,6 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
         Digest(1, 0),
         Vector(((9, 9),), True),
         Reset(9, 9),
-        Sums(bytes(SUMS_BYTES), True, 7),
         TotalSum(1, b"", True, 7),
         PartSums(b"", b"", True, 7),
         RowsWanted(1, 0, b""),
@@ -400,7 +398,7 @@ def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
         one.gossip.receive(peer, batch(1, 2, origin=session), now)
         one.gossip.receive(peer, batch(5, 6, origin=session), now)
         one.gossip.receive(peer, RowsWanted(1, 0, b""), now)
-        one.gossip.receive(peer, Sums(bytes(SUMS_BYTES), True, 7), now)
+        one.gossip.receive(peer, TotalSum(1, b"", True, 7), now)
         one.gossip.receive(peer, Reset(session, 50), now)
         one.gossip.tick(now)
         one.outbox.clear()
