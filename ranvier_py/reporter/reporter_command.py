@@ -22,12 +22,13 @@ import trio
 
 from ranvier_py.core.engine_cache.gap_values import GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.gaps import GapMachine
+from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, parse_endpoint
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, NoZmq
+from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import set_up_logs
 from ranvier_py.reporter.event_relay import EventLog, EventRelay
 from ranvier_py.reporter.reporter_flags import KEY_VARIABLE
@@ -97,9 +98,9 @@ async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None
                 host = urlsplit(options.engine).hostname or "127.0.0.1"
                 reporter.found(BackendId(0), of_operator(options.events, options.replay, options.ranks, host))
             else:
-                discovery = KvDiscovery(reporter.found, DiscoveryOptions(), reporter.rng)
-                discovery.watch(BackendId(0), options.engine)
-                nursery.start_soon(discovery.run)
+                poller = EnginePoller(PollOptions(), reporter.rng, found=reporter.found)
+                poller.watch(BackendId(0), options.engine)
+                nursery.start_soon(poller.run)
                 nursery.start_soon(reporter.warn)
             print(f"ranvier reporter for {options.worker_id}", flush=True)
             async for _ in signals:
