@@ -261,7 +261,7 @@ class WorkerReports:
             self._generations[backend.id] = backend.generation
             source = Source(backend.id, CHANNEL)
             self._engine_caches.open(source, PrefixHolder(self.links, worker), now)
-            self._engine_caches.levelled(source, Level.ESTIMATED, REASON, now)
+            self._engine_caches.set_level(source, Level.ESTIMATED, REASON, now)
         return backend.id, worker
 
     def _close(self, backend: BackendId, now: float) -> None:

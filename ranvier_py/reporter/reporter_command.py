@@ -165,4 +165,4 @@ def taken(events: EventLog, effect: object) -> None:
 
 def is_read(subscriber: KvSubscriber, machine: GapMachine) -> bool:
     """Whether all that the engine published up to now, and that can still be had, is in the log."""
-    return subscriber.view().is_connected and machine.level is not Level.REPAIRING
+    return subscriber.is_connected and machine.level is not Level.REPAIRING

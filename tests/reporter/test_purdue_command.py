@@ -48,7 +48,7 @@ class Relays:
 
         class Subscriber:
             def __init__(self, _sockets: object, publisher: Publisher, machine: GapMachine, *_: object) -> None:
-                self.publisher = publisher
+                self.publisher, self.is_connected = publisher, False
 
             async def run(self) -> None:
                 read.append(self.publisher.rank)
@@ -56,9 +56,6 @@ class Relays:
                     await trio.sleep_forever()
                 finally:
                     read.remove(self.publisher.rank)
-
-            def view(self) -> Namespace:
-                return Namespace(is_connected=False)
 
         async def run(link: command.RouterLink, relay: EventRelay) -> None:
             posting = relay.next(0.0)
