@@ -35,7 +35,7 @@ CALIBRATION = {
     "route_recall": None,
     "backends": [{"name": "a", "precision": 0.98, "recall": None, "answers": 40, "biases": ["salt"]}],
     "asking": {"asked": 3, "own": 1},
-    "scraper": None,
+    "polls": {"probes": 7},
 }
 
 

@@ -33,12 +33,8 @@ LIBRARIES = {
     "huggingface_hub": ("tokenizer",),
     "httpx": (
         "engine_poller",
-        "engine_pages",
-        "health_probes",
         "cli",
         "routers",
-        "metrics_scraper",
-        "publisher_discovery",
         "sse_source",
     ),
     "zmq": ("zmq_sockets",),

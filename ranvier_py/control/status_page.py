@@ -59,7 +59,7 @@ def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     known = [{name: row[name] for name in row if any(each[name] is not None for each in rows)} for row in rows]
     lines = ["", "Predictions against answers", *(table(known) or ["  no answer has told yet"])]
     told = {name: calibration[name] for name in ("route_precision", "route_recall")}
-    counts = {name: calibration[name] for name in ("asking", "scraper") if calibration[name]}
+    counts = {name: calibration[name] for name in ("asking", "polls") if calibration[name]}
     return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]
 
 

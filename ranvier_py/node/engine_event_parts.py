@@ -1,6 +1,6 @@
 """What makes a node hear its engines: event streams, their connections and the truth that they end in.
 
-For each engine that publishes KV events (`KvDiscovery` finds where) and that this node is to read (`Sharing`), one
+For each engine that publishes KV events (the poller finds where) and that this node is to read (`Sharing`), one
 EventStream and one KvSubscriber for each data-parallel rank. `look` compares what is heard with what is to be heard,
 ten times a second, and begins and ends accordingly; it also carries copies from and to peers.
 
@@ -41,7 +41,6 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample
 from ranvier_py.core.routing.backends import Backend, Transition
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, NoZmq
 from ranvier_py.node.event_reader import Reading
 
@@ -75,7 +74,6 @@ class EngineEvents:
         rng: Random,
         log_transitions: Callable[[Sequence[Transition]], None],
         *,
-        options: DiscoveryOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine_caches = EngineCaches(
@@ -90,14 +88,14 @@ class EngineEvents:
         self.restarts_unbelieved = 0
         self._restarts: dict[BackendId, Quota] = {}
         self._levels: dict[BackendId, Quota] = {}
-        self.load_heard: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
+        self.load_reported: Callable[[BackendId, EngineLoad], object] = lambda *_: None  # whoever counts loads sets it
+        self.discover_soon: Callable[[BackendId], object] = lambda _: None  # whoever looks for publishers sets it
         self._hasher = router.hasher.plain()
         self._namespace_of = router.reader.namespace_of
         self._registry = router.registry
         self._rng = rng
         self._log_transitions = log_transitions
         self._clock = clock
-        self._discovery = KvDiscovery(self.found, options or DiscoveryOptions(), rng)
         self._found: dict[BackendId, tuple[Publisher, ...]] = {}
         self._readings: dict[BackendId, dict[int, Reading]] = {}
         self._takeovers = Takeovers(self.sharing, self._hasher)
@@ -116,13 +114,8 @@ class EngineEvents:
 
     # What is told
 
-    def watch(self, backend: BackendId, url: str, api_key: str = "", fixed: tuple[Publisher, ...] = ()) -> None:
-        """Find out where this engine publishes its events; or hear what is `fixed`, without asking it."""
-        self._discovery.watch(backend, url, api_key, fixed)
-
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
-        self._discovery.forget(backend)
         self._found.pop(backend, None)
         self._unnamed.pop(backend, None)
         self._lost.pop(backend, None)
@@ -152,7 +145,6 @@ class EngineEvents:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self._discovery.run)
                 task_status.started()
                 while True:
                     busy = self._readings or any(self._found.values())
@@ -301,14 +293,14 @@ class EngineEvents:
             if self._levels.setdefault(backend, Quota(LEVELS_TOLD_MAX, LEVEL_TOLD_S)).allows(self._clock()):
                 log.info("kv.level %s %s: %s", self._label(stream.source), effect.level.value, effect.reason)
             if effect.level is not Level.EXACT:
-                self._discovery.look_soon(backend)  # it may be another process, with other ports
+                self.discover_soon(backend)  # it may be another process, with other ports
         elif isinstance(effect, LoadHeard):
             try:
                 load = stream.decoder.decode(effect.payload).load
             except BadBatch:
                 return
             if load is not None:
-                self.load_heard(backend, load)
+                self.load_reported(backend, load)
 
     def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:
         """For a peer: the state of a stream that is known exactly, and where it stands; or what changed there."""

@@ -33,7 +33,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.allocator import keep_freed_memory
-from ranvier_py.io.health_probes import Prober
+from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
@@ -49,7 +49,6 @@ from ranvier_py.node.parts import (
     key_inbox,
     load_tokenizer,
     make_router,
-    probe_options,
     publishers_of,
     recorder_of,
     scheme_of,
@@ -103,13 +102,21 @@ class Node:
             self.router.observers += (self.recorder,)
         self.tokenizer_worker = TokenizerWorker(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
-        self.prober = Prober(self._probed, probe_options(config), rng)
         self.engine_events = EngineEvents(self.router, rng, log_transitions)
         self.pushing = Pushing(
             self.router, self.engine_events.engine_caches, keys, self.scheme.identity, self.scheme.key
         )
         self.asking = UsageAsking(enabled=config.ask_usage)
-        self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events, rng)
+        self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events)
+        self.poller = EnginePoller(
+            config.polls,
+            rng,
+            probed=self._probed,
+            measured=self.calibrating.looked,
+            found=self.engine_events.found if config.kv_events == "auto" else None,
+        )
+        self.engine_events.discover_soon = self.poller.discover_soon
+        self.engine_events.load_reported = self.poller.load_reported
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
@@ -119,7 +126,7 @@ class Node:
             asking=self.asking,
             api_key=config.api_key,
             report=request_line if config.log_level in ("debug", "info") else None,
-            trouble=self.prober.probe_soon,
+            trouble=self.poller.probe_soon,
             changed=log_transitions,
             name=secrets.token_hex(4),
         )
@@ -140,24 +147,22 @@ class Node:
         """`spec` is what else was configured. Raises BadRequest with nothing changed."""
         backend = self.registry.add(url, weight=weight, name=name)
         self.addresses[backend.url] = Address.parse(backend.url)
-        secret = self.config.api_key
-        self.prober.watch(backend.id, backend.url, secret)
-        if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
-            self.engine_events.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
-        self.calibrating.watch(backend.id, backend.url, secret)
+        events = spec is None or spec.kv_events != OFF
+        publishers = publishers_of(spec) if spec is not None and events else ()
+        self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
 
     def remove_backend(self, name_or_url: str) -> None:
         backend = self.registry.remove(name_or_url)
-        self.prober.forget(backend.id)
+        self.poller.forget(backend.id)
         self.engine_events.forget(backend.id)
         self.calibrating.forget(backend.id)
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
 
     def hooks(self) -> NodeHooks:
-        return NodeHooks(self.prober.probe_soon, log_transitions, self._follow)
+        return NodeHooks(self.poller.probe_soon, log_transitions, self._follow)
 
     def _follow(self, command: Command) -> None:
         """An order that the operator gave on another node."""
@@ -247,7 +252,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     if keys is not None:
         node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
         node.engine_events.share(node.clustering.peer.streams)
-        node.calibrating.share(looked_at_by(node.clustering.peer))
+        node.poller.owns = looked_at_by(node.clustering.peer)
     try:
         await run_parts(node, task_status)
     finally:
@@ -268,7 +273,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
         nursery.start_soon(node.indexing.run)
-        await nursery.start(node.prober.run)
+        await nursery.start(node.poller.run)
         await nursery.start(node.engine_events.run)
         await nursery.start(node.calibrating.run)
         await nursery.start(node.pushing.run)
@@ -278,7 +283,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
         with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
-            await node.prober.wait_first_round()
+            await node.poller.wait_first_round()
         async with trio.open_nursery() as serving:
             host, port = host_port(config.listen)
             with listening_on(config.listen):

@@ -36,7 +36,6 @@ from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import Shadows, make_shadow
 from ranvier_py.core.routing.speculation import Speculation
-from ranvier_py.io.health_probes import ProbeOptions
 from ranvier_py.io.key_inbox import KeyInbox
 from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.tokenizer import ChatTokenizer
@@ -141,21 +140,15 @@ def backend_at(registry: Registry, url: str) -> BackendId | None:
     return found.id if found is not None else None
 
 
-def calibrating_of(
-    config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents, rng: Random
-) -> Calibrating:
-    """What measures the predictions, and corrects those of engines that nobody hears."""
-    made = Calibrating(
+def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents) -> Calibrating:
+    """What measures the predictions, and corrects those of engines whose events are not read."""
+    return Calibrating(
         router,
         asking,
-        Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
-        scrape_interval_s=config.polls.metrics_interval_s,
+        metrics_interval_s=config.polls.metrics_interval_s,
         estimated=lambda backend: engine_events.level(backend) is Level.ESTIMATED,
         contradicted=engine_events.contradicted,
     )
-    if made.scraper is not None:
-        engine_events.load_heard = made.scraper.heard
-    return made
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
@@ -169,15 +162,6 @@ def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
         clock=time.monotonic,
         bytes_max=config.record_bytes_max,
         files_max=config.record_files_max,
-    )
-
-
-def probe_options(config: Config) -> ProbeOptions:
-    polls = config.polls
-    return ProbeOptions(
-        interval_s=polls.probe_interval_s,
-        interval_unsettled_s=min(1.0, polls.probe_interval_s),
-        timeout_s=polls.probe_timeout_s,
     )
 
 

@@ -5,7 +5,6 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,7 +127,7 @@ class Clock:
 
 
 def calibrating(world: World, clock: Clock) -> Calibrating:
-    return Calibrating(world.router, UsageAsking(), Random(1), scrape_interval_s=5.0, clock=clock)
+    return Calibrating(world.router, UsageAsking(), metrics_interval_s=5.0, clock=clock)
 
 
 def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() -> None:
@@ -206,7 +205,7 @@ async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(nursery: trio.N
 
             async def looks() -> list[int]:
                 pages = [await first.http.get(f"{one}/admin/calibration") for one in (first.control, other.control)]
-                return [page.json()["scraper"]["looks"] for page in pages]
+                return [page.json()["polls"]["metrics_pages"] for page in pages]
 
             alone = 0  # seconds in a row in which only one of them looked; a node begins with none
             while alone < 3:

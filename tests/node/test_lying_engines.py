@@ -86,15 +86,13 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
         assert made._registry[ENGINE].generation == before + 1
 
 
-def test_calibration_tells_the_streams_of_contradictions_and_hears_of_queues_from_them() -> None:
+def test_calibration_reports_contradictions_to_the_streams() -> None:
     """What answers and events know of each other, in a node as it is put together."""
     router = make_router(2)
     engine_events = EngineEvents(router, Random(1), lambda _: None)
     asked: list[BackendId] = []
     engine_events.contradicted = asked.append  # type: ignore[method-assign]
-    made = calibrating_of(Config(), router, UsageAsking(), engine_events, Random(1))
-    assert made.scraper is not None
-    assert engine_events.load_heard == made.scraper.heard
+    made = calibrating_of(Config(), router, UsageAsking(), engine_events)
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"
