@@ -33,7 +33,8 @@ import trio
 from benchmarks.harness.bench import command_line, finish, percentiles, show, show_row, spread
 from benchmarks.harness.processes import PEERS_DIR, SMG, installed, processor_s
 from cluster.demo.demo_plan import Lab, Peering, Settings, engine_command, node_command, plan, write_key
-from cluster.dns.addresses import NamesError, RoundRobinResolver
+from cluster.dns.addresses import NamesError
+from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import Connection, ExchangeFailed, fetch
 from cluster.load.load_report import Ledger, report

@@ -207,7 +207,7 @@ async def run_node(case: Case, requests: int, batches: int) -> list[dict[str, fl
                 await learning.start(node.tokenizer_worker.run)
                 await ask(WARM_UP_REQUESTS)
                 await answers.readline()
-                while node.tokenizer_worker.statistics().queued:  # noqa: ASYNC110  # it tells nobody
+                while node.tokenizer_worker.counters.queued:  # noqa: ASYNC110  # it tells nobody
                     await trio.sleep(0.05)
                 learning.cancel_scope.cancel()
             for _ in range(batches):
@@ -218,7 +218,7 @@ async def run_node(case: Case, requests: int, batches: int) -> list[dict[str, fl
                 user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
                 found.append({"user_us": user / requests * 1e6, "system_us": system / requests * 1e6})
             nursery.cancel_scope.cancel()
-        await node.upstream.aclose()
+        node.upstream.close()
         peer.stdin.close()
     return found
 

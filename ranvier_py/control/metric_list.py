@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import BackendStatistics, RegistryStatistics
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import ShadowStatistics
@@ -20,7 +20,7 @@ from ranvier_py.core.routing.shadow import ShadowStatistics
 def samples_of(
     router: Router, registry: RegistryStatistics, server: Any, upstream: Any, tokenizer_worker: Any
 ) -> Iterator[Sample]:
-    """All samples of one node. `server`, `upstream` and `tokenizer worker` are frozen statistics of the edges."""
+    """All samples of one node. `server`, `upstream` and `tokenizer worker` are their counters."""
     yield from router_samples(router)
     for backend in registry.backends:
         yield from backend_samples(backend)
@@ -29,9 +29,9 @@ def samples_of(
     yield from plain_samples("routes", router.routes.statistics(), ROUTE_GAUGES)
     yield from plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept"))
     yield from plain_samples("speculation", router.speculation.statistics(), ("capacity", "attempts", "fingerprints"))
-    yield from plain_samples("tokenizer_worker", tokenizer_worker, ("queued",))
-    yield from plain_samples("server", server, ("connections", "in_flight", "in_flight_bytes"))
-    yield from plain_samples("upstream", upstream, ("open", "pooled"))
+    yield from samples("tokenizer_worker", tokenizer_worker)
+    yield from samples("server", server)
+    yield from samples("upstream", upstream)
 
 
 def shadow_samples(shadows: Iterable[ShadowStatistics]) -> Iterator[Sample]:

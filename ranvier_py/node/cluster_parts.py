@@ -268,7 +268,7 @@ class Clustering:
         yield from plain_samples("gossip_facts", peer.facts.counters, ())
         yield from plain_samples("gossip_net", net.statistics(), NET_GAUGES)
         yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
-        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
+        yield from peer.streams.samples()
         for name, statistics in self._files_and_names().items():
             yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))
         lag = "From being learned anywhere to being heard here, as the senders held it."

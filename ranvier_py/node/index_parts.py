@@ -43,7 +43,7 @@ from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
-from ranvier_py.proxy.pipeline_values import Teacher
+from ranvier_py.proxy.pipeline_values import PromptTokenizer
 
 Item = TypeVar("Item")
 
@@ -79,7 +79,7 @@ class Listened:
         self._index.forget((self.backend.id,))
         if self._engine_caches is not None:
             self._engine_caches.open(self.source, self, now)
-            self._engine_caches.levelled(self.source, Level.DEGRADED, "events without numbers", now)
+            self._engine_caches.set_level(self.source, Level.DEGRADED, "events without numbers", now)
 
     def heard(self, events: Sequence[IndexEvent]) -> None:
         now = time.monotonic()
@@ -96,20 +96,20 @@ class Listened:
 
 
 class Preparing:
-    """A teacher that has Redis asked for a prompt's opening while it tokenizes, before the prompt is placed.
+    """Has Redis asked for a prompt's opening while the prompt is tokenized, before it is placed.
 
     A prompt that the routes know well waits for neither: they know more of it than its opening.
     """
 
-    def __init__(self, teacher: Teacher, indexing: Callable[[], Indexing]) -> None:
-        self.submit, self.finish = teacher.submit, teacher.finish
-        self._teacher = teacher
+    def __init__(self, tokenizer: PromptTokenizer, indexing: Callable[[], Indexing]) -> None:
+        self.submit, self.finish = tokenizer.submit, tokenizer.finish
+        self._tokenizer = tokenizer
         self._indexing = indexing
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
         indexing = self._indexing()
         opening = prompt.opening() if indexing.is_prepared else b""
-        tokenize = partial(self._teacher.tokenize_first, prompt, deadline_s)
+        tokenize = partial(self._tokenizer.tokenize_first, prompt, deadline_s)
         return await (indexing.prepare(opening.hex(), tokenize) if opening else tokenize())
 
 

@@ -56,9 +56,10 @@ from ranvier_py.node.parts import (
     tls_context,
 )
 from ranvier_py.node.push_parts import Pushing
+from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
-from ranvier_py.proxy.upstream import Address, Upstream
+from ranvier_py.proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,6 @@ waits for them. What we keep is chains without cycles, freed by counting; the re
 
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
-CLOSE_S = 1.0  # for closing pooled connections, which waits for nobody
-
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
 SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
 
@@ -89,7 +88,7 @@ class Node:
         self.tokenizer = tokenizer
         self.clustering: Clustering | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers have been told
-        self.addresses: dict[str, Address] = {}
+        self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(config.health)
         keys = key_inbox(config, self.scheme)
@@ -130,12 +129,7 @@ class Node:
             changed=log_transitions,
             name=secrets.token_hex(4),
         )
-        self.server = DataServer(
-            self.pipeline.handle,
-            config.server,
-            tls=tls_context(config),
-            short_way=self.pipeline,
-        )
+        self.server = DataServer(self.pipeline.handle, config.server, tls=tls_context(config))
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
         self.admin = Admin(self)
         for spec in config.backend:
@@ -146,7 +140,7 @@ class Node:
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
         """`spec` is what else was configured. Raises BadRequest with nothing changed."""
         backend = self.registry.add(url, weight=weight, name=name)
-        self.addresses[backend.url] = Address.parse(backend.url)
+        self.addresses[backend.url] = BackendAddress.parse(backend.url)
         events = spec is None or spec.kv_events != OFF
         publishers = publishers_of(spec) if spec is not None and events else ()
         self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
@@ -175,9 +169,9 @@ class Node:
         except RanvierError as error:
             log.warning("backend.order_refused %s %s: %s", command.verb, command.url, error)
 
-    def _address_of(self, url: str) -> Address:
+    def _address_of(self, url: str) -> BackendAddress:
         """Parsed once for each backend; one that is leaving may still be asked for."""
-        return self.addresses.get(url) or Address.parse(url)
+        return self.addresses.get(url) or BackendAddress.parse(url)
 
     def _probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self.registry.probed(backend, result, time.monotonic()))
@@ -187,7 +181,7 @@ class Node:
         collected_at = time.monotonic()
         while True:
             await trio.sleep(SWEEP_INTERVAL_S)
-            if time.monotonic() - collected_at > COLLECT_INTERVAL_S and self.server.statistics().in_flight == 0:
+            if time.monotonic() - collected_at > COLLECT_INTERVAL_S and self.server.counters.in_flight == 0:
                 gc.collect()
                 collected_at = time.monotonic()
             generations = [
@@ -256,8 +250,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     try:
         await run_parts(node, task_status)
     finally:
-        with trio.move_on_after(CLOSE_S, shield=True):
-            await node.upstream.aclose()
+        node.upstream.close()
     log.info("node.stopped")
 
 

@@ -69,7 +69,7 @@ class Admin:
             **asdict(router.routes.statistics()),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": asdict(router.speculation.statistics()),
-            "tokenizer_worker": asdict(self._node.tokenizer_worker.statistics()),
+            "tokenizer_worker": values(self._node.tokenizer_worker.counters),
             **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
             **({"shadows": shadow_view(self._node.shadows)} if self._node.shadows is not None else {}),
             "decisions": dict(counters.decisions),
@@ -153,9 +153,9 @@ class Admin:
         samples = samples_of(
             node.router,
             node.registry.statistics(),
-            node.server.statistics(),
-            node.upstream.statistics(),
-            node.tokenizer_worker.statistics(),
+            node.server.counters,
+            node.upstream.counters,
+            node.tokenizer_worker.counters,
         )
         shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder

@@ -299,7 +299,7 @@ async def test_a_completion_is_explained_as_one() -> None:
         assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
 
 
-async def test_metrics_tell_reasons_engine_engine_cache_and_every_bound() -> None:
+async def test_metrics_tell_reasons_engine_caches_and_every_bound() -> None:
     async with lab() as node:
         await node.chat(turn("hello"))
         await node.until(lambda s: s["engine_cached_share"] is not None)

@@ -1,8 +1,9 @@
-"""Chats that go on are served without a task of their own: whatever comes up then, it ends as it does with one."""
+"""Steps go on without a task while they wait for sockets alone; whatever comes up, a request ends as it should."""
 
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
@@ -12,7 +13,11 @@ import trio
 import trio.testing
 
 from ranvier_py.core.answers.usage_injection import UsageAsking
+from ranvier_py.core.routing.router import Router
 from ranvier_py.proxy import pipeline
+from ranvier_py.proxy.driver import Driver, Steps
+from ranvier_py.proxy.readiness import Readiness
+from ranvier_py.proxy.transport import PlainTransport, received
 from tests.proxy.test_pipeline import (
     CLOSE,
     GOOD,
@@ -79,7 +84,7 @@ def turn(number: int, **fields: Any) -> bytes:
 
 
 class Talk:
-    """One connection of a client; its first turn, which never takes the short path, is over."""
+    """One connection of a client; its first turn, for which the node connects to a backend, is over."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -119,33 +124,32 @@ class Talk:
         self.buffer += more
 
 
-@pytest.fixture
-def handled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The bodies that took the long way from their beginning."""
-    bodies: list[bytes] = []
-    handle = pipeline.Pipeline.handle
+class ConnectionTasks(trio.abc.Instrument):
+    """Counts how often tasks of connections are run."""
 
-    async def noting(self: Any, request: Any, client: Any) -> None:
-        bodies.append(request.body)
-        await handle(self, request, client)
+    def __init__(self) -> None:
+        self.steps = 0
 
-    monkeypatch.setattr(pipeline.Pipeline, "handle", noting)
-    return bodies
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps += task.name.endswith("DataServer._run")
 
 
 BODY = GOOD.partition(b"\r\n\r\n")[2]
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-async def test_a_chat_that_goes_on_takes_the_short_way_and_is_learned(handled: list[bytes]) -> None:
+async def test_a_chat_that_goes_on_is_served_without_its_task_and_is_learned() -> None:
+    tasks = ConnectionTasks()
     async with lab(*backends(2)) as node, Talk.begin(node) as talk:
+        trio.lowlevel.add_instrument(tasks)
         for number in range(2, 6):
             await talk.ask(turn(number))
             head, body = await talk.answer()
             assert body == BODY
             assert b"x-ranvier-reason: affinity" in head
+        trio.lowlevel.remove_instrument(tasks)
         routes = await node.at_rest()
-    assert handled == [turn(1)]
+    assert tasks.steps == 0
     assert routes["outcomes"] == {"success": 5}
 
 
@@ -158,7 +162,7 @@ async def test_a_chat_that_goes_on_takes_the_short_way_and_is_learned(handled: l
         [b"HTTP/1.1 103 Early Hints\r\n\r\n" + GOOD],
     ],
 )
-async def test_an_answer_in_pieces_arrives_whole(pieces: list[bytes], handled: list[bytes]) -> None:
+async def test_an_answer_in_pieces_arrives_whole(pieces: list[bytes]) -> None:
     gate = trio.Event()
     script: list[Any] = [pieces[0], *(each for piece in pieces[1:] for each in (gate, piece))]
     async with lab(*backends(1, script)) as node, Talk.begin(node) as talk:
@@ -169,7 +173,6 @@ async def test_an_answer_in_pieces_arrives_whole(pieces: list[bytes], handled: l
         await talk.ask(turn(3))
         assert (await talk.answer())[1] == BODY
         assert (await node.at_rest())["outcomes"] == {"success": 3}
-    assert turn(2) not in handled
 
 
 async def test_a_chunked_answer_goes_on_in_its_chunks() -> None:
@@ -182,7 +185,7 @@ async def test_a_chunked_answer_goes_on_in_its_chunks() -> None:
 
 
 @pytest.mark.parametrize("step", [CLOSE, RESET, b"nonsense\r\n\r\n", answer(503), CHUNKED + b"zz\r\n"])
-async def test_what_fails_before_the_first_byte_is_asked_elsewhere(step: Step, handled: list[bytes]) -> None:
+async def test_what_fails_before_the_first_byte_is_asked_elsewhere(step: Step) -> None:
     again = step in (CLOSE, RESET)  # a pooled connection that was closed is replaced, silently
     async with lab(*backends(2, *[[step, CLOSE]] * (1 + again))) as node, Talk.begin(node) as talk:
         await talk.ask(turn(2))
@@ -190,12 +193,11 @@ async def test_what_fails_before_the_first_byte_is_asked_elsewhere(step: Step, h
         assert head.startswith(b"HTTP/1.1 200")
         assert body == BODY
         routes = await node.at_rest()
-    assert handled == [turn(1)]
     assert routes["outcomes"]["success"] == 2
     assert routes["speculation"]["attempts"] == 0
 
 
-async def test_a_client_that_leaves_ends_the_engine_s_work(handled: list[bytes]) -> None:
+async def test_a_client_that_leaves_ends_the_engine_s_work() -> None:
     (backend,) = backends(1, [HANG])
     async with lab(backend) as node, Talk.begin(node) as talk:
         backend.asked = trio.Event()
@@ -205,11 +207,10 @@ async def test_a_client_that_leaves_ends_the_engine_s_work(handled: list[bytes])
             await talk.stream.aclose()
             await backend.left.wait()
         routes = await node.at_rest()
-    assert handled == [turn(1)]
     assert routes["outcomes"] == {"success": 1, "cancelled": 1}
 
 
-async def test_a_backend_too_slow_to_begin_is_given_up(handled: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backend_too_slow_to_begin_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "FIRST_BYTE_TOTAL_S", 0.15)
     (backend,) = backends(1, [HANG])
     async with lab(backend, first_byte_timeout_s=0.1) as node, Talk.begin(node) as talk:
@@ -217,7 +218,6 @@ async def test_a_backend_too_slow_to_begin_is_given_up(handled: list[bytes], mon
         assert (await talk.answer())[0].startswith(b"HTTP/1.1 504")
         await backend.left.wait()
         routes = await node.at_rest()
-    assert handled == [turn(1)]
     assert routes["outcomes"] == {"success": 1, "timeout": 1}
 
 
@@ -231,7 +231,7 @@ async def test_a_client_that_reads_late_gets_all_of_it() -> None:
         assert (await talk.answer())[1] == BODY
 
 
-async def test_requests_that_come_early_are_answered_in_turn(handled: list[bytes]) -> None:
+async def test_requests_that_come_early_are_answered_in_turn() -> None:
     gate = trio.Event()
     (backend,) = backends(1, [gate, answer(200, b"second")], [answer(200, b"third")])
     async with lab(backend) as node, Talk.begin(node) as talk:
@@ -245,7 +245,6 @@ async def test_requests_that_come_early_are_answered_in_turn(handled: list[bytes
         assert (await talk.answer())[1] == b"second"
         assert (await talk.answer())[1] == b"third"
         assert (await node.at_rest())["outcomes"] == {"success": 3}
-    assert handled[:1] == [turn(1)]
 
 
 async def test_a_connection_that_is_to_end_ends_after_its_answer() -> None:
@@ -256,7 +255,7 @@ async def test_a_connection_that_is_to_end_ends_after_its_answer() -> None:
         assert await talk.stream.receive_some() == b""
 
 
-async def test_a_drain_lets_the_short_way_finish() -> None:
+async def test_a_drain_lets_a_request_without_a_task_finish() -> None:
     gate = trio.Event()
     (backend,) = backends(1, [gate, GOOD])
     async with lab(backend) as node, Talk.begin(node) as talk:
@@ -270,25 +269,30 @@ async def test_a_drain_lets_the_short_way_finish() -> None:
         assert await talk.stream.receive_some() == b""
 
 
-async def test_a_stream_that_is_asked_for_its_counts_is_begun_shortly_and_goes_on_with_the_task(
-    handled: list[bytes],
-) -> None:
+async def test_a_stream_is_relayed_without_its_task_piece_by_piece() -> None:
     event = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"word"},"finish_reason":"stop"}]}\n\n')
     end = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    async with lab(*backends(1, [STREAM_HEAD, event, end])) as node, Talk.begin(node) as talk:
+    gates = [trio.Event() for _ in range(3)]
+    script = [STREAM_HEAD, event, gates[0], event, gates[1], event, gates[2], end]
+    tasks = ConnectionTasks()
+    async with lab(*backends(1, script)) as node, Talk.begin(node) as talk:
+        trio.lowlevel.add_instrument(tasks)
         await talk.ask(turn(2, stream=True))
-        assert (await talk.until(b"\r\n0\r\n\r\n")).endswith(event + end)
+        for gate in gates:
+            assert (await talk.until(event)).endswith(event)
+            gate.set()
+        assert await talk.until(b"\r\n0\r\n\r\n") == end
+        trio.lowlevel.remove_instrument(tasks)
         assert (await node.at_rest())["outcomes"] == {"success": 2}
-    assert handled == [turn(1)]
+    assert tasks.steps == 0
 
 
-@pytest.mark.parametrize(
-    ("part", "call"), [(UsageAsking, "body"), (pipeline.Pipeline, "_is_sent")], ids=["unsent", "sent"]
-)
-async def test_a_bug_on_the_short_way_is_a_500_and_leaves_nothing_in_flight(
-    part: type, call: str, handled: list[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("part", "call"), [(UsageAsking, "body"), (Router, "announce")], ids=["unsent", "sent"])
+async def test_a_bug_is_a_500_and_leaves_nothing_in_flight(
+    part: type, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
+        monkeypatch.undo()
         raise ZeroDivisionError
 
     async with lab(*backends(1)) as node, Talk.begin(node) as talk:
@@ -296,4 +300,91 @@ async def test_a_bug_on_the_short_way_is_a_500_and_leaves_nothing_in_flight(
         await talk.ask(turn(2))
         assert (await talk.answer())[0].startswith(b"HTTP/1.1 500")
         assert (await node.at_rest())["outcomes"] == {"success": 1, "cancelled": 1}
-    assert handled == [turn(1)]
+
+
+# --- the driver alone -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def pipe() -> AsyncIterator[tuple[PlainTransport, socket.socket]]:
+    """A socket that steps may wait for, and its other end."""
+    readiness = Readiness()
+    ours, other = socket.socketpair()
+    transport = PlainTransport(ours, readiness.watch(ours.fileno()))
+    with other, trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(readiness.run)
+            yield transport, other
+            nursery.cancel_scope.cancel()
+    transport.close()
+    readiness.close()
+
+
+async def test_steps_get_what_they_wait_for_and_their_result_is_returned() -> None:
+    async def answer() -> int:
+        await trio.lowlevel.checkpoint()
+        return 7
+
+    def steps() -> Steps[tuple[bytes, int]]:
+        return (yield from received(transport)), (yield answer)
+
+    async with pipe() as (transport, other):
+        other.send(b"x")
+        assert await Driver(steps()).run() == (b"x", 7)
+
+
+async def test_what_a_wait_raises_is_raised_in_the_steps_and_what_they_raise_by_the_driver() -> None:
+    async def fail() -> None:
+        raise OSError("broken")
+
+    def steps() -> Steps[None]:
+        try:
+            yield fail
+        except OSError as error:
+            raise ValueError("told") from error
+
+    with pytest.raises(ValueError, match="told"):
+        await Driver(steps()).run()
+
+
+@pytest.mark.parametrize("at_socket", [True, False])
+async def test_an_interrupt_is_raised_where_the_steps_wait_and_they_may_go_on(at_socket: bool) -> None:
+    def steps() -> Steps[tuple[str, bytes]]:
+        try:
+            yield transport.readable if at_socket else trio.sleep_forever
+        except ValueError as error:
+            return str(error), (yield from received(transport))
+        raise AssertionError("nothing interrupted it")
+
+    async with pipe() as (transport, other):
+        assert transport.receive_now() is None
+        driver = Driver(steps())
+
+        async def interrupt() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            driver.interrupt(ValueError("first"))
+            driver.interrupt(ValueError("second"))
+            other.send(b"x")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(interrupt)
+            assert await driver.run() == ("first", b"x")
+
+
+@pytest.mark.parametrize("at_socket", [True, False])
+async def test_a_task_that_is_cancelled_closes_its_steps(at_socket: bool) -> None:
+    closed = []
+
+    def steps() -> Steps[None]:
+        try:
+            yield transport.readable if at_socket else trio.sleep_forever
+        finally:
+            closed.append(True)
+
+    async with pipe() as (transport, _):
+        assert transport.receive_now() is None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Driver(steps()).run)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert closed == [True]
