@@ -5,7 +5,7 @@
     GET  /admin/kv-index/stats  /admin/kv-index/backends       POST /admin/kv-index/clear
     GET  /admin/decisions  /admin/config  /admin/cluster  /admin/cluster/sums      POST /explain
     POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
-    POST /internal/eviction  /internal/sync      GET /internal/scheme  /internal/workers       control/worker_reports.py
+    POST /internal/eviction  /internal/sync  /internal/events     GET /internal/workers        control/worker_reports.py
 
 Rules: it never touches a proxied request, and no answer of its own takes long: a method of the port it serves is one
 synchronous call, or gives way meanwhile. With a key, everything but /healthz and /readyz needs it as bearer key
@@ -172,12 +172,12 @@ class Handlers:
             "/admin/engine-cache": port.engine_caches,
             "/admin/calibration": port.calibration,
             "/admin/cluster": port.cluster,
-            "/admin/kv-index/stats": lambda: port.kv_index.stats(),
-            "/admin/kv-index/backends": lambda: port.kv_index.backends(),
+            "/admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # which is there once the node is
+            "/admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
         }
         return (
             *(("GET", path, view_of(make)) for path, make in views.items()),
-            ("POST", "/admin/kv-index/clear", view_of(lambda: port.kv_index.clear())),
+            ("POST", "/admin/kv-index/clear", view_of(lambda: port.kv_index.clear())),  # noqa: PLW0108
             ("GET", "/readyz", self.readyz),
             ("GET", "/metrics", self.metrics),
             ("GET", "/admin/backends", self.backends),

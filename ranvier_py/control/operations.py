@@ -166,7 +166,7 @@ class Admin:
             node.engine_events.samples(),
             node.calibrating.samples(),
             samples("recorder", recorder.counters) if recorder is not None else (),
-            node.pushing.samples(),
+            node.worker_reports.samples(),
             *(shadow_samples(shadow) for shadow in self._shadows()),
             node.indexing.samples(),
             node.clustering.samples() if node.clustering is not None else (),
