@@ -30,10 +30,11 @@ from typing import Any
 
 import trio
 
-from benchmarks.harness.bench import command_line, finish, percentiles, show, spread
+from benchmarks.harness.bench import command_line, finish, percentiles, show, show_row, spread
 from benchmarks.harness.processes import PEERS_DIR, SMG, installed, processor_s
 from cluster.demo.demo_plan import Lab, Peering, Settings, engine_command, node_command, plan, write_key
-from cluster.dns.addresses import NamesError, RoundRobinResolver
+from cluster.dns.addresses import NamesError
+from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import Connection, ExchangeFailed, fetch
 from cluster.load.load_report import Ledger, report
@@ -206,18 +207,8 @@ def result_of(kind: Kind, think_s: float, ledger: Ledger, seconds: float, router
         "seconds": round(seconds, 1),
         "failures": {group.reason: group.count for group in outcome.failures},
     }
-    show(line(found))
+    show_row(found)
     return found
-
-
-def line(found: dict[str, Any]) -> str:
-    requests, hits = found["requests"], found["hit_rate"]
-    return (
-        f"think {found['think_s']:3g} s  {found['name']:19} {requests['ok']:5} ok {requests['failed']:3} failed"
-        f"  hits {hits or 0.0:.3f}  ttft {found['ttft_s']['p50'] * 1e3:6.1f} {found['ttft_s']['p99'] * 1e3:7.1f} ms"
-        f"  cv {found['engines'].get('coefficient_of_variation', 0.0):.2f}"
-        f"  routers {found['router_cpu_s']:.1f} s of processor"
-    )
 
 
 def compare(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

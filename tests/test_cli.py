@@ -28,7 +28,7 @@ from ranvier_py.core.errors import ConfigError
 KEY = "the-key-of-the-control-port"
 ROOT = Path(__file__).parents[1]
 BACKEND = {"weight": 1.0, "url": "http://a:1", "name": "a", "health": "healthy", "draining": False, "probe_ms": None}
-ENGINE_CACHE = {"name": "a", "level": "exact", "read_here": True, "applied": 12, "gaps": 1, "blocks": 90}
+ENGINE_CACHE = {"name": "a", "level": "exact", "role": "reader", "applied": 12, "gaps": 1, "blocks": 90}
 
 CALIBRATION = {
     "route_precision": 0.98,
@@ -246,9 +246,9 @@ def test_status_is_one_page_about_the_node(
         "  name  url         health   draining  weight  probe_ms",
         "  a     http://a:1  healthy  no             1         -",
         "",
-        "Engine truth",
-        "  name  level  read_here  applied  gaps  blocks",
-        "  a     exact  yes             12     1      90",
+        "Engine caches",
+        "  name  level  role    applied  gaps  blocks",
+        "  a     exact  reader       12     1      90",
         "  claims  confirmed=7",
         "",
         "Predictions against answers",

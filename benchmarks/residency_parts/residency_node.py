@@ -58,7 +58,7 @@ class Node:
             machine.connected(0.0)
             if self.engine_caches is not None:
                 self.engine_caches.open(source, residency, 0.0)
-                self.engine_caches.levelled(source, Level.EXACT, "", 0.0)
+                self.engine_caches.set_level(source, Level.EXACT, "", 0.0)
             self.engines.append(Fed(machine, EventDecoder(), residency, source))
 
     def feed(self, engine: Fed, payload: bytes, now: float, spent: list[int]) -> None:

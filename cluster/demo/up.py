@@ -38,10 +38,10 @@ from cluster.demo.demo_plan import (
     write_key,
 )
 from cluster.demo.demo_view import Column, client_help, live_table, plain_line, summary
-from cluster.dns.addresses import NamesError, RoundRobinResolver
+from cluster.dns.addresses import NamesError
 from cluster.dns.dns_server import Zone
 from cluster.dns.dns_server import serve as serve_dns
-from cluster.dns.resolvers import DnsResolver
+from cluster.dns.resolvers import DnsResolver, RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import ExchangeFailed, fetch
 from cluster.load.runner import Runner, Target
@@ -136,7 +136,7 @@ async def serve_names(stage: Stage, nursery: trio.Nursery) -> None:
 def resolver(stage: Stage, policy: str) -> trio.abc.HostnameResolver:
     if stage.lab.word:
         return RoundRobinResolver({NAME: stage.lab.nodes[policy]})
-    return DnsResolver(stage.dns, Random(stage.settings.seed))
+    return DnsResolver(stage.dns)
 
 
 async def clear_caches(stage: Stage) -> None:

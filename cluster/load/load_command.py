@@ -32,7 +32,8 @@ from urllib.parse import urlsplit
 import trio
 from rich.console import Console
 
-from cluster.dns.addresses import Address, NamesError, RoundRobinResolver, parse_resolve
+from cluster.dns.addresses import Address, NamesError, parse_resolve
+from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.chat_trace import TraceError, read_trace
 from cluster.load.http_client import ExchangeFailed

@@ -16,7 +16,6 @@ from random import Random
 
 import trio
 
-from cluster.dns.dns_messages import Kind
 from cluster.dns.resolvers import LookupFailed, look_up
 from cluster.load import chats
 from cluster.load.answer import Answer, Failure
@@ -24,7 +23,7 @@ from cluster.load.http_client import Connection
 from cluster.load.load_report import Ledger
 from cluster.load.runner import Runner, Target
 from cluster.load.workload import Conversation, with_think
-from cluster.processes.request_log import Books, Entry
+from cluster.processes.request_log import Entry, RequestLog
 from cluster.scenario import Load, Step
 
 ROUNDS_MAX = 3
@@ -41,11 +40,11 @@ Rates = Sequence[tuple[float, float]]
 
 
 class Clients(Runner):
-    """Runs conversations; each request is entered into the books."""
+    """Runs conversations; each request is entered into the log."""
 
-    def __init__(self, target: Target, books: Books, server: tuple[str, int], rng: Random, began_s: float) -> None:
+    def __init__(self, target: Target, log: RequestLog, server: tuple[str, int], rng: Random, began_s: float) -> None:
         super().__init__(replace(target, timeout_s=ATTEMPT_S), Ledger())
-        self.books = books
+        self.log = log
         self.server = server
         self.rng = rng
         self.began_s = began_s
@@ -55,7 +54,7 @@ class Clients(Runner):
 
     async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
         """One request, at as many addresses as it takes to get a first byte."""
-        entry = self.books.begin(self.now_s())
+        entry = self.log.begin(self.now_s())
         try:
             failure = await self.try_addresses(connection, request, answer, entry)
         except trio.Cancelled:
@@ -83,7 +82,7 @@ class Clients(Runner):
             if round_number:
                 await trio.sleep(ROUND_PAUSE_S)
             try:
-                addresses = await look_up(self.server, self.target.host, Kind.A, self.rng)
+                addresses = await look_up(self.server, self.target.host)
             except LookupFailed as error:
                 failure = Failure("name not found", str(error))
                 continue

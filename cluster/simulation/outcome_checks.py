@@ -260,7 +260,7 @@ class OutcomeChecks:
         return {
             "kv_messages": sum(kv.published for kv in streams.kvs),
             "kv_readers": len(levels),
-            "kv_readers_most": streams.most_readers,
+            "kv_subscribers_most": streams.most_subscribers,
             "kv_exact": levels.count(Level.EXACT),
             "kv_wrong_share": self.wrong(),
             "kv_unknown_share": self.unknown(),

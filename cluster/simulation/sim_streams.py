@@ -41,7 +41,7 @@ class SimStreams:
     def __init__(self, time: VirtualTime, rng: Random, kvs: Sequence[SimKv]) -> None:
         self.time = time
         self.kvs = kvs
-        self.most_readers = 0
+        self.most_subscribers = 0
         self._rng = rng
         self._wires: dict[tuple[int, int, int], Wire] = {}
 
@@ -49,10 +49,15 @@ class SimStreams:
         """A process begins: it looks at its streams for as long as it lives."""
         self.time.after(LOOK_S * host.rng.random(), self._look, host, host.generation)
 
-    def readers(self, engine: int) -> list[SimHost]:
-        """Who reads this engine's messages now."""
+    def subscribers(self, engine: int) -> list[SimHost]:
+        """Who receives this engine's messages now."""
         wires = [wire for wire in self._wires.values() if wire.engine == engine]
         return [wire.host for wire in wires if self._lives(wire)]
+
+    def readers(self, engine: int) -> list[SimHost]:
+        """Who applies them for all."""
+        found = [(host, host.node.streams) for host in self.subscribers(engine) if host.node is not None]
+        return [host for host, streams in found if streams is not None and streams.level(engine) is not None]
 
     def publish(self, engine: int, messages: Sequence[tuple[int, bytes]]) -> None:
         kv = self.kvs[engine]
@@ -103,7 +108,7 @@ class SimStreams:
             if isinstance(ask, Subscribed):
                 wire = self._wires[place] = Wire(host, host.generation, ask.engine)
                 self.time.after(CONNECT_S, self._connect, wire)
-                self.most_readers = max(self.most_readers, len(self.readers(ask.engine)))
+                self.most_subscribers = max(self.most_subscribers, len(self.subscribers(ask.engine)))
             elif isinstance(ask, Unsubscribed):
                 self._wires.pop(place, None)
             elif place in self._wires:

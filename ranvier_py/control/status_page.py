@@ -47,7 +47,7 @@ def status_page(status: NodeStatus) -> str:
 
 def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
     """How well this node knows what each engine holds."""
-    lines = ["", "Engine truth", *table(engine_caches["engines"])]
+    lines = ["", "Engine caches", *table(engine_caches["engines"])]
     counts = {name: count for name, count in engine_caches["counts"].items() if count}
     told = {"claims": counts, "trouble": engine_caches["trouble"]}
     return [*lines, *pairs({name: fact for name, fact in told.items() if fact})]

@@ -97,7 +97,7 @@ class EventReaders:
             source = Source(BackendId(engine), "events")
             caches = self._caches[self._reader(engine)]
             caches.open(source, blocks, 0.0)
-            caches.levelled(source, Level.EXACT, "a model reports everything", 0.0)
+            caches.set_level(source, Level.EXACT, "a model reports everything", 0.0)
 
     def look(self, now: float) -> Sequence[int]:
         touched: dict[int, None] = {}

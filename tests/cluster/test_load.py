@@ -15,7 +15,8 @@ import pytest
 import trio
 from rich.console import Console
 
-from cluster.dns.addresses import Address, RoundRobinResolver
+from cluster.dns.addresses import Address
+from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import load_command as load
 from cluster.load.http_client import Connection, ExchangeFailed, request_bytes
 from cluster.load.load_report import Ledger, report

@@ -26,7 +26,7 @@ from ranvier_py.core.gossip.peer.held_updates import HOLD_S
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.peer.route_sync import SharedRoutes
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.gossip.wire.seal import Subkeys
@@ -75,7 +75,7 @@ class RouterPeer:
         self.backends = SharedBackends(router.registry, self.facts, settings.fingerprint_key)
         self.routes = SharedRoutes(router.routes, self.backends)
         self.routes.understood = True
-        streams = StreamGossip(settings.gossip.session, router.hasher, outbox, rng, now)
+        streams = ReaderGossip(settings.gossip.session, router.hasher, outbox, rng, now)
         self.streams = SharedStreams(streams, self.backends, settings.gossip.session, now)
         self.gossip = Gossip(
             settings.gossip,
