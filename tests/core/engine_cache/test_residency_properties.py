@@ -147,7 +147,7 @@ def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_m
     assert listener.tiers == {}
 
 
-def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.Random) -> list[Event]:
+def over_the_wire(events: list[block_cache.Verb], width: int, rng: random.Random) -> list[Event]:
     """One message of an engine, each event in either encoding."""
     written: list[object] = []
     for event in events:
@@ -167,7 +167,7 @@ def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.
     return list(batch.events)
 
 
-def translated(event: block_cache.CacheEvent, width: int) -> Event:
+def translated(event: block_cache.Verb, width: int) -> Event:
     if isinstance(event, block_cache.BlocksStored):
         data = event.ids.astype(np.uint32).tobytes()
         return BlocksStored(hashes=event.keys, parent=event.parent or None, token_bytes=data, block_tokens=width)
