@@ -6,7 +6,6 @@ when they appear and when they go, and all of it to the control port.
 
 Rules: a load of others is the lesser of two looks in a row, since requests are on their way at any one of them, and is
 forgotten with the third interval without a look. Start-up waits for none of this.
-Cost: see the two; a tick of 20 us for each engine, once a second.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ Rules: faded claims are looked up too when their engine was chosen anyway, so wh
 learned. Distances are those at departure, where claims are believed or not: what a queue pushes out before a request's
 turn comes counts against them. At most SAMPLES_PER_S_MAX attempts a second are looked up; of others only what they had
 computed is known. An engine that told cached tokens once means 0 where it leaves them out (vLLM does).
-Bound: one known for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 25 us more for a sampled attempt,
-5 us for a route update of a peer.
+Bound: one known for each backend id, FLIGHTS_MAX samples.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from ranvier_py.core.routing.route_table.table import NO_DEPTHS
 from ranvier_py.core.routing.route_table.uses import renew, used_before
 
 SAMPLES_PER_S_MAX = 32
-"""Look-ups of claims, 20 us each: below a thousandth of a core."""
+"""Look-ups of routes, so that they stay below a thousandth of a core."""
 
 ATTEMPTS_MAX = 4096
 """Samples kept until their answer comes; beyond, the oldest is forgotten: its answer was lost."""
