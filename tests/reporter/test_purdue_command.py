@@ -165,7 +165,7 @@ def test_a_rank_that_holds_nothing_any_more_takes_its_own_blocks_only(how: str) 
     else:
         first.live(0, message_of(block(7, None, range(64, 80))), 1.0)
         assert ranks.count() == 2
-        assert first.machine.counts.restarts == 1
+        assert first.machine.counters.restarts == 1
     second.live(1, message_of({"type": "BlockRemoved", "block_hashes": [1]}), 1.0)
     assert ranks.count() == 1
 

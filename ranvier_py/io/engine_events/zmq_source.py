@@ -10,9 +10,9 @@ This shell keeps a connection, hands in what comes, calls `tick`, and carries ou
         nursery.start_soon(subscriber.run)          # in a cancel scope: that ends it, and the engine sees one less
         subscriber.carry(stream.contradicted(now))  # effects of calls that others make
 
-Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are called
-in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer belongs to
-another one.
+Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are
+called in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer
+belongs to another one.
 Bounds: those of `Options`; a replay that exceeds them has failed.
 """
 
