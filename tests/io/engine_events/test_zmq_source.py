@@ -252,7 +252,9 @@ async def test_a_stream_that_raises_costs_its_message_and_nothing_else(caplog: p
             source.publish(payload)
         await until(lambda: heard.stream.seqs == [2, 3])
         assert heard.subscriber.counters.faults == 2
-        assert sum("event_stream.failed" in record.message for record in caplog.records) == 1, "logged once, not for each"
+        assert sum("event_stream.failed" in record.message for record in caplog.records) == 1, (
+            "logged once, not for each"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
