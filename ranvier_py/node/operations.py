@@ -18,7 +18,7 @@ from ranvier_py.core.routing.backends import BackendStatistics
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.shadow import Shadows
-from ranvier_py.node.cluster_parts import Clustering
+from ranvier_py.node.cluster_parts import ClusterParts
 from ranvier_py.node.index_parts import Indexing
 
 if TYPE_CHECKING:  # node.py imports this
@@ -127,7 +127,7 @@ class Admin:
     async def route_sums(self) -> bytes:
         return await self._clustering().route_sums()
 
-    def _clustering(self) -> Clustering:
+    def _clustering(self) -> ClusterParts:
         """Raises NotFound."""
         if self._node.clustering is None:
             raise NotFound("this node does not gossip")
