@@ -107,8 +107,8 @@ class GossipCounters:
 class Gossip:
     """Everything one node sends to its peers and receives from them. Times are seconds of one monotonic clock.
 
-    `sends` is the list that `facts`, `orders` and `streams` write to as well. `wrong_key_source`: where the last packet came
-    from that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
+    `sends` is the list that `facts`, `orders` and `streams` write to as well. `wrong_key_source` sent the last packet
+    that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
