@@ -38,7 +38,7 @@ class Colours:
 def page(results: ReplayResults) -> str:
     """The whole page."""
     parts = [section(trace, [run for run in results.runs if run.trace == trace.name]) for trace in results.traces]
-    asked = "; ".join(f"{name} {told}" for name, value in results.settings.items() if (told := setting(value)))
+    asked = "; ".join(f"{name} {text}" for name, value in results.settings.items() if (text := setting(value)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ranvier replay</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -193,7 +193,7 @@ def reasons(runs: Sequence[RunResult]) -> str:
     """Why requests went where they went."""
     counts = [", ".join(f"{reason} {count:,}" for reason, count in run.reasons.items()) for run in runs]
     rows = "".join(
-        f"<tr><td>{escape(run.policy)}</td><td>{escape(told)}</td></tr>" for run, told in zip(runs, counts, strict=True)
+        f"<tr><td>{escape(run.policy)}</td><td>{escape(text)}</td></tr>" for run, text in zip(runs, counts, strict=True)
     )
     return f"<details><summary>Reasons of the decisions</summary><table><tbody>{rows}</tbody></table></details>"
 

@@ -62,7 +62,7 @@ class Network(Protocol):
 def make_network(
     routers: Sequence[Router], *, key: bytes, seed: int | str, delay_s: float | None, now: float
 ) -> Network | None:
-    """None for a node alone, and where nodes tell each other nothing (`delay_s` inf). `key`: of the fingerprints."""
+    """None for a node alone, and where nodes send each other nothing (`delay_s` inf). `key`: of the fingerprints."""
     if len(routers) == 1 or delay_s == inf:
         return None
     if delay_s is not None:

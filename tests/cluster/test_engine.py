@@ -21,7 +21,7 @@ from cluster.engine.engine_process import main as engine_command
 from cluster.engine.engine_process import serve
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 ROOT = Path(__file__).parents[2]
 FAST = EngineLimits(cache_tokens=4000, prefill_tokens_per_s=1e6, decode_s=0.0)

@@ -23,7 +23,7 @@ from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, at_home, read_event_sources, read_server_info
 from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache import model
 from tests.io.engine_events.kv_fakes import Heard, hearing, until
 

@@ -7,8 +7,7 @@ stored twice and removed twice, as vLLM does it (seen on the wire with vLLM 0.32
 
 Invariants: used + free == capacity, always; a held block is never evicted; an evicted block is never found; a block
 that can be found has all those above it, but where the cache was cleared under running requests.
-Cost: about 0.4 us per block of a request, 2 us to say how much of a long prompt can be found. Blocks that were never
-used cost no memory.
+Blocks that were never used cost no memory.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Job:
 
     @classmethod
     def named(cls, prompt_tokens: int, answer_tokens: int, keys: tuple[int, ...]) -> Job:
-        """A job known by the names of its whole blocks alone. Events of such a cache tell no token ids."""
+        """A job known by the names of its whole blocks alone. Events of such a cache have no token ids."""
         if prompt_tokens < 1 or answer_tokens < 1:
             raise ValueError("a job needs at least one prompt token and one answer token")
         return cls(prompt_tokens, answer_tokens, np.zeros(0, dtype=np.uint32), keys)
@@ -138,7 +137,7 @@ class BlockCache:
         self._awaited: frozenset[int] = frozenset()  # its keys
 
     def copy(self) -> BlockCache:
-        """Another cache with the same contents that records no events. Cost: 20 ns per block that was ever used."""
+        """Another cache with the same contents that records no events."""
         found = BlockCache(self.capacity_blocks, self.block_size)
         found._untouched, found._head, found._queued = self._untouched, self._head, self._queued
         found._queue, found._states, found._keys = self._queue.copy(), self._states.copy(), self._keys.copy()
@@ -318,7 +317,7 @@ class BlockCache:
         return found
 
     def _evict(self, blocks: list[int]) -> None:
-        names, by_key, copies, told = self._keys, self._by_key, self._copies, self._events.maxlen
+        names, by_key, copies, records = self._keys, self._by_key, self._copies, self._events.maxlen
         for block in blocks:
             key = names[block]
             if not key:
@@ -329,7 +328,7 @@ class BlockCache:
             else:
                 del by_key[key]
             self.evicted_blocks += 1
-            if told:
+            if records:
                 self._record(BlockRemoved(key))
 
     def _evict_copy(self, key: int, block: int) -> None:

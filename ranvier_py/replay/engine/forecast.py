@@ -7,8 +7,6 @@ true until something is cancelled or its time has come; a request that is submit
 even there is played to its first token in a copy of the copy.
 
 Invariant: what is forecast is what `Batch` does, to the last bit.
-Cost: 10 to 30 us at an engine with places left; 0.1 ms for a copy, and then as much as the engine itself needs for who
-waits, once for each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineEventKind, EngineLimits
 
 STEPS_MAX = 20_000
-"""Leaps and steps of a copy in one answer: some thousand requests in the queue, a tenth of a second of ours."""
+"""Leaps and steps of a copy in one answer: some thousand requests in the queue."""
 
 PEERS_MAX = 64
 """Requests that a lower bound is ready to compare with: beyond them it takes the whole prompt for cached."""

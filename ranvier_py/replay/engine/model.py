@@ -8,8 +8,6 @@ The cache itself is `block_cache`, the steps are `batch`, what would be is `fore
 Rules: deterministic, no chance anywhere; time never goes back; nobody overtakes the head of the queue; a cancelled
 request holds nothing from that moment on.
 It differs from vLLM in one thing: blocks for the whole answer are promised at admission, so nothing is ever preempted.
-Cost: 1 s for the 12,031 requests and 4 million answer tokens of the Mooncake trace, 8 s where its blocks are cut into
-those of 16 tokens; 0.5 us more per token if `every_token` is told. Knows nothing of HTTP, text, or the router.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 from ranvier_py.replay.engine.batch import Batch
 from ranvier_py.replay.engine.block_cache import BlockCache, Job
 from ranvier_py.replay.engine.engine_values import (
-    EngineError,
     EngineEvent,
     EngineEventKind,
     EngineLimits,
@@ -27,22 +24,11 @@ from ranvier_py.replay.engine.engine_values import (
 )
 from ranvier_py.replay.engine.forecast import Forecast
 
-__all__ = [
-    "EngineError",
-    "EngineEvent",
-    "EngineEventKind",
-    "EngineLimits",
-    "EngineModel",
-    "EngineStatistics",
-    "PromptTooLongError",
-    "QueueFullError",
-]
-
 
 class EngineModel:
     """One engine in the caller's time. Every call with a `now` first catches up to it; it must not go back.
 
-    `every_token` tells each answer token; otherwise only a request's first one is told. All else is the same.
+    `every_token`: events of each answer token, otherwise of a request's first one alone. All else is the same.
     """
 
     def __init__(self, limits: EngineLimits, *, every_token: bool = False) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ranvier_py.replay.engine import forecast
 from ranvier_py.replay.engine.batch import Batch
 from ranvier_py.replay.engine.block_cache import Job
-from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel
+from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.model import EngineModel
 from tests.replay.engine.naive import NaiveEngine
 
 BLOCK = 4
