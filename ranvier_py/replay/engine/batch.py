@@ -47,7 +47,7 @@ class Running:
         return self.joined + self.job.answer_tokens - 1
 
 
-class Batch:
+class EngineBatch:
     """Requests of one process of an engine, and its cache. `outbox` collects what happens; whoever drives empties it.
 
     Between calls: `steps` decode steps are over; if `busy`, work is under way until `ends_at`, when `leap_to` will be.
@@ -78,9 +78,9 @@ class Batch:
         self.phase_context = 0
         self.admitted = self.finished = self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
 
-    def fork(self) -> Batch:
+    def fork(self) -> EngineBatch:
         """The same work once more, to see what will come of it. Reports no tokens; its totals begin at 0."""
-        found = Batch(self.limits, self.cache.copy(), every_token=False)
+        found = EngineBatch(self.limits, self.cache.copy(), every_token=False)
         found.running = {name: request.copy() for name, request in self.running.items()}
         found.waiting = self.waiting.copy()
         found.decoding = {

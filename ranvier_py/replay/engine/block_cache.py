@@ -30,7 +30,7 @@ WALK_BLOCKS_MAX = 24
 QUEUE_SLACK_BLOCKS = 64  # places in the queue of free blocks that may be stale, beside one for each block
 
 
-class BlocksStored(NamedTuple):
+class KeysStored(NamedTuple):
     """Consecutive blocks can be found from now on. `parent` is the key before the first, 0 at the start of a prompt."""
 
     keys: tuple[int, ...]
@@ -38,17 +38,17 @@ class BlocksStored(NamedTuple):
     ids: TokenIds
 
 
-class BlockRemoved(NamedTuple):
+class KeyRemoved(NamedTuple):
     """One copy of this key is gone. A key may have been stored twice: then it is removed twice."""
 
     key: int
 
 
-class CacheCleared(NamedTuple):
+class KeysCleared(NamedTuple):
     """Nothing can be found any more."""
 
 
-CacheEvent = BlocksStored | BlockRemoved | CacheCleared
+CacheEvent = KeysStored | KeyRemoved | KeysCleared
 
 
 def chain_keys(ids: TokenIds, block_size: int, salt: bytes = b"") -> tuple[int, ...]:
@@ -234,7 +234,7 @@ class BlockCache:
         self._by_key.clear()
         self._copies.clear()
         self._refused = None
-        self._record(CacheCleared())
+        self._record(KeysCleared())
 
     @property
     def has_events(self) -> bool:
@@ -329,7 +329,7 @@ class BlockCache:
                 del by_key[key]
             self.evicted_blocks += 1
             if records:
-                self._record(BlockRemoved(key))
+                self._record(KeyRemoved(key))
 
     def _evict_copy(self, key: int, block: int) -> None:
         copies = self._copies[key]
@@ -353,7 +353,7 @@ class BlockCache:
             self._refused = None
         if self._events.maxlen:
             ids = lease.job.ids[first * self.block_size : whole * self.block_size]
-            self._record(BlocksStored(keys, lease.job.keys[first - 1] if first else 0, ids))
+            self._record(KeysStored(keys, lease.job.keys[first - 1] if first else 0, ids))
 
     def _drop_stale_places(self) -> None:
         """At most once in as many releases as there are blocks."""

@@ -12,7 +12,7 @@ It differs from vLLM in one thing: blocks for the whole answer are promised at a
 
 from __future__ import annotations
 
-from ranvier_py.replay.engine.batch import Batch
+from ranvier_py.replay.engine.batch import EngineBatch
 from ranvier_py.replay.engine.block_cache import BlockCache, Job
 from ranvier_py.replay.engine.engine_values import (
     EngineEvent,
@@ -34,18 +34,18 @@ class EngineModel:
     def __init__(self, limits: EngineLimits, *, every_token: bool = False) -> None:
         self.limits = limits
         self.every_token = every_token
-        self._boots = 0
+        self._generation = 0
         self._now = 0.0
         self._aborted: list[EngineEvent] = []
-        self._boot()
+        self._start_process()
 
-    def _boot(self) -> None:
+    def _start_process(self) -> None:
         limits = self.limits
         self.cache = BlockCache(
             limits.cache_tokens // limits.block_size, limits.block_size, events_max=limits.cache_events_max
         )
-        self._boots += 1
-        self._batch = Batch(limits, self.cache, every_token=self.every_token)
+        self._generation += 1
+        self._batch = EngineBatch(limits, self.cache, every_token=self.every_token)
         self._forecast = Forecast(self._batch)
         self._cancelled = 0
 
@@ -89,7 +89,7 @@ class EngineModel:
         """A new process: empty cache, totals at zero, every request in work aborted."""
         self._catch_up(now)
         old = self._batch
-        self._boot()
+        self._start_process()
         self.cache.clear()  # says so to whoever follows the events
         aborted = [*old.running, *old.waiting]
         self._aborted += old.outbox
@@ -154,7 +154,7 @@ class EngineModel:
             capacity_blocks=self.cache.capacity_blocks,
             found_blocks=self.cache.found_blocks,
             evicted_blocks=self.cache.evicted_blocks,
-            boots=self._boots,
+            generation=self._generation,
             started=batch.admitted,
             finished=batch.finished,
             cancelled=self._cancelled,

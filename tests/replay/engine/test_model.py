@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ranvier_py.replay.engine.block_cache import (
     BlockCache,
-    BlockRemoved,
-    BlocksStored,
-    CacheCleared,
     Job,
+    KeyRemoved,
+    KeysCleared,
+    KeysStored,
     Lease,
     chain_keys,
 )
@@ -110,7 +110,7 @@ def test_deep_blocks_of_the_oldest_request_are_evicted_first() -> None:
     serve(cache, young)
     cache.drain_events()
     serve(cache, job(numbers(8, 200)))
-    removed = [event.key for event in cache.drain_events() if isinstance(event, BlockRemoved)]
+    removed = [event.key for event in cache.drain_events() if isinstance(event, KeyRemoved)]
     assert removed == [old.keys[2], old.keys[1]]
     assert cache.hit_blocks(job(numbers(12))) == 1
 
@@ -133,11 +133,11 @@ def test_events_name_parents_and_tokens_and_a_block_computed_twice_is_stored_and
     work = job(numbers(8))
     serve(cache, work)
     serve(cache, work)  # computes its last block again
-    stored = [event for event in cache.drain_events() if isinstance(event, BlocksStored)]
+    stored = [event for event in cache.drain_events() if isinstance(event, KeysStored)]
     assert [(event.keys, event.parent) for event in stored] == [(work.keys, 0), (work.keys[1:], work.keys[0])]
     assert stored[1].ids.tolist() == [4, 5, 6, 7]
     serve(cache, job(numbers(16, 100)))
-    removed = [event.key for event in cache.drain_events() if isinstance(event, BlockRemoved)]
+    removed = [event.key for event in cache.drain_events() if isinstance(event, KeyRemoved)]
     assert sorted(removed) == sorted([work.keys[0], work.keys[1], work.keys[1]])
 
 
@@ -155,7 +155,7 @@ def test_a_cleared_cache_finds_nothing_and_keeps_the_blocks_of_running_requests(
     cache.grow(lease, 8)
     cache.clear()
     cache.check()
-    assert isinstance(cache.drain_events()[-1], CacheCleared)
+    assert isinstance(cache.drain_events()[-1], KeysCleared)
     assert cache.hit_blocks(job(numbers(12))) == 0
     cache.grow(lease, 12)
     cache.release(lease)
@@ -191,7 +191,7 @@ def test_how_many_blocks_may_be_taken_before_a_prefix_is_evicted_is_known_before
     assert cache.outlives(young, 4, 8)
     assert not cache.outlives(young, 4, 9)
     assert cache.outlives(young, 0, 99)
-    holder = leased(cache, job([*numbers(16), 7]))
+    leased(cache, job([*numbers(16), 7]))
     assert cache.outlives(old, 4, 7)  # held
     assert cache.outlives(young, 4, 4)
     assert not cache.outlives(young, 4, 5)  # what is held now is passed over
@@ -318,10 +318,10 @@ class CacheUnderConcurrency(RuleBasedStateMachine):
     def blocks_are_conserved_and_events_tell_what_can_be_found(self) -> None:
         self.cache.check()
         for event in self.cache.drain_events():
-            if isinstance(event, BlocksStored):
+            if isinstance(event, KeysStored):
                 for key in event.keys:
                     self.copies[key] = self.copies.get(key, 0) + 1
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, KeyRemoved):
                 self.copies[event.key] -= 1
             else:
                 self.copies.clear()
@@ -442,8 +442,8 @@ def test_a_restart_aborts_everything_and_forgets_the_cache() -> None:
     ]
     statistics = model.statistics()
     assert (statistics.running, statistics.waiting, statistics.used_blocks, statistics.found_blocks) == (0, 0, 0, 0)
-    assert (statistics.boots, statistics.prompt_tokens) == (2, 0)
-    assert model.cache.drain_events() == [CacheCleared()]
+    assert (statistics.generation, statistics.prompt_tokens) == (2, 0)
+    assert model.cache.drain_events() == [KeysCleared()]
     assert model.next_event_at() is None
 
 

@@ -45,7 +45,7 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatTokenizer, "load", load_once)
 
 
-def said(text: str, count: int = 30) -> dict[str, str]:
+def message_of(text: str, count: int = 30) -> dict[str, str]:
     return {"role": "user", "content": f"{text} " * count}
 
 
@@ -72,7 +72,7 @@ def test_a_turn_extends_the_one_before_with_its_answer(tmp_path: Path) -> None:
 
 def test_tokens_are_those_of_the_whole_prompt_as_sent(tmp_path: Path) -> None:
     """Incremental tokens must be the engine's: else its blocks are other ones."""
-    other = [SYSTEM, said("a"), {"role": "assistant", "content": "b"}]
+    other = [SYSTEM, message_of("a"), {"role": "assistant", "content": "b"}]
     lines = [{"messages": DIALOGUE}, {"messages": other}]
     trace = loaded(tmp_path, "chats", *lines)
     prompts = [DIALOGUE[:2], DIALOGUE[:4], DIALOGUE[:6], other[:2]]
@@ -135,14 +135,14 @@ def test_lines_of_one_session_are_requests_even_without_answers(tmp_path: Path) 
     ],
 )
 def test_an_answer_is_a_text_a_message_or_a_response(tmp_path: Path, answer: Any) -> None:
-    [plain] = loaded(tmp_path, "chats", {"messages": [said("a")], "answer": "Fine."}).requests
-    [request] = loaded(tmp_path, "chats", {"messages": [said("a")], "answer": answer}).requests
+    [plain] = loaded(tmp_path, "chats", {"messages": [message_of("a")], "answer": "Fine."}).requests
+    [request] = loaded(tmp_path, "chats", {"messages": [message_of("a")], "answer": answer}).requests
     assert (request.blocks, request.answer_tokens) == (plain.blocks, plain.answer_tokens)
 
 
 def test_models_and_tools_share_no_stops(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
-    line = {"messages": [said("a", 60)], "answer": "b"}
+    line = {"messages": [message_of("a", 60)], "answer": "b"}
     requests = loaded(tmp_path, "chats", line, {**line, "model": "m"}, {**line, "tools": tools}).requests
     fingerprints = [{key.fingerprint for key in request.chain} for request in requests]
     assert not fingerprints[0] & fingerprints[1]
@@ -156,7 +156,7 @@ def test_models_and_tools_share_no_stops(tmp_path: Path) -> None:
     [(10.0, 12.5), (1_700_000_000_000, 1_700_000_002_500), ("2026-11-21T05:50:16Z", "2026-11-21T05:50:18.5+00:00")],
 )
 def test_stamps_are_seconds_milliseconds_or_iso(tmp_path: Path, one: Any, two: Any) -> None:
-    lines = [{"messages": [said("a")], "answer": "b", "timestamp": stamp} for stamp in (two, one)]
+    lines = [{"messages": [message_of("a")], "answer": "b", "timestamp": stamp} for stamp in (two, one)]
     trace = loaded(tmp_path, "chats", *lines)
     assert trace.timed
     assert [request.at for request in trace.requests] == pytest.approx([0.0, 2.5])
@@ -181,7 +181,15 @@ def test_the_limit_takes_the_first_in_time(tmp_path: Path) -> None:
 
 def test_a_template_that_moves_text_shares_what_its_tokens_share(tmp_path: Path) -> None:
     """With Mistral's, a next turn shares next to nothing: message by message it would seem to share all."""
-    lines = {"messages": [SYSTEM, said("a", 60), {"role": "assistant", "content": "b " * 40}, said("c"), DIALOGUE[4]]}
+    lines = {
+        "messages": [
+            SYSTEM,
+            message_of("a", 60),
+            {"role": "assistant", "content": "b " * 40},
+            message_of("c"),
+            DIALOGUE[4],
+        ]
+    }
     first, second = loaded(tmp_path, "chats", lines, chat_template=MOVING).requests
     common = next(at for at, (one, two) in enumerate(zip(first.blocks, second.blocks, strict=False)) if one != two)
     assert common * 16 < 0.3 * first.prompt_tokens
@@ -199,7 +207,7 @@ def test_a_dialogue_keeps_its_opening(tmp_path: Path) -> None:
 
 
 def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [{"messages": [*DIALOGUE[:5], said(str(number)), DIALOGUE[6]]} for number in range(4)]
+    lines = [{"messages": [*DIALOGUE[:5], message_of(str(number)), DIALOGUE[6]]} for number in range(4)]
     expected = [request.blocks for request in loaded(tmp_path, "chats", *lines).requests]
     monkeypatch.setattr(prefixes, "PREFIXES_MAX", 2)
     assert [request.blocks for request in loaded(tmp_path, "chats", *lines).requests] == expected
@@ -212,11 +220,11 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
         ({"messages": "hello"}, "found messages 'hello'"),
         ({"messages": ["hello"]}, "found a message 'hello'"),
         ({"messages": [{"content": "a"}]}, "found a message {'content': 'a'}"),
-        ({"messages": [said("a")], "answer": 5}, "found the answer 5, expected a text, a message"),
-        ({"messages": [said("a")], "response": {"choices": [5]}}, "found the answer missing or null"),
-        ({"messages": [said("a")], "tools": 5}, "found tools 5, expected a list"),
-        ({"messages": [said("a")], "session": []}, "found session []"),
-        ({"messages": [said("a")], "timestamp": 5}, "found a timestamp, expected one on every line, or on none"),
+        ({"messages": [message_of("a")], "answer": 5}, "found the answer 5, expected a text, a message"),
+        ({"messages": [message_of("a")], "response": {"choices": [5]}}, "found the answer missing or null"),
+        ({"messages": [message_of("a")], "tools": 5}, "found tools 5, expected a list"),
+        ({"messages": [message_of("a")], "session": []}, "found session []"),
+        ({"messages": [message_of("a")], "timestamp": 5}, "found a timestamp, expected one on every line, or on none"),
         ({"messages": [{"role": "user", "content": 5}]}, "found what the chat template refuses"),
         ({"transcript": 5, "queries": []}, "found transcript 5"),
         ({"transcript": "a", "queries": [{"q": 1}]}, "found the question {'q': 1}"),
@@ -224,13 +232,13 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, says: str) -> None:
     with pytest.raises(TraceError) as caught:
-        loaded(tmp_path, "chats", {"messages": [said("a")]}, line)
+        loaded(tmp_path, "chats", {"messages": [message_of("a")]}, line)
     assert f"trace.jsonl:2: {says}" in str(caught.value)
 
 
 def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="can't be loaded"):
-        loaded(tmp_path, "chats", {"messages": [said("a")]}, tokenizer=str(tmp_path))
+        loaded(tmp_path, "chats", {"messages": [message_of("a")]}, tokenizer=str(tmp_path))
 
 
 @pytest.mark.slow
@@ -252,7 +260,7 @@ def test_the_published_dialogues_have_the_published_shares() -> None:
 
 
 def test_questions_about_a_document_share_it(tmp_path: Path) -> None:
-    queries = [{"q": f"What was said in part {number}?", "a": "Little. " * 9} for number in range(3)]
+    queries = [{"q": f"What was message_of in part {number}?", "a": "Little. " * 9} for number in range(3)]
     lines = [{"doc_id": f"d{at}", "transcript": f"Speaker {at}: yes.\n" * 60, "queries": queries} for at in range(2)]
     trace = loaded(tmp_path, "chats", *lines)
     assert sorted(request.session for request in trace.requests) == ["d0"] * 3 + ["d1"] * 3
