@@ -20,7 +20,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement.chwbl import opening_key
+from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.io.engine_events.sse_source import SourceOptions
 from ranvier_py.node.index_parts import IndexedBackend, IndexedStream, Indexing
