@@ -29,4 +29,5 @@ def test_the_residency_is_the_radix_tree(page: int, tokens: int, requests: int, 
     assert seen.removed > tokens // page, "nearly nothing was evicted: this proves nothing"
     counts = held.residency.counters
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
-    assert held.decoder.counters.unread == held.decoder.counters.tags_skipped == held.decoder.counters.fields_skipped == 0
+    read = held.decoder.counters
+    assert read.unread == read.tags_skipped == read.fields_skipped == 0

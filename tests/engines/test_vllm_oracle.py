@@ -34,4 +34,5 @@ def test_the_residency_is_the_managers_block_table(block_size: int, blocks: int,
     counts = held.residency.counters
     assert (counts.told_again > 0) is (more == FULL), "what a request reuses is told of if it wants that"
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
-    assert held.decoder.counters.unread == held.decoder.counters.tags_skipped == held.decoder.counters.fields_skipped == 0
+    read = held.decoder.counters
+    assert read.unread == read.tags_skipped == read.fields_skipped == 0
