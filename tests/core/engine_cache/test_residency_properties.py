@@ -147,15 +147,15 @@ def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_m
     assert listener.tiers == {}
 
 
-def over_the_wire(events: list[block_cache.Verb], width: int, rng: random.Random) -> list[Event]:
+def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.Random) -> list[Event]:
     """One message of an engine, each event in either encoding."""
     written: list[object] = []
     for event in events:
-        if isinstance(event, block_cache.BlocksStored):
+        if isinstance(event, block_cache.KeysStored):
             fields = [event.keys, event.parent or None, event.ids.tolist(), width]
             names = ARRAY_FIELDS["BlockStored"][:4]
             tag = "BlockStored"
-        elif isinstance(event, block_cache.BlockRemoved):
+        elif isinstance(event, block_cache.KeyRemoved):
             fields, names, tag = [[event.key]], ("block_hashes",), "BlockRemoved"
         else:
             fields, names, tag = [], (), "AllBlocksCleared"
@@ -167,11 +167,11 @@ def over_the_wire(events: list[block_cache.Verb], width: int, rng: random.Random
     return list(batch.events)
 
 
-def translated(event: block_cache.Verb, width: int) -> Event:
-    if isinstance(event, block_cache.BlocksStored):
+def translated(event: block_cache.CacheEvent, width: int) -> Event:
+    if isinstance(event, block_cache.KeysStored):
         data = event.ids.astype(np.uint32).tobytes()
         return BlocksStored(hashes=event.keys, parent=event.parent or None, token_bytes=data, block_tokens=width)
-    if isinstance(event, block_cache.BlockRemoved):
+    if isinstance(event, block_cache.KeyRemoved):
         return BlocksRemoved(hashes=(event.key,))
     return CacheCleared()
 
