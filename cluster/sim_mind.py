@@ -166,7 +166,7 @@ class RealMind:
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
             "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
-            "news": Bounded(len(table.news), NEWS_MAX),
+            "news": Bounded(len(table.outgoing.new), NEWS_MAX),
             "news that wait": Bounded(shared.waiting, HELD_MAX + CONFIRMED_MAX + WAITING_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),
             "rows": Bounded(len(table), TABLE_ROWS),

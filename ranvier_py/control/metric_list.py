@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ranvier_py.core.gossip.gossip import GossipStatistics
 from ranvier_py.core.gossip.membership.membership_counters import MembersStatistics
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import BackendStatistics, RegistryStatistics
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import ShadowStatistics
@@ -28,7 +28,7 @@ def samples_of(
         yield from backend_samples(backend)
     yield Sample("backend_restarts", "counter", "Engines that came back as another process.", registry.restarts)
     yield Sample("last_resorts", "counter", "Pools that failed open, all circuits being open.", registry.last_resorts)
-    yield from plain_samples("routes", router.routes.statistics(), ROUTE_GAUGES)
+    yield from samples("routes", router.routes.counters)
     yield from plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept"))
     yield from plain_samples("speculation", router.speculation.statistics(), ("capacity", "attempts", "fingerprints"))
     yield from plain_samples("tokenizer_worker", tokenizer_worker, ("queued",))
@@ -80,8 +80,6 @@ def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: An
 
 GOSSIP_MEMBERS_GAUGES = tuple(field.name for field in fields(MembersStatistics) if field.name != "counts")
 GOSSIP_ROUTE_GAUGES = ("synced", "origins", "logged", "lazy_peers", "transfers", "differing_buckets")
-
-ROUTE_GAUGES = ("rows", "fingerprints", "claims", "capacity")
 
 
 def router_samples(router: Router) -> Iterator[Sample]:

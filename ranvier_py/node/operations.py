@@ -16,7 +16,7 @@ from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control.metric_list import plain_samples, samples_of, shadow_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, values
 from ranvier_py.core.routing.backends import BackendStatistics, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
@@ -102,7 +102,7 @@ class Admin:
         router = self._node.router
         counters, recorder = router.counters, self._node.recorder
         return {
-            **asdict(router.routes.statistics()),
+            **values(router.routes.counters),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": asdict(router.speculation.statistics()),
             "tokenizer_worker": asdict(self._node.tokenizer_worker.statistics()),

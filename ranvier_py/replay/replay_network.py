@@ -28,9 +28,8 @@ from ranvier_py.core.gossip.replication.route_settings import RouteGossipSetting
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import News
+from ranvier_py.core.routing.route_table import NewRoutes, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans
-from ranvier_py.core.routing.route_table.route_values import Withdrawn
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
@@ -188,8 +187,8 @@ class Told(NamedTuple):
 
     at: float
     teller: int
-    news: Sequence[News]
-    withdrawn: Sequence[Withdrawn]
+    news: Sequence[NewRoutes]
+    withdrawn: Sequence[WithdrawnRoute]
     loads: Sequence[Load]
 
 
@@ -204,7 +203,7 @@ class DelayedNet:
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]
         for router in routers:
-            router.routes.collect_news()
+            router.routes.outgoing.collect()
 
     def next_at(self) -> float:
         return self._under_way[0].at if self._under_way else inf
@@ -221,7 +220,7 @@ class DelayedNet:
     def touched(self, index: int, now: float) -> None:
         router = self._routers[index]
         loads = [backend.own_load for backend in router.registry]
-        news, withdrawn = router.routes.news, router.routes.withdrawn_news
+        news, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
         if news or withdrawn or loads != self._sent[index]:
             self._under_way.append(Told(now + self._delay_s, index, tuple(news), tuple(withdrawn), loads))
             self._sent[index] = loads

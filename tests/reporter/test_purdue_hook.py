@@ -128,7 +128,7 @@ async def test_blocks_with_their_tokens_are_told_as_the_routers_own_fingerprints
             reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
         await until(lambda: bool(pushing.views()) and pushing.views()[0]["level"] == "exact")
         await until(lambda: len(pushing.map) == 5)
-        assert router.world.router.routes.statistics().claims.confirmed == 3, "at 16, 32 and 64 tokens"
+        assert router.world.router.routes.counters.claims["confirmed"] == 3, "at 16, 32 and 64 tokens"
     nursery.cancel_scope.cancel()
 
 

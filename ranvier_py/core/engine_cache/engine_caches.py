@@ -34,7 +34,7 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.reconcile import Exact, Reconciler
+from ranvier_py.core.routing.route_table.reconcile import Exact
 
 __all__ = ["EngineCacheCounters", "EngineCacheView", "EngineCaches", "Held", "HeldMany", "Source"]
 
@@ -123,7 +123,7 @@ class EngineCaches:
     ) -> None:
         self.counts = EngineCacheCounters()
         self._routes = routes
-        self._reconciler = Reconciler(routes)
+        self._reconciler = routes.reconciler()
         self._generation_of = generation_of
         self._restarted = restarted
         self._block_tokens = block_tokens

@@ -45,9 +45,7 @@ from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.route_table.outcomes import evidence_of, refute
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS
-from ranvier_py.core.routing.route_table.uses import renew, used_before
 
 SAMPLES_PER_S_MAX = 32
 """Look-ups of claims, 20 us each: below a thousandth of a core."""
@@ -101,7 +99,7 @@ class Calibration:
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
-        routes.hearing = self._heard
+        routes.remote_use = self._heard
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -117,7 +115,7 @@ class Calibration:
         if not self._estimated(attempt.backend):
             return
         self.counts.sampled += 1
-        found = evidence_of(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
         clock = self._ledger(attempt).clock
         parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
         self._samples[id(attempt)] = Sample(attempt.sent_at, parts)
@@ -173,7 +171,7 @@ class Calibration:
         gone = self._gone(ledger, attempt, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
             ledger.refuted += 1
-            self.counts.refuted += refute(self._routes, gone, attempt.backend, int(attempt.sent_at))
+            self.counts.refuted += self._routes.refute(gone, attempt.backend, int(attempt.sent_at))
         elif gone is not None and not cached:
             self._contradicted(attempt.backend)
 
@@ -233,7 +231,7 @@ class Calibration:
         ledger = self._ledgers.get(backend)
         if ledger is None or ledger.generation != generation or not self._estimated(backend):
             return
-        new_tokens, before = used_before(self._routes, prompts, backend, generation, second)
+        new_tokens, before = self._routes.uses.used_before(prompts, backend, generation, second)
         again = sum([ledger.clock.take(tokens, earlier) for earlier, tokens in before.items()])
         ledger.clock.add(new_tokens + again, second)
 
@@ -257,7 +255,7 @@ class Calibration:
             or ledger.clock.distance(sample.used_at) < RENEW_SHARE * limit
         ):
             return
-        renew(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
+        self._routes.uses.renew(attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
         ledger.clock.add(ledger.clock.take(attempt.prompt.tokens, sample.used_at), now)
         sample.used_at = int(now)
 

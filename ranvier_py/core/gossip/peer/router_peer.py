@@ -92,7 +92,7 @@ class RouterPeer:
         self._flush_interval_s = settings.flush_interval_s
         self._now = self._flushed_at = self._flush_at = now
         self.routes.asked = self._tell_everything
-        router.routes.collect_news(self._hurry)
+        router.routes.outgoing.collect(self._hurry)
         router.registry.busied = self._hurry
 
     # --- the calls of the shell -------------------------------------------------------------------------------------

@@ -106,10 +106,10 @@ def test_uses_are_heard_of_a_update_batch_as_one_by_one(seed: int) -> None:
             second: Node = second,
             used: Counter[object] = used,
         ) -> None:
-            new_tokens, before = used_before(second.table, prompts, backend, generation, at)
+            new_tokens, before = second.table.uses.used_before(prompts, backend, generation, at)
             used.update({(backend, "new"): new_tokens, **{(backend, then): each for then, each in before.items()}})
 
-        second.table.hearing = hear
+        second.table.remote_use = hear
         go_on(first, chats, 300, 11.0, seed)
         for route_update, at in route_updates(first, 11.0 + HOLD_S + LOT_S):
             assert second.routes.hear(route_update, 13.0 - at, 13.0)
@@ -140,7 +140,7 @@ def test_no_turn_is_lost_between_two_update_batches(count: int) -> None:
     assert sum(rows_of(route_update) for route_update, _ in told) == count
     for route_update, at in told:
         second.routes.hear(route_update, 13.0 - at, 13.0)
-    assert second.table.statistics().rows == count + CHATS
+    assert second.table.counters.rows == count + CHATS
 
 
 @pytest.mark.parametrize("count", [MERGED_LEAST - 6, 3 * MERGED_LEAST])
@@ -237,10 +237,10 @@ def test_bytes_that_are_no_update_batch_are_counted_and_change_nothing() -> None
     for number in range(20):
         first.serve([(72, 0, 5000 + number), *chats[0]], 11.0)
     ((route_update, _),) = route_updates(first, 11.0 + HOLD_S + LOT_S)
-    before = second.table.statistics().rows
+    before = second.table.counters.rows
     assert not second.routes.hear(route_update[:-1], 0.0, 13.0)
     assert second.routes.counters.bad == 1
-    assert second.table.statistics().rows == before
+    assert second.table.counters.rows == before
 
 
 def test_of_more_than_can_be_held_back_the_oldest_go_in_a_update_batch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from ranvier_py.core.gossip.peer.route_sync import SharedRoutes
 from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.backends import Backend, BackendLimits, Health, Outcome, ProbeResult, Registry
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 
 KEY = b"a cluster secret"
 ENGINE, OTHER = "http://127.0.0.1:9001", "http://127.0.0.1:9002"
@@ -31,7 +32,7 @@ class Node:
         self.facts = BackendFacts(number, FactSettings(), self.outbox, Random(number), 0.0)
         self.backends = SharedBackends(self.registry, self.facts, KEY)
         self.table = RouteTable(capacity=1000)
-        self.table.collect_news()
+        self.table.outgoing.collect()
         self.routes = SharedRoutes(self.table, self.backends)
         for url in urls:
             self.registry.add(url)

@@ -27,7 +27,8 @@ from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.wire.messages import Message, Rows
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.orphans import Orphans
 from ranvier_py.core.routing.route_table.scan import U64, Names
 
@@ -52,7 +53,7 @@ class Backends:
         self.boots = boots
 
     def names(self) -> Names:
-        return Names(
+        return BackendNames(
             np.array([key_of(backend) for backend in self.order], U64),
             np.array([self.boots[backend] for backend in self.order], U64),
             np.array([self.boots[backend] for backend in self.order], np.int32),

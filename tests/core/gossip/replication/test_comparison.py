@@ -291,7 +291,7 @@ def differing(audit_interval_s: float, turns: int) -> Net:
     net.sent.clear()
     rng = Random(1)
     for node in net.nodes.values():
-        node.table.collect_news()
+        node.table.outgoing.collect()
     for number in range(turns):
         chain = turn(rng)
         for session, node in net.nodes.items():

@@ -225,16 +225,16 @@ def origins(turns: Sequence[tuple[int, int, int, int]]) -> list[tuple[bytes, flo
     news."""
     tables = [RouteTable(ttl_s=500.0) for _ in range(3)]
     for table in tables:
-        table.collect_news()
+        table.outgoing.collect()
     found = []
     for node, leaf, backend, at in turns:
         levels = [leaf >> shift for shift in range(3)]  # paths share their upper rows
         chain = [(16 * (3 - up), 1 + up * 1000 + name, 9001 + up * 1000 + name) for up, name in enumerate(levels)]
         tables[node].learn(chain, BackendId(backend), 1, Trust.LOCAL, 100.0 + at)
-        for news in tables[node].news:
+        for news in tables[node].outgoing.new:
             route_update = RouteUpdate(key_of(news.backend), 1, news.parent, tuple(news.chain))
             found.append((encode(route_update), news.at))
-        tables[node].news.clear()
+        tables[node].outgoing.new.clear()
     return found
 
 
