@@ -23,9 +23,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks.engine_caches import CAPACITY, cache_tokens_of, errors_of
-
 from benchmarks.common import RESULTS, commit, machine
+from benchmarks.engine_caches import CAPACITY, cache_tokens_of, errors_of
 from benchmarks.policies_workloads import ENGINES, WORKLOADS
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE

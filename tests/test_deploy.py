@@ -97,8 +97,8 @@ def dockerfile(instruction: str) -> list[str]:
 
 def test_the_image_exposes_the_ports_for_clients_and_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_in_compose(monkeypatch)
-    assert config.gossip_places is not None
-    gossip = config.gossip_places.listen[1]
+    assert config.gossip_endpoints is not None
+    gossip = config.gossip_endpoints.listen[1]
     assert dockerfile("EXPOSE") == [f"{host_port(config.listen)[1]} {gossip}/tcp {gossip}/udp"]
 
 
@@ -205,8 +205,8 @@ def port_numbers() -> dict[str, tuple[int, str]]:
 
 def test_a_pod_advertises_its_own_address_and_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_in_a_pod(monkeypatch, tmp_path, {"status.podIP": "10.1.2.9", "metadata.name": "ranvier-2"})
-    assert config.gossip_places is not None
-    assert config.gossip_places.advertise == ("10.1.2.9", config.gossip_places.listen[1])
+    assert config.gossip_endpoints is not None
+    assert config.gossip_endpoints.advertise == ("10.1.2.9", config.gossip_endpoints.listen[1])
     assert config.node_name == "ranvier-2"
     assert not config.insecure_gossip
 
@@ -220,8 +220,8 @@ def test_ipv6_pods_need_what_the_configuration_says_of_them(monkeypatch: pytest.
     assert written.count('= "0.0.0.0:') == 3
     (tmp_path / "ranvier.toml").write_text(written.replace('= "0.0.0.0:', '= "[::]:'))
     config = config_in_a_pod(monkeypatch, tmp_path, fields, tmp_path / "ranvier.toml")
-    assert config.gossip_places is not None
-    assert config.gossip_places.advertise == ("fd00::7", config.gossip_places.listen[1])
+    assert config.gossip_endpoints is not None
+    assert config.gossip_endpoints.advertise == ("fd00::7", config.gossip_endpoints.listen[1])
 
 
 def most_bytes(config: Config) -> int:
@@ -251,8 +251,8 @@ def test_the_arguments_name_the_mounted_configuration() -> None:
 
 def test_the_container_has_the_ports_of_its_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = config_in_a_pod(monkeypatch, tmp_path)
-    assert config.gossip_places is not None
-    gossip = config.gossip_places.listen[1]
+    assert config.gossip_endpoints is not None
+    gossip = config.gossip_endpoints.listen[1]
     assert port_numbers() == {
         "http": (host_port(config.listen)[1], "TCP"),
         "control": (host_port(config.control)[1], "TCP"),
@@ -434,7 +434,7 @@ def tmpfs() -> Iterator[tuple[Path, dict[str, str]]]:
 def test_containers_of_compose_find_each_other_by_the_name_of_their_service(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_in_compose(monkeypatch)
     assert [backend.url for backend in config.backend] == GIVEN["BACKENDS"].split()
-    places = config.gossip_places
+    places = config.gossip_endpoints
     assert places is not None
     assert places.join == (("ranvier", places.listen[1]),)
     assert places.advertise is None, "each container has an address of its own, which it finds out"

@@ -38,8 +38,8 @@ from ranvier_py.core.addresses import host_port
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import ENTRIES_MAX, ENTRIES_MIN, TTL_MAX_S, TTL_MIN_S
 from ranvier_py.core.gossip.endpoints import (
     ClusterKeys,
-    GossipPlaces,
-    gossip_places,
+    GossipEndpoints,
+    gossip_endpoints,
     key_of_their_own,
     of_worker,
     spelled,
@@ -324,9 +324,9 @@ class Config(BaseSettings):
         return self._worker_key
 
     @property
-    def gossip_places(self) -> GossipPlaces | None:
+    def gossip_endpoints(self) -> GossipEndpoints | None:
         """Where this node gossips; None when it does not."""
-        return gossip_places(self._cluster_keys)
+        return gossip_endpoints(self._cluster_keys)
 
     @property
     def _cluster_keys(self) -> ClusterKeys:
@@ -349,7 +349,7 @@ class Config(BaseSettings):
         """
         host, port = host_port(self.control)
         update: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
-        places = self.gossip_places
+        places = self.gossip_endpoints
         if places is not None:
             places = of_worker(places, index, self.workers)
             update["gossip"] = spelled(places.listen)

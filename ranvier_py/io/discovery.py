@@ -26,7 +26,7 @@ import trio
 
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.endpoints import Place, is_wildcard, spelled
+from ranvier_py.core.gossip.endpoints import HostPort, is_wildcard, spelled
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class DiscoveryStatistics:
 class Name:
     """One entry of `join`. `known` outlives failed lookups; `trouble` is what was told last."""
 
-    place: Place
-    known: tuple[Place, ...] = ()
+    place: HostPort
+    known: tuple[HostPort, ...] = ()
     asking: bool = False
     trouble: str = ""
 
@@ -83,12 +83,12 @@ class Discovery:
 
     def __init__(
         self,
-        join: Sequence[Place],
-        contact: Callable[[Sequence[Place]], object],
+        join: Sequence[HostPort],
+        contact: Callable[[Sequence[HostPort]], object],
         alone: Callable[[], bool],
         rng: Random,
         options: DiscoveryOptions,
-        own: Place | None = None,
+        own: HostPort | None = None,
     ) -> None:
         self.contact = contact
         self.alone = alone
@@ -161,7 +161,7 @@ class Discovery:
                 why = "not started, another key or cluster_name, or UDP and TCP are blocked"
                 log.warning("gossip.alone nobody answers at %s%s: %s", spelled(asked[0]), more, why)
 
-    def _try(self, addresses: Sequence[Place]) -> None:
+    def _try(self, addresses: Sequence[HostPort]) -> None:
         if addresses:
             self.contact(self.rng.sample(addresses, min(len(addresses), ADDRESSES_MAX)))
 
@@ -184,7 +184,7 @@ class Discovery:
             name.asking = False
         self._try(name.known)
 
-    def _answered(self, name: Name, found: Sequence[Place]) -> None:
+    def _answered(self, name: Name, found: Sequence[HostPort]) -> None:
         useful = tuple(self._useful(found))
         if useful:
             name.known = useful[:KNOWN_MAX]
@@ -201,7 +201,7 @@ class Discovery:
             log.info("gossip.name_found %s: %d addresses", spelled(name.place), len(name.known))
         name.trouble = trouble
 
-    def _useful(self, addresses: Iterable[Place]) -> Iterator[Place]:
+    def _useful(self, addresses: Iterable[HostPort]) -> Iterator[HostPort]:
         """Without those that can't be a peer's, or not of a peer that could answer us."""
         options = self.options
         for where in addresses:
@@ -218,7 +218,7 @@ class Discovery:
                 yield where
 
 
-async def resolved(where: Place, family: int) -> list[Place]:
+async def resolved(where: HostPort, family: int) -> list[HostPort]:
     """Addresses of a name, each once. Raises OSError or ValueError."""
     found = await trio.socket.getaddrinfo(*where, family=family, type=socket.SOCK_DGRAM)
     return list(dict.fromkeys((str(address[0]), where[1]) for *_, address in found if is_address(str(address[0]))))
@@ -235,7 +235,7 @@ def fits(host: str, family: int) -> bool:
 # --- ourselves ------------------------------------------------------------------------------------------------------
 
 
-async def own_host(join: Sequence[Place], family: int) -> str:
+async def own_host(join: Sequence[HostPort], family: int) -> str:
     """The address of this machine that faces the peers, for a node that listens on all of them.
 
     Asked are the ways to the peers, then the default route; loopback is the last resort, among peers who are all here.
@@ -254,7 +254,7 @@ async def own_host(join: Sequence[Place], family: int) -> str:
     raise ConfigError(["advertise: the address that faces the peers can't be found out: set it"])
 
 
-async def resolved_or_nothing(where: Place, family: int) -> list[Place]:
+async def resolved_or_nothing(where: HostPort, family: int) -> list[HostPort]:
     try:
         return await resolved(where, family)
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.control.metric_list import gossip_samples, plain_samples
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
-from ranvier_py.core.gossip.endpoints import GossipPlaces, Place, is_wildcard, spelled
+from ranvier_py.core.gossip.endpoints import GossipEndpoints, HostPort, is_wildcard, spelled
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
@@ -65,7 +65,7 @@ class NodeHooks:
 
 async def load_keys(config: Config) -> Keys | KeyFile | None:
     """The cluster's keys; None for a node without peers. Raises ConfigError."""
-    if config.gossip_places is None:
+    if config.gossip_endpoints is None:
         return None
     if config.worker_key is not None:
         return keys_of(config.worker_key)
@@ -103,7 +103,7 @@ class Ground:
     """What was opened before the parts are made."""
 
     sockets: GossipSockets
-    own: Place
+    own: HostPort
     state_file: StateFile | None
     state: bytes
 
@@ -112,7 +112,7 @@ async def open_cluster(
     config: Config, keys: Keys | KeyFile, router: Router, scheme: FingerprintScheme, hooks: NodeHooks
 ) -> Clustering:
     """Bind the port and make the peer. Raises OSError, ConfigError."""
-    places = config.gossip_places
+    places = config.gossip_endpoints
     assert places is not None, "there are keys, so there is a place"
     sockets = await open_sockets(*places.listen, udp=config.gossip_udp)
     try:
@@ -125,7 +125,7 @@ async def open_cluster(
         raise
 
 
-async def own_place(places: GossipPlaces, sockets: GossipSockets) -> Place:
+async def own_place(places: GossipEndpoints, sockets: GossipSockets) -> HostPort:
     """Where peers reach this node."""
     host, port = places.advertise or (await own_host(places.join, sockets.family), 0)
     return str(ip_address(host)), port or sockets.port
@@ -158,7 +158,7 @@ class Clustering:
         self.rates = Rates()
         self._given_up = 0
         self.peer.woken = self.net.poke
-        places = config.gossip_places
+        places = config.gossip_endpoints
         join = places.join if places else ()
         options = DiscoveryOptions(family=ground.sockets.family, loopback=is_loopback(self.own[0]))
         self.discovery = Discovery(join, self.net.contact, lambda: self.peer.alone, rng, options, self.own)
@@ -282,7 +282,7 @@ def public_place(listen: str, own: str) -> str:
     return spelled((own if is_wildcard(host) else host, port))
 
 
-def peer_settings(config: Config, scheme: FingerprintScheme, own: Place, state: bytes) -> PeerSettings:
+def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, state: bytes) -> PeerSettings:
     host, port = own
     admin = config.gossip_admin_key
     routes = RouteGossipSettings(

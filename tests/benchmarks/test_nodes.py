@@ -215,7 +215,7 @@ def test_our_nodes_are_started_with_flags_that_the_configuration_knows(tmp_path:
                 else:
                     flags[name] = value
             config, _ = load(flags)
-            assert (config.gossip_places is not None) is shared
+            assert (config.gossip_endpoints is not None) is shared
             assert len(config.backend) == 3
 
 

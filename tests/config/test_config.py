@@ -13,7 +13,7 @@ from ranvier_py.config.config_loader import flag_of, load, variable_of
 from ranvier_py.config.config_model import SECRETS, Config
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.endpoints import GossipPlaces
+from ranvier_py.core.gossip.endpoints import GossipEndpoints
 from ranvier_py.core.routing.placement.policies import make_policy
 
 SECRET = "s3cret-value-of-a-test"
@@ -306,7 +306,7 @@ def test_workers_alone_are_peers_with_a_key_that_nothing_shows() -> None:
     assert [worker.worker_key for worker in workers] == [KEY] * 3
     assert [worker.gossip for worker in workers] == ["127.0.0.1:7946", "127.0.0.1:7947", "127.0.0.1:7948"]
     assert workers[1].join == ["127.0.0.1:7946", "127.0.0.1:7948"]
-    assert workers[1].gossip_places == GossipPlaces(
+    assert workers[1].gossip_endpoints == GossipEndpoints(
         ("127.0.0.1", 7947), ("127.0.0.1", 7947), (("127.0.0.1", 7946), ("127.0.0.1", 7948))
     )
     for text in (repr(workers[0]), str(workers[0].masked()), workers[0].model_dump_json()):
@@ -333,7 +333,7 @@ def test_workers_of_a_cluster_use_its_key_and_have_names_and_files_of_their_own(
 
 def test_the_peers_of_a_worker_can_be_switched_off() -> None:
     worker = Config(workers=2, gossip="off").for_worker(1, KEY)
-    assert (worker.gossip_places, worker.worker_key, worker.join) == (None, None, [])
+    assert (worker.gossip_endpoints, worker.worker_key, worker.join) == (None, None, [])
 
 
 def test_peers_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import trio.abc
 import trio.testing
 
 from ranvier_py.core.errors import ConfigError
-from ranvier_py.core.gossip.endpoints import Place
+from ranvier_py.core.gossip.endpoints import HostPort
 from ranvier_py.io import discovery
 from ranvier_py.io.discovery import ABANDONED_MAX, ADDRESSES_MAX, Discovery, DiscoveryOptions, own_host
 
@@ -86,7 +86,7 @@ class World:
     def __init__(self, answers: dict[str, Answer | Callable[[int], Answer]], join: Sequence[str], **options: Any):
         self.resolver = FakeResolver(answers)
         self.alone = False
-        self.contacts: list[tuple[float, tuple[Place, ...]]] = []
+        self.contacts: list[tuple[float, tuple[HostPort, ...]]] = []
         places = [(host, PORT) for host in join]
         self.discovery = Discovery(
             places,

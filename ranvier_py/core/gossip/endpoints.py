@@ -22,7 +22,7 @@ GOSSIP_PORT = 7946
 
 OFF = "off"
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 Problem = tuple[tuple[str, ...], str]
 """(keys involved, what is wrong)"""
 
@@ -36,19 +36,19 @@ class ClusterKeys(NamedTuple):
     keyed: bool = False  # there is a cluster key file
     insecure: bool = False
     workers: int = 1
-    listen: Place = ("", 0)
-    control: Place = ("", 0)
+    listen: HostPort = ("", 0)
+    control: HostPort = ("", 0)
 
 
-class GossipPlaces(NamedTuple):
+class GossipEndpoints(NamedTuple):
     """Where one node gossips. `advertise` is None where only the way to the peers will tell; port 0: the bound one."""
 
-    listen: Place
-    advertise: Place | None
-    join: tuple[Place, ...]
+    listen: HostPort
+    advertise: HostPort | None
+    join: tuple[HostPort, ...]
 
 
-def place(text: str, port: int = GOSSIP_PORT) -> Place:
+def place(text: str, port: int = GOSSIP_PORT) -> HostPort:
     """("a", 7946) of "a"; also "a:80", "::1", "[::1]:80". Raises ValueError."""
     if is_address(text.strip("[]")):
         return text.strip("[]"), port
@@ -59,7 +59,7 @@ def place(text: str, port: int = GOSSIP_PORT) -> Place:
     return text, port
 
 
-def spelled(where: Place) -> str:
+def spelled(where: HostPort) -> str:
     host, port = where
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -68,7 +68,7 @@ def is_wildcard(host: str) -> bool:
     return is_address(host) and ip_address(host).is_unspecified
 
 
-def gossip_places(keys: ClusterKeys) -> GossipPlaces | None:
+def gossip_endpoints(keys: ClusterKeys) -> GossipEndpoints | None:
     """None when this node does not gossip."""
     if keys.gossip == OFF:
         return None
@@ -83,21 +83,21 @@ def gossip_places(keys: ClusterKeys) -> GossipPlaces | None:
     advertise = place(keys.advertise, listen[1]) if keys.advertise else None
     if advertise is None and not is_wildcard(listen[0]) and is_address(listen[0]):
         advertise = listen
-    return GossipPlaces(listen, advertise, tuple(place(entry) for entry in keys.join))
+    return GossipEndpoints(listen, advertise, tuple(place(entry) for entry in keys.join))
 
 
-def of_worker(places: GossipPlaces, index: int, workers: int) -> GossipPlaces:
+def of_worker(places: GossipEndpoints, index: int, workers: int) -> GossipEndpoints:
     """The places of one of several workers: ports of its own, and its siblings among those to join."""
     host, port = places.listen
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     siblings = tuple((near, port + other) for other in range(workers) if other != index)
     advertise = places.advertise and (places.advertise[0], places.advertise[1] + index)
-    return GossipPlaces((host, port + index), advertise, places.join + siblings)
+    return GossipEndpoints((host, port + index), advertise, places.join + siblings)
 
 
 def key_of_their_own(keys: ClusterKeys) -> bool:
     """Whether nobody but the workers of one parent are peers, and no key is given: then any random one will do."""
-    places = gossip_places(keys)
+    places = gossip_endpoints(keys)
     if places is None or keys.keyed or keys.insecure:
         return False
     return keys.workers > 1 and not places.join and is_loopback(places.listen[0])
@@ -108,7 +108,7 @@ def key_of_their_own(keys: ClusterKeys) -> bool:
 
 def problems(keys: ClusterKeys) -> Iterator[Problem]:
     """What is good alone but not together. Values must have been checked one by one before."""
-    places = gossip_places(keys)
+    places = gossip_endpoints(keys)
     if places is None:
         asked = [name for name in ("join", "cluster_key_file", "advertise") if asks(keys, name)]
         if asked:
@@ -127,7 +127,7 @@ def asks(keys: ClusterKeys, name: str) -> bool:
     return {"join": bool(keys.join), "cluster_key_file": keys.keyed, "advertise": bool(keys.advertise)}[name]
 
 
-def address_problems(places: GossipPlaces) -> Iterator[Problem]:
+def address_problems(places: GossipEndpoints) -> Iterator[Problem]:
     if places.advertise is None:
         return
     host = places.advertise[0]
@@ -148,7 +148,7 @@ def same_family(listen: str, host: str) -> bool:
     return ip_address(listen).version == ip_address(host).version
 
 
-def port_problems(keys: ClusterKeys, places: GossipPlaces) -> Iterator[Problem]:
+def port_problems(keys: ClusterKeys, places: GossipEndpoints) -> Iterator[Problem]:
     host, port = places.listen
     if keys.workers > 1 and port == 0:
         yield ("gossip", "workers"), "several workers can't share port 0"

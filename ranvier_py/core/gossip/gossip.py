@@ -22,7 +22,7 @@ from struct import Struct
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.signed_commands import Orders
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
-from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, Letter, MemberChange, Peer, Plane, Send
+from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.live_members import Company
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.membership_counters import MembersStatistics, MemberView
@@ -135,7 +135,7 @@ class Gossip:
         facts: BackendFacts,
         orders: Orders,
         streams: StreamGossip,
-        outbox: list[Letter],
+        outbox: list[Outgoing],
         rng: Random,
         now: float,
         subkeys: Subkeys | None = None,

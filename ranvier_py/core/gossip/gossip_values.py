@@ -40,7 +40,7 @@ class Peer(NamedTuple):
     address: Address
 
 
-class Letter(NamedTuple):
+class Outgoing(NamedTuple):
     """A message on its way out, before it is sealed. `session` 0: whoever is there (only for first contacts)."""
 
     to: Address

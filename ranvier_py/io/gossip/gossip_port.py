@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import trio
 from trio.lowlevel import ParkingLot
 
-from ranvier_py.core.gossip.endpoints import Place, is_wildcard, spelled
+from ranvier_py.core.gossip.endpoints import HostPort, is_wildcard, spelled
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.wire.frame import MAGIC, PROTOCOL_MAJOR
 from ranvier_py.core.histogram import Histogram
@@ -154,7 +154,7 @@ class GossipNet:
         self._asleep_until = -inf
         self._bed = ParkingLot()
 
-    async def run(self, *, task_status: trio.TaskStatus[Place] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[HostPort] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; reports where it listens. Never raises for the sake of a peer or of the network."""
         try:
             async with trio.open_nursery() as nursery:

@@ -8,8 +8,8 @@ import pytest
 
 from ranvier_py.core.gossip.endpoints import (
     ClusterKeys,
-    GossipPlaces,
-    gossip_places,
+    GossipEndpoints,
+    gossip_endpoints,
     key_of_their_own,
     of_worker,
     place,
@@ -45,22 +45,22 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 
 
 def test_a_node_alone_does_not_gossip() -> None:
-    assert gossip_places(ClusterKeys()) is None
-    assert gossip_places(ClusterKeys(gossip="off", workers=4)) is None
+    assert gossip_endpoints(ClusterKeys()) is None
+    assert gossip_endpoints(ClusterKeys(gossip="off", workers=4)) is None
     assert found() == []
 
 
 def test_whoever_has_peers_elsewhere_listens_everywhere_and_workers_alone_on_loopback() -> None:
-    everywhere = GossipPlaces(("0.0.0.0", 7946), None, ())
-    assert gossip_places(ClusterKeys(keyed=True)) == everywhere
-    assert gossip_places(ClusterKeys(insecure=True, workers=4)) == everywhere
-    assert gossip_places(ClusterKeys(join=("a",), keyed=True)) == everywhere._replace(join=(("a", 7946),))
-    assert gossip_places(ClusterKeys(workers=2)) == GossipPlaces(("127.0.0.1", 7946), ("127.0.0.1", 7946), ())
+    everywhere = GossipEndpoints(("0.0.0.0", 7946), None, ())
+    assert gossip_endpoints(ClusterKeys(keyed=True)) == everywhere
+    assert gossip_endpoints(ClusterKeys(insecure=True, workers=4)) == everywhere
+    assert gossip_endpoints(ClusterKeys(join=("a",), keyed=True)) == everywhere._replace(join=(("a", 7946),))
+    assert gossip_endpoints(ClusterKeys(workers=2)) == GossipEndpoints(("127.0.0.1", 7946), ("127.0.0.1", 7946), ())
 
 
 def test_what_is_advertised_is_what_is_listened_on_unless_told_or_unknown() -> None:
     def advertised(**values: Any) -> object:
-        places = gossip_places(ClusterKeys(**values))
+        places = gossip_endpoints(ClusterKeys(**values))
         assert places is not None
         return places.advertise
 
@@ -72,14 +72,14 @@ def test_what_is_advertised_is_what_is_listened_on_unless_told_or_unknown() -> N
 
 
 def test_each_worker_has_a_port_and_joins_all_others() -> None:
-    places = gossip_places(ClusterKeys(gossip="0.0.0.0:100", advertise="10.0.0.1", join=("a:5",), keyed=True))
+    places = gossip_endpoints(ClusterKeys(gossip="0.0.0.0:100", advertise="10.0.0.1", join=("a:5",), keyed=True))
     assert places is not None
     second = of_worker(places, 1, 3)
-    assert second == GossipPlaces(
+    assert second == GossipEndpoints(
         ("0.0.0.0", 101), ("10.0.0.1", 101), (("a", 5), ("127.0.0.1", 100), ("127.0.0.1", 102))
     )
-    assert of_worker(GossipPlaces(("10.0.0.1", 100), None, ()), 0, 2).join == (("10.0.0.1", 101),)
-    assert of_worker(GossipPlaces(("::", 100), None, ()), 0, 2).join == (("::1", 101),)
+    assert of_worker(GossipEndpoints(("10.0.0.1", 100), None, ()), 0, 2).join == (("10.0.0.1", 101),)
+    assert of_worker(GossipEndpoints(("::", 100), None, ()), 0, 2).join == (("::1", 101),)
 
 
 def test_only_workers_without_other_peers_have_a_key_of_their_own() -> None:

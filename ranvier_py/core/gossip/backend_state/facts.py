@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
 from ranvier_py.core.gossip.backend_state.loads import PeerLoads
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads, Message
 from ranvier_py.core.routing.process import same_process
 from ranvier_py.core.routing.work import Load
@@ -95,7 +95,7 @@ class Known:
 class BackendFacts:
     """One node's knowledge of all backends. Backends are named by their key (core/gossip/peer/registry_sync.py)."""
 
-    def __init__(self, session: int, settings: FactSettings, outbox: list[Letter], rng: Random, now: float) -> None:
+    def __init__(self, session: int, settings: FactSettings, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.counters = FactCounters()
         self.news: list[News] = []  # drained by the owner after every call; at most one or two for each fact heard
         self.loads = PeerLoads(settings, outbox, rng, self.counters, now)
@@ -316,7 +316,7 @@ class BackendFacts:
     def _tell(self, listeners: Sequence[Peer], backends: Sequence[int]) -> None:
         for message in self._facts(backends):
             for peer in listeners:
-                self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
     def _facts(self, backends: Sequence[int]) -> Iterator[Facts]:
         for start in range(0, len(backends), FACTS_PER_MESSAGE):

@@ -15,7 +15,7 @@ from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX, FactCounters, FactSettings
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Loads
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
@@ -35,7 +35,7 @@ class PeerLoads:
     """Our own loads on their way out, and those of the peers."""
 
     def __init__(
-        self, settings: FactSettings, outbox: list[Letter], rng: Random, counters: FactCounters, now: float
+        self, settings: FactSettings, outbox: list[Outgoing], rng: Random, counters: FactCounters, now: float
     ) -> None:
         self.moved: dict[int, None] = {}  # backends whose peers' load changed; drained by the owner
         self._expire_at = inf
@@ -108,7 +108,7 @@ class PeerLoads:
         plane = Plane.DATAGRAM if small else Plane.BULK
         listeners, most = self._listeners, self._settings.listeners_max
         for peer in listeners if len(listeners) <= most else self._rng.sample(listeners, most):
-            self._outbox.append(Letter(peer.address, peer.session, plane, message))
+            self._outbox.append(Outgoing(peer.address, peer.session, plane, message))
 
     # --- what peers say ---------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from math import inf
 from random import Random
 from struct import pack
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Command, Commands
 
 ORDERS_MAX = 4096  # URLs: as many as there can be backends
@@ -33,7 +33,7 @@ VERBS = ("add", "remove")
 class Orders:
     """The orders one node knows. `admin_key` empty: none are given or taken."""
 
-    def __init__(self, admin_key: bytes, outbox: list[Letter], rng: Random, now: float) -> None:
+    def __init__(self, admin_key: bytes, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.new: list[Command] = []  # to be followed; drained by the owner after every call
         self.refused = 0
         self._key = admin_key
@@ -111,7 +111,7 @@ class Orders:
         for start in range(0, len(commands), ORDERS_PER_MESSAGE):
             message = Commands(tuple(commands[start : start + ORDERS_PER_MESSAGE]))
             for peer in listeners:
-                self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
 
 def signature_of(key: bytes, clock: int, verb: str, url: str, weight: float, name: str) -> bytes:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from ranvier_py.core.gossip.contact.challenges import Challenges, Pace
 from ranvier_py.core.gossip.contact.own_addresses import OwnAddresses
 from ranvier_py.core.gossip.contact.replay_window import Window
-from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import BadFrame, UnknownKind
 from ranvier_py.core.gossip.wire.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
@@ -114,7 +114,7 @@ class Sessions:
     `me` is what we say of ourselves; replace it whenever membership does.
     """
 
-    def __init__(self, me: Record, outbox: list[Letter], rng: Random, sessions_max: int = SESSIONS_MAX) -> None:
+    def __init__(self, me: Record, outbox: list[Outgoing], rng: Random, sessions_max: int = SESSIONS_MAX) -> None:
         self.me = me
         self._outbox = outbox
         self._sessions_max = sessions_max
@@ -124,7 +124,7 @@ class Sessions:
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
         self._retired: dict[int, int] = {}
-        self._resend: dict[Address, tuple[Letter, float]] = {}
+        self._resend: dict[Address, tuple[Outgoing, float]] = {}
         self._greetings: Pace[Address] = Pace(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
         self._answers: Pace[Address] = Pace(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
         self._counts = dict.fromkeys((*DROPS, "proved", "replaced", "evicted", "resent", "greetings"), 0)
@@ -157,10 +157,10 @@ class Sessions:
         if self._own_addresses.holds(address, now) or not self._greetings.may(address, now):
             return False
         self._counts["greetings"] += 1
-        self._outbox.append(Letter(address, 0, plane, Hello(self.me, self._challenges.greet(address, now))))
+        self._outbox.append(Outgoing(address, 0, plane, Hello(self.me, self._challenges.greet(address, now))))
         return True
 
-    def sent(self, letter: Letter, now: float) -> None:
+    def sent(self, letter: Outgoing, now: float) -> None:
         """A letter goes out now: it is kept for a while, in case its receiver does not know us any more.
 
         One for a session that we do not know is followed by a greeting: its answer would be refused. So is one over a
@@ -267,7 +267,7 @@ class Sessions:
             self._drop("paced")
         else:
             question = Challenge(self._challenges.ask(opened.session, now))
-            self._outbox.append(Letter(source, opened.session, opened.plane, question))
+            self._outbox.append(Outgoing(source, opened.session, opened.plane, question))
 
     def _hello(self, opened: Opened, hello: Hello, known: Known | None, now: float) -> Incoming | None:
         """Prove ourselves, and ask for a proof unless there is one for this address."""
@@ -278,7 +278,7 @@ class Sessions:
         address = (record.host, record.port)
         if known is not None and known.address == address:
             known.knows_us = False
-            self._outbox.append(Letter(address, record.session, opened.plane, Echo(self.me, hello.challenge, 0)))
+            self._outbox.append(Outgoing(address, record.session, opened.plane, Echo(self.me, hello.challenge, 0)))
             return Incoming(Peer(record.session, address))
         echo = Echo(self.me, hello.challenge, self._challenges.ask(record.session, now))
         if len(encode(echo)[1]) > len(opened.body):
@@ -286,7 +286,7 @@ class Sessions:
         elif not self._answers.may(address, now):
             self._drop("paced")
         else:
-            self._outbox.append(Letter(address, record.session, opened.plane, echo))
+            self._outbox.append(Outgoing(address, record.session, opened.plane, echo))
         return None if known is None else Incoming(Peer(record.session, known.address))
 
     def _echo(self, opened: Opened, echo: Echo, known: Known | None, now: float) -> Incoming | None:
@@ -312,7 +312,7 @@ class Sessions:
         known.knows_us = not echo.challenge
         if echo.challenge:
             answer = Echo(self.me, echo.challenge, 0)
-            self._outbox.append(Letter(known.address, record.session, opened.plane, answer))
+            self._outbox.append(Outgoing(known.address, record.session, opened.plane, answer))
         return Incoming(Peer(record.session, known.address), proved=proved)
 
     def _challenged(
@@ -328,7 +328,7 @@ class Sessions:
                 return None
         ask = self._challenges.ask(opened.session, now) if known is None else 0
         answer = Echo(self.me, challenge.challenge, ask)
-        self._outbox.append(Letter(address, opened.session, opened.plane, answer))
+        self._outbox.append(Outgoing(address, opened.session, opened.plane, answer))
         if letter is not None and letter.session == opened.session:
             self._counts["resent"] += 1
             self._outbox.append(letter)

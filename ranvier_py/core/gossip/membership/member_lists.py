@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.identity import Identity
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
 from ranvier_py.core.gossip.membership.member_table import Ledger
@@ -63,7 +63,7 @@ class MemberLists:
         identity: Identity,
         ledger: Ledger,
         health: LocalHealth,
-        outbox: list[Letter],
+        outbox: list[Outgoing],
         counts: Counts,
         rng: Random,
         *,
@@ -159,7 +159,7 @@ class MemberLists:
         for start in range(0, len(records), LIST_RECORDS):
             end = start + LIST_RECORDS
             asks = reply and end >= len(records)
-            self._outbox.append(Letter(to, session, plane, MemberList(tuple(records[start:end]), asks)))
+            self._outbox.append(Outgoing(to, session, plane, MemberList(tuple(records[start:end]), asks)))
 
     def _bytes(self, records: Sequence[Record]) -> int:
         return sum([self._size_of(Update(record)) for record in records])

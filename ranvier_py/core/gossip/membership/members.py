@@ -31,7 +31,7 @@ from itertools import chain, islice
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Address, Letter, MemberChange, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
 from ranvier_py.core.gossip.membership.failure_detector import Prober
 from ranvier_py.core.gossip.membership.identity import Identity
@@ -69,7 +69,7 @@ class Members:
         self,
         me: Record,
         profile: Profile,
-        outbox: list[Letter],
+        outbox: list[Outgoing],
         rng: Random,
         now: float,
         *,

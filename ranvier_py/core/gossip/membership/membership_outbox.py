@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingRequest, Push, Update
@@ -29,7 +29,7 @@ class Post:
 
     def __init__(
         self,
-        outbox: list[Letter],
+        outbox: list[Outgoing],
         broadcasts: Broadcasts,
         *,
         size_of: Callable[[Update], int],
@@ -98,4 +98,4 @@ class Post:
     def _send(self, address: Address, session: int, plane: Plane, message: Message) -> None:
         if plane is Plane.DATAGRAM and not self.datagrams:
             plane = Plane.PROBE
-        self._outbox.append(Letter(address, session, plane, message))
+        self._outbox.append(Outgoing(address, session, plane, message))

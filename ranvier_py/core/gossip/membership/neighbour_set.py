@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import insort
 
-from ranvier_py.core.gossip.membership.rings import places_of
+from ranvier_py.core.gossip.membership.rings import positions_of
 from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.prompts.fingerprint import MASK
 
@@ -57,7 +57,7 @@ class NeighbourSet:
         """Somebody known before may be wanted now, who was not: see `unmet`."""
         self._schema = schema
         self._roster = roster
-        self._places = places_of(session)
+        self._places = positions_of(session)
         self._acquainted: dict[int, Member] = {}
         self._drawn: tuple[Member, ...] | None = ()
         self._near: dict[int, None] | None = {}
@@ -131,7 +131,7 @@ class NeighbourSet:
     # --- rings --------------------------------------------------------------------------------------------------------
 
     def _offer(self, session: int, schema: int) -> None:
-        theirs, mine = places_of(session), self._places
+        theirs, mine = positions_of(session), self._places
         for ring, ahead, behind in self._sides if schema == self._schema else self._sides[-len(ALL_RINGS) :]:
             distance = (theirs[ring] - mine[ring]) & MASK
             if distance < ahead.reach:

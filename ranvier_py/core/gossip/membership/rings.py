@@ -17,6 +17,6 @@ PLACES_REMEMBERED = 8192
 
 
 @lru_cache(PLACES_REMEMBERED)
-def places_of(session: int) -> tuple[int, ...]:
+def positions_of(session: int) -> tuple[int, ...]:
     """Where a session stands on each of RINGS_MAX rings: u64."""
     return tuple(mix((session + ring * GOLDEN) & MASK) for ring in range(RINGS_MAX))

@@ -20,7 +20,7 @@ from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.signed_commands import Orders
 from ranvier_py.core.gossip.endpoints import spelled
 from ranvier_py.core.gossip.gossip import Gossip, GossipSettings
-from ranvier_py.core.gossip.gossip_values import Address, Letter, MemberChange, Plane, Send
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Plane, Send
 from ranvier_py.core.gossip.membership.membership_counters import MemberView
 from ranvier_py.core.gossip.peer.held_updates import HOLD_S
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
@@ -68,7 +68,7 @@ class RouterPeer:
         *,
         subkeys: Subkeys | None = None,
     ) -> None:
-        outbox: list[Letter] = []
+        outbox: list[Outgoing] = []
         self.router = router
         self.facts = BackendFacts(settings.gossip.session, settings.facts, outbox, rng, now)
         self.orders = Orders(settings.admin_key, outbox, rng, now)

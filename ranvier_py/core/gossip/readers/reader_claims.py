@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Stand, Standings
 
 STANDINGS_KEPT_MAX = 16_384
@@ -31,7 +31,7 @@ EVERYONE_MAX = 16
 class StandingBook:
     """The words of one node and of all that it heard of. `news` is drained by the owner."""
 
-    def __init__(self, session: int, outbox: list[Letter], rng: Random, now: float) -> None:
+    def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.news: list[Stand] = []
         self.heard = self.dropped = 0
         self._session = session
@@ -114,4 +114,4 @@ class StandingBook:
         for start in range(0, len(standings), PER_MESSAGE):
             message = Standings(tuple(standings[start : start + PER_MESSAGE]))
             for peer in peers:
-                self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+                self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.readers.reader_claims import StandingBook
 from ranvier_py.core.gossip.readers.snapshot_transfer import Transfers
 from ranvier_py.core.gossip.readers.standby_copies import Following
@@ -26,7 +26,7 @@ STREAM_MESSAGES = (Standings, Holdings, HoldingsWanted, HoldingsSince, HoldingsR
 class StreamGossip:
     """Times are seconds of one monotonic clock."""
 
-    def __init__(self, session: int, hasher: TokenHasher, outbox: list[Letter], rng: Random, now: float) -> None:
+    def __init__(self, session: int, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.standings = StandingBook(session, outbox, rng, now)
         self.transfers = Transfers(hasher, outbox, rng)
         self.following = Following(self.transfers, rng)

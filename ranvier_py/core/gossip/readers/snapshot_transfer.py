@@ -27,7 +27,7 @@ from typing import NamedTuple, cast
 
 from ranvier_py.core.engine_cache.snapshot import BadSnapshot, BlockRows, Copy, Original, Place, Reader
 from ranvier_py.core.engine_cache.standby import Incoming, StandbyCopy
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.replication.budget import Window
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.wire.messages import Holdings, HoldingsRefused, HoldingsSince, HoldingsWanted
@@ -140,7 +140,7 @@ class Transfers:
     changed after a place where one is given, or says that there is none."""
 
     hasher: TokenHasher
-    outbox: list[Letter]
+    outbox: list[Outgoing]
     rng: Random
     source: Callable[[Subject, Place | None], Original | None] = lambda _subject, _since: None
     entries_max: int = 2_000_000
@@ -377,4 +377,4 @@ class Transfers:
         self._given.pop(place).source.writer.stop()
 
     def _send(self, peer: Peer, message: Holdings | HoldingsWanted | HoldingsSince | HoldingsRefused) -> None:
-        self.outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        self.outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))

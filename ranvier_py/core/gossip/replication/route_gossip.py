@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import Window
 from ranvier_py.core.gossip.replication.comparison import Comparison
 from ranvier_py.core.gossip.replication.eager_push import Eager
@@ -130,7 +130,7 @@ class RouteGossip:
         session: int,
         memory: RouteMemory,
         settings: RouteGossipSettings,
-        outbox: list[Letter],
+        outbox: list[Outgoing],
         rng: Random,
         now: float,
         *,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
-from ranvier_py.core.gossip.membership.rings import RINGS_MAX, places_of
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
+from ranvier_py.core.gossip.membership.rings import RINGS_MAX, positions_of
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Message, Rows
@@ -23,7 +23,7 @@ from ranvier_py.core.prompts.fingerprint import MASK
 class RoutePost:
     """The live peers, and the way to them."""
 
-    def __init__(self, session: int, settings: RouteGossipSettings, outbox: list[Letter]) -> None:
+    def __init__(self, session: int, settings: RouteGossipSettings, outbox: list[Outgoing]) -> None:
         self.peers: dict[int, Peer] = {}
         self.order: Sequence[Peer] = ()  # the same, to choose from
         self.listeners: Sequence[Peer] = ()  # whom we tell directly
@@ -66,7 +66,7 @@ class RoutePost:
         self._node.spend(size, now)
         window.spend(size, now)
         self.sent_bytes += size
-        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
         return True
 
     def send_bulk(self, peer: Peer, message: Message, now: float) -> bool:
@@ -77,7 +77,7 @@ class RoutePost:
             return False
         self.bulk.spend(size, now)
         self.sent_rows_bytes += size
-        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, message))
+        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
         return True
 
     def send_rows(self, peer: Peer, rows: Rows, now: float) -> None:
@@ -85,7 +85,7 @@ class RoutePost:
         size = wire_bytes(rows)
         self.bulk.spend(size, now)
         self.sent_rows_bytes += size
-        self._outbox.append(Letter(peer.address, peer.session, Plane.BULK, rows))
+        self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, rows))
 
 
 class Rings:
@@ -93,7 +93,7 @@ class Rings:
 
     def __init__(self, session: int, rings: int) -> None:
         self._rings = min(rings, RINGS_MAX)
-        self._mine = places_of(session)
+        self._mine = positions_of(session)
 
     def successors(self, live: Sequence[Peer]) -> Sequence[Peer]:
         """Who follows us on each ring; if that is somebody chosen before, who follows him."""
@@ -102,6 +102,6 @@ class Rings:
             start = self._mine[ring]
             others = [peer for peer in live if peer.session not in chosen]
             if others:
-                following = min(others, key=lambda peer: (places_of(peer.session)[ring] - start) & MASK)
+                following = min(others, key=lambda peer: (positions_of(peer.session)[ring] - start) & MASK)
                 chosen[following.session] = following
         return tuple(chosen.values())

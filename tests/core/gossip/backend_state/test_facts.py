@@ -4,7 +4,7 @@ from random import Random
 
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts, Boot, Doubt, Drain, Verdict
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
@@ -16,7 +16,7 @@ class Net:
     """Some nodes that hear each other at once and without loss."""
 
     def __init__(self, *peers: Peer) -> None:
-        self.outbox: dict[Peer, list[Letter]] = {peer: [] for peer in peers}
+        self.outbox: dict[Peer, list[Outgoing]] = {peer: [] for peer in peers}
         self.nodes = {
             peer: BackendFacts(peer.session, FactSettings(), self.outbox[peer], Random(peer.session), 0.0)
             for peer in peers

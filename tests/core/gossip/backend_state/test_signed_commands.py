@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.gossip.backend_state.signed_commands import CLOCK_STEP_MAX, Orders, signature_of
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.wire.messages import Command, Commands
 
 KEY = b"k" * 32
@@ -13,8 +13,8 @@ URL = "http://10.0.0.1:8000"
 PEER = Peer(7, ("127.0.0.1", 7946))
 
 
-def node(key: bytes = KEY) -> tuple[Orders, list[Letter]]:
-    outbox: list[Letter] = []
+def node(key: bytes = KEY) -> tuple[Orders, list[Outgoing]]:
+    outbox: list[Outgoing] = []
     return Orders(key, outbox, Random(1), 0.0), outbox
 
 

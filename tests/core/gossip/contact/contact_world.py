@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
-from ranvier_py.core.gossip.gossip_values import Address, Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import encode
 from ranvier_py.core.gossip.wire.frame import BadFrame
 from ranvier_py.core.gossip.wire.keyring import KeyRing
@@ -26,7 +26,7 @@ class Attempt(NamedTuple):
     source: Address
     to: Address
     plane: Plane
-    letter: Letter
+    letter: Outgoing
 
 
 def kinds(attempts: list[Attempt]) -> list[str]:
@@ -41,7 +41,7 @@ class Node:
         self.record = Record(name, session, epoch, 0, State.ALIVE, *address, 1, 1, 0)
         self.session = session
         self.address = address
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.sealer = Sealer(session, RING, "test")
         self.sessions = Sessions(self.record, self.outbox, Random(session), sessions_max)
         self.taken: list[tuple[Incoming, Opened]] = []
@@ -71,7 +71,7 @@ class Node:
         return attempts
 
     def say(self, peer: Peer, message: Message, plane: Plane = Plane.DATAGRAM) -> None:
-        self.outbox.append(Letter(peer.address, peer.session, plane, message))
+        self.outbox.append(Outgoing(peer.address, peer.session, plane, message))
 
     def ping(self, other: Node, seq: int = 1, plane: Plane = Plane.DATAGRAM) -> None:
         self.say(Peer(other.session, other.address), Ping(seq), plane)

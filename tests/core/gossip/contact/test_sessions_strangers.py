@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier_py.core.gossip.contact.sessions import RESEND_MAX, RESEND_S, Incoming
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import Kind, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
 from ranvier_py.core.gossip.wire.messages import (
@@ -157,9 +157,9 @@ def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
 def test_letters_kept_for_saying_again_are_bounded() -> None:
     one, two, world = acquainted()
     for port in range(1, RESEND_MAX + 50):
-        one.sessions.sent(Letter(("10.3.0.1", port), two.session, Plane.DATAGRAM, Ping(port)), world.now)
-        one.sessions.sent(Letter(("10.3.0.1", 1), two.session, Plane.DATAGRAM, Ping(port)), world.now)
+        one.sessions.sent(Outgoing(("10.3.0.1", port), two.session, Plane.DATAGRAM, Ping(port)), world.now)
+        one.sessions.sent(Outgoing(("10.3.0.1", 1), two.session, Plane.DATAGRAM, Ping(port)), world.now)
     assert len(one.sessions._resend) == RESEND_MAX
     assert ("10.3.0.1", 1) in one.sessions._resend  # the longest unused went
-    one.sessions.sent(Letter(two.address, two.session, Plane.BULK, RouteUpdates(5, 1, ())), world.now)
+    one.sessions.sent(Outgoing(two.address, two.session, Plane.BULK, RouteUpdates(5, 1, ())), world.now)
     assert two.address not in one.sessions._resend

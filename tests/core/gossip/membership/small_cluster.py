@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from ranvier_py.core.gossip.gossip_values import Address, Letter, MemberChange, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.membership.roster import Member
@@ -40,7 +40,7 @@ class Host:
 
     def __init__(self, cluster: Cluster, me: Record) -> None:
         self.cluster = cluster
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.members = Members(
             me,
             cluster.profile,
@@ -226,7 +226,7 @@ class Cluster:
 
     # --- the network
 
-    def _send(self, host: Host, letter: Letter) -> None:
+    def _send(self, host: Host, letter: Outgoing) -> None:
         peer = Peer(host.session, host.address)
         self.sent[type(letter.message).__name__] = self.sent.get(type(letter.message).__name__, 0) + 1
         delay_s = self._delay(host.address, letter.to, letter.plane)
@@ -249,7 +249,7 @@ class Cluster:
             wait_s *= 2
         return delay_s
 
-    def _arrive(self, source: Host, peer: Peer, letter: Letter) -> None:
+    def _arrive(self, source: Host, peer: Peer, letter: Outgoing) -> None:
         host = self.at.get(letter.to)
         if host is None:
             if self.refuses and source.up:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.membership.allowance import (
     BURST,
     BURST_PER_MEMBER,
@@ -28,7 +28,7 @@ class Listener:
     """A node with three proved peers, 1 to 3, who has read their lists. Nothing is answered."""
 
     def __init__(self) -> None:
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.now = 100.0
         self.members = Members(ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES)
         self.peers = {number: record_of(f"n{number}", number) for number in (1, 2, 3)}
@@ -122,7 +122,7 @@ def test_the_operator_hears_of_a_flood_once() -> None:
 
 def test_a_list_read_while_joining_is_taken_whole() -> None:
     """It is what was asked for, and in a large cluster longer than any flood."""
-    outbox: list[Letter] = []
+    outbox: list[Outgoing] = []
     members = Members(ME, LAN, outbox, Random(1), 100.0, size_of=size_of, room_bytes=ROOM_BYTES)
     friend = record_of("n1", 1)
     members.proved(friend, 100.0)

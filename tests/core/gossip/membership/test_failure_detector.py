@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.failure_detector import GREETINGS
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN
@@ -19,7 +19,7 @@ class Prober:
     """A node with so many others, all proved, all silent unless told otherwise."""
 
     def __init__(self, others: int, *, seed: int = 1, proved: bool = True) -> None:
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.now = 100.0
         self.members = Members(
             record_of("n0", 1000), LAN, self.outbox, Random(seed), self.now, size_of=size_of, room_bytes=ROOM_BYTES
@@ -34,7 +34,7 @@ class Prober:
             member.heard_at = self.now - 100.0
         self.greeted: list[tuple[str, int]] = []
 
-    def run(self, seconds: float) -> list[Letter]:
+    def run(self, seconds: float) -> list[Outgoing]:
         """Letters about probes from this time."""
         self.outbox.clear()
         end = self.now + seconds
@@ -47,25 +47,25 @@ class Prober:
         self.outbox.clear()
         return letters
 
-    def first_ping(self) -> Letter:
+    def first_ping(self) -> Outgoing:
         while True:
             letters = self.run(0.01)
             if letters:
                 return letters[0]
 
-    def until_pinged(self) -> list[Letter]:
+    def until_pinged(self) -> list[Outgoing]:
         """All that leaves with the next probe."""
         while not (letters := self.run(0.01)):
             pass
         return letters
 
-    def answers_on_stream(self, letters: list[Letter]) -> None:
+    def answers_on_stream(self, letters: list[Outgoing]) -> None:
         """To the pings among these that went there."""
         for letter in letters:
             if isinstance(letter.message, Ping) and letter.plane is Plane.PROBE:
                 self.says(letter.session, Ack(seq_of(letter)), Plane.PROBE)
 
-    def answers_by_datagram(self, letters: list[Letter]) -> None:
+    def answers_by_datagram(self, letters: list[Outgoing]) -> None:
         for letter in letters:
             if isinstance(letter.message, Ping) and letter.plane is Plane.DATAGRAM:
                 self.says(letter.session, Ack(seq_of(letter)))
@@ -81,7 +81,7 @@ class Prober:
         self.says(2, Push((Update(record._replace(state=State.SUSPECT), 2),)))
 
 
-def seq_of(letter: Letter) -> int:
+def seq_of(letter: Outgoing) -> int:
     assert isinstance(letter.message, Ping | PingRequest)
     return letter.message.seq
 

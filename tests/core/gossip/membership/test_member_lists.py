@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from time import perf_counter
 
-from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.member_lists import ANSWERED_RECORDS, LIST_RECORDS
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN
@@ -19,7 +19,7 @@ ME = record_of("n0", 1_000_000)
 
 class Lister:
     def __init__(self) -> None:
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.now = 100.0
         self.members = Members(ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES)
 
@@ -30,7 +30,7 @@ class Lister:
             self.members.receive(peer, MemberList(part, reply and start + LIST_RECORDS >= len(records)), self.now)
         self.members.changes.clear()
 
-    def lists(self) -> list[Letter]:
+    def lists(self) -> list[Outgoing]:
         found = [letter for letter in self.outbox if isinstance(letter.message, MemberList)]
         self.outbox.clear()
         return found

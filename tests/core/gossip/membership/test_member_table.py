@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership import member_table as tables
 from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
 from ranvier_py.core.gossip.membership.local_health import LocalHealth
@@ -135,7 +135,7 @@ def test_a_forgotten_member_is_not_spoken_of_any_more() -> None:
 
 def test_only_so_many_pings_for_others_are_under_way() -> None:
     counts = Counts()
-    outbox: list[Letter] = []
+    outbox: list[Outgoing] = []
     post = Post(outbox, Broadcasts(4, 0.2, size_of, 1000, counts), size_of=size_of, room_bytes=1000, datagrams=True)
     relays = Relays(Roster(), post, counts)
     asker = Peer(5, ("10.0.0.5", 7946))

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.wire.messages import Push, State, Update
 from tests.core.gossip.membership.small_cluster import Cluster, Host
 
@@ -23,10 +23,10 @@ class Recorder(Cluster):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.waiting: list[tuple[Host, Peer, Letter]] = []
+        self.waiting: list[tuple[Host, Peer, Outgoing]] = []
         self.held = False
 
-    def _send(self, host: Host, letter: Letter) -> None:
+    def _send(self, host: Host, letter: Outgoing) -> None:
         if self.held:
             self.waiting = [*self.waiting[-200:], (host, Peer(host.session, host.address), letter)]
         else:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, INCARNATION_MAX
 from ranvier_py.core.gossip.membership.members import CORRECTIONS_MAX, Members
 from ranvier_py.core.gossip.membership.profile import LAN
@@ -26,7 +26,7 @@ class Node:
     """This node, and what it writes. A, B and C answer its pings; X is silent."""
 
     def __init__(self, *proved: Record, datagrams: bool = True) -> None:
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.now = 100.0
         self.members = Members(
             ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES, datagrams=datagrams

@@ -15,7 +15,7 @@ from ranvier_py.core.gossip.membership.neighbour_set import (
     STEPS,
     NeighbourSet,
 )
-from ranvier_py.core.gossip.membership.rings import places_of
+from ranvier_py.core.gossip.membership.rings import positions_of
 from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.prompts.fingerprint import MASK
@@ -66,8 +66,8 @@ def neighbours_of(me: int, others: dict[int, int]) -> set[int]:
     found: set[int] = set()
     for ring in (*SHARED_RINGS, *ALL_RINGS):
         asked = [session for session, schema in others.items() if ring in ALL_RINGS or schema == SCHEMA]
-        mine = places_of(me)[ring]
-        ahead = sorted(asked, key=lambda session: (places_of(session)[ring] - mine) & MASK)
+        mine = positions_of(me)[ring]
+        ahead = sorted(asked, key=lambda session: (positions_of(session)[ring] - mine) & MASK)
         found |= {*ahead[:STEPS], *ahead[-STEPS:]}
     return found
 

@@ -5,7 +5,7 @@ from random import Random
 
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts, Verdict, fact_of
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.peer.coalescing_buffer import COMPANY_S
 from ranvier_py.core.gossip.peer.held_updates import HOLD_S
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
@@ -27,7 +27,7 @@ class Node:
 
     def __init__(self, number: int, *urls: str) -> None:
         self.peer = Peer(number, ("127.0.0.1", 7000 + number))
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.registry = Registry(BackendLimits())
         self.facts = BackendFacts(number, FactSettings(), self.outbox, Random(number), 0.0)
         self.backends = SharedBackends(self.registry, self.facts, KEY)

@@ -10,7 +10,7 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import original_of
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.readers.ownership import Standing
@@ -30,7 +30,7 @@ class Node:
 
     def __init__(self, session: int) -> None:
         self.peer = Peer(session, ("127.0.0.1", 7000 + session))
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         rng = Random(session)
         self.registry = Registry(BackendLimits())
         facts = BackendFacts(session, FactSettings(), self.outbox, rng, 0.0)

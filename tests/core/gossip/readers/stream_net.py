@@ -6,7 +6,7 @@ from random import Random
 
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import Original, Place, original_of
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
 from ranvier_py.core.gossip.wire.codec import decode, encode
@@ -20,7 +20,7 @@ def peer_of(session: int) -> Peer:
 class StreamNode:
     def __init__(self, session: int, now: float = 0.0) -> None:
         self.session = session
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.gossip = StreamGossip(session, hasher(), self.outbox, Random(session), now)
         self.held: dict[Subject, tuple[Residency, int, int]] = {}
         self.gossip.transfers.source = self._original

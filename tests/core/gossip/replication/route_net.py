@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 from ranvier_py.core.gossip.gossip import VERSION
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
@@ -92,7 +92,7 @@ class Node:
     table: RouteTable
     memory: Memory
     gossip: RouteGossip
-    outbox: list[Letter]
+    outbox: list[Outgoing]
     up: bool = True
 
     def sums(self, now: float) -> bytes:
@@ -144,7 +144,7 @@ class Net:
         chosen = RouteGossipSettings(**{**self.settings, **settings})  # type: ignore[arg-type]
         table = RouteTable(capacity=self.capacity, ttl_s=chosen.ttl_s)
         memory = Memory(table, Backends(order, dict.fromkeys(range(BACKENDS), 1)))
-        outbox: list[Letter] = []
+        outbox: list[Outgoing] = []
         gossip = RouteGossip(
             session, memory, chosen, outbox, Random(session), self.now, version_of=partial(self.version, session)
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Letter, Peer
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import SLOTS_PER_S, Window, wire_bytes
 from ranvier_py.core.gossip.replication.route_outbox import Rings, RoutePost
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
@@ -101,8 +101,8 @@ def test_a_message_takes_no_more_than_is_reckoned(message: Message) -> None:
     assert size <= FRAME_BYTES_MAX
 
 
-def post_of(**changes: int) -> tuple[RoutePost, list[Letter]]:
-    outbox: list[Letter] = []
+def post_of(**changes: int) -> tuple[RoutePost, list[Outgoing]]:
+    outbox: list[Outgoing] = []
     return RoutePost(1, RouteGossipSettings(**changes), outbox), outbox
 
 

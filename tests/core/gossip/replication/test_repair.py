@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import wire_bytes
 from ranvier_py.core.gossip.replication.eager_push import ON_ITS_WAY_S, Eager
 from ranvier_py.core.gossip.replication.repair import ASK_INTERVAL_S, REPAIR_S, Repair
@@ -25,7 +25,7 @@ class Side:
 
     def __init__(self, entries_max: int = 10_000, **settings: float) -> None:
         chosen = RouteGossipSettings(schema=SCHEMA, ttl_s=100.0, **settings)  # type: ignore[arg-type]
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.logs = Logs(ME.session, entries_max=entries_max, ttl_s=100.0, forget_after_s=60.0)
         self.post = RoutePost(ME.session, chosen, self.outbox)
         self.eager = Eager(self.logs, self.post, chosen.tick_s)

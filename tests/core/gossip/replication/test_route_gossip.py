@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.gossip_values import Letter, Peer, Plane
+from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.replication.budget import wire_bytes
 from ranvier_py.core.gossip.replication.pull import ALONE_S
 from ranvier_py.core.gossip.replication.route_gossip import (
@@ -78,7 +78,7 @@ class One:
     def __init__(self, *peers: Peer, **settings: float) -> None:
         chosen = RouteGossipSettings(**{"ttl_s": 100.0, **settings})  # type: ignore[arg-type]
         self.memory = Memory()
-        self.outbox: list[Letter] = []
+        self.outbox: list[Outgoing] = []
         self.gossip = RouteGossip(ME, self.memory, chosen, self.outbox, Random(1), NOW - 2 * ALONE_S)
         self.gossip.tick(NOW)
         assert self.gossip.synced
