@@ -53,8 +53,8 @@ def shadow_samples(shadows: Iterable[ShadowStatistics]) -> Iterator[Sample]:
             yield Sample("shadow_decisions", "counter", "Placements in the shadow by reason.", number, labels)
 
 
-def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: Any, net: Any) -> Iterator[Sample]:
-    """All samples of one node's gossip. The last four are dataclasses of plain numbers, by part."""
+def gossip_samples(gossip: GossipStatistics, net: Any) -> Iterator[Sample]:
+    """Samples of one node's packets and members, and of its sockets."""
     members = gossip.members
     yield from plain_samples("gossip_members", members, GOSSIP_MEMBERS_GAUGES)
     for name, number in gossip.sessions.items():
@@ -72,14 +72,10 @@ def gossip_samples(gossip: GossipStatistics, routes: Any, shared: Any, facts: An
             yield Sample(f"gossip_bytes_{way}", "counter", f"Bytes {way}.", traffic.bytes, labels)
     yield Sample("gossip_oversized", "counter", "Messages too long to be sealed, dropped.", gossip.oversized)
     yield Sample("gossip_orders_refused", "counter", "Orders of peers not followed.", gossip.orders_refused)
-    yield from plain_samples("gossip_routes", routes, GOSSIP_ROUTE_GAUGES)
-    yield from plain_samples("gossip_shared", shared, ())
-    yield from plain_samples("gossip_facts", facts, ())
     yield from plain_samples("gossip_net", net, ("streams_out", "streams_in", "queued_bytes", "receive_buffer_bytes"))
 
 
 GOSSIP_MEMBERS_GAUGES = tuple(field.name for field in fields(MembersStatistics) if field.name != "counts")
-GOSSIP_ROUTE_GAUGES = ("synced", "origins", "logged", "lazy_peers", "transfers", "differing_buckets")
 
 
 def router_samples(router: Router) -> Iterator[Sample]:

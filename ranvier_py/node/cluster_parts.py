@@ -31,7 +31,7 @@ from ranvier_py.core.gossip.peer import PeerSettings, RouterPeer
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.discovery import Discovery, DiscoveryOptions, own_host
@@ -217,7 +217,7 @@ class Clustering:
 
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
-        if self.peer.orders.give(verb, url, weight, name):
+        if self.peer.signed_commands.give(verb, url, weight, name):
             self.net.poke()
 
     @property
@@ -256,20 +256,20 @@ class Clustering:
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
         peer, net = self.peer, self.net
-        routes = peer.gossip.routes.statistics()
-        counters = (routes, peer.routes.counters, peer.facts.counters, net.statistics())
-        yield from gossip_samples(peer.gossip.statistics(), *counters)
-        yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
+        yield from gossip_samples(peer.gossip.statistics(), net.statistics())
+        yield from samples("gossip_routes", peer.gossip.routes.counters)
+        yield from samples("gossip_route_sync", peer.routes.counters)
+        yield from samples("gossip_facts", peer.facts.counters)
         yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
         for name, statistics in self._files_and_names().items():
             yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))
-        lag = "From being learned anywhere to being heard here, as the senders held it."
+        lag = "From being learned anywhere to being received here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", net.lateness_s)
 
     async def route_sums(self) -> bytes:
         """Bucket fingerprints of the route table, made in steps."""
-        for sums in self.peer.routes.sums(time.monotonic()):
+        for sums in self.peer.routes.copy.sums(time.monotonic()):
             if sums is not None:
                 return sums
             await trio.lowlevel.checkpoint()

@@ -138,9 +138,8 @@ class StillPeer(RouterPeer):
 
     def flush(self, now: float) -> None:
         super().flush(now)
-        if self.synced:  # before, news wait
-            company_at = max(self.routes.wake_at, now + self._flush_interval_s)  # some news wait a moment for others
-            self._flush_at = min(now + IDLE_INTERVAL_S, company_at)
+        if self.synced:  # before, new routes wait
+            self._flush_at = now + IDLE_INTERVAL_S
 
     def stir(self, now: float) -> None:
         """Something happened to the router."""

@@ -135,7 +135,7 @@ async def lab(folder: Path, engines: int = 3, deadline_s: float = DEADLINE_S) ->
 
 
 async def heard(node: Node, jobs: int) -> None:
-    await node.until("/admin/cluster", lambda view: view["shared"]["heard"] >= jobs)
+    await node.until("/admin/cluster", lambda view: view["route_sync"]["received"] >= jobs)
 
 
 async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_pat
                 assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
             reply = answer.json()["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"And shelf {number}?"}]
-            told = (await nodes[number % 3].until("/admin/cluster", lambda view: view["shared"]["told"] > 0))["shared"]
+            told = (await nodes[number % 3].until("/admin/cluster", lambda view: view["route_sync"]["sent"] > 0))["route_sync"]
             await heard(nodes[(number + 1) % 3], told["told"])
         assert len(served) == 1
 
@@ -161,7 +161,7 @@ async def test_a_node_that_joins_later_knows_what_was_learned_before(tmp_path: P
         first = await place.start()
         messages = turn("Where are the atlases? " * 10)
         backend = (await first.chat(messages)).headers["x-ranvier-backend"]
-        await first.until("/admin/cluster", lambda view: view["shared"]["told"] > 0)
+        await first.until("/admin/cluster", lambda view: view["route_sync"]["sent"] > 0)
         late = await place.start()
         await late.until("/admin/routes", lambda routes: routes["rows"] > 0)
         answer = await late.chat(messages)
@@ -311,7 +311,7 @@ async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_a
         await first.chat(turn("Where are the atlases? " * 10))
         await heard(second, 1)
         view = await other.ask("/admin/cluster")
-        assert view["shared"]["heard"] == view["shared"]["rows"] == 0
+        assert view["route_sync"]["received"] == view["route_sync"]["rows"] == 0
         assert (await other.ask("/admin/routes"))["rows"] == 0
         assert [member["routes"] for member in view["members"]] == [False, False]
         members = (await first.ask("/admin/cluster"))["members"]

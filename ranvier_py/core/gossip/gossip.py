@@ -20,7 +20,7 @@ from random import Random
 from struct import Struct
 
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.signed_commands import Orders
+from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.live_members import Company
@@ -31,7 +31,7 @@ from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.readers.reader_gossip import STREAM_MESSAGES, StreamGossip
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_store import RouteMemory
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
@@ -131,9 +131,9 @@ class Gossip:
         settings: GossipSettings,
         ring: KeyRing,
         *,
-        memory: RouteMemory,
+        sync: RouteSync,
         facts: BackendFacts,
-        orders: Orders,
+        orders: SignedCommands,
         streams: StreamGossip,
         outbox: list[Outgoing],
         rng: Random,
@@ -160,13 +160,12 @@ class Gossip:
         )
         self.routes = RouteGossip(
             settings.session,
-            memory,
+            sync,
             settings.routes,
             outbox,
             rng,
             now,
             round_trip_s=self._round_trip_s,
-            version_of=self._version_of,
         )
         self.oversized = 0
         self.sent = {topic: Traffic() for topic in TOPICS}
@@ -333,10 +332,6 @@ class Gossip:
         """The mean of direct pings; 0 when none was measured."""
         member = self.members.member(session)
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
-
-    def _version_of(self, session: int) -> int:
-        member = self.members.member(session)
-        return min(VERSION, member.record.version_max) if member is not None else VERSION_MIN
 
     def _is_live(self, session: int) -> bool:
         member = self.members.member(session) if session else None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import inf
 
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.signed_commands import Orders
+from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.roster import Member
@@ -32,7 +32,7 @@ class Company:
     """Tells the planes who is there. `wake_at`: when `update` is wanted."""
 
     def __init__(
-        self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: Orders, streams: StreamGossip
+        self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: SignedCommands, streams: StreamGossip
     ) -> None:
         self.wake_at = inf
         self.version = members.me.version_max  # of the protocol: the greatest that all know

@@ -15,7 +15,7 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.peer_access import CopyCame, Giver, gives_none
 from ranvier_py.core.engine_cache.snapshot import Original, Place
 from ranvier_py.core.engine_cache.standby import StandbyCopy
-from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.readers.ownership import STANDING_OF, Ownership, OwnershipSettings, Standing
 from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
@@ -58,7 +58,7 @@ class SharedStreams:
     def __init__(
         self,
         gossip: StreamGossip,
-        backends: SharedBackends,
+        backends: RegistrySync,
         session: int,
         now: float,
         settings: OwnershipSettings | None = None,

@@ -6,7 +6,6 @@ message as large as a whole second's budget can go at once, after a quiet second
 not.
 
 Rules: nobody waits for room. Who finds none drops what he had, and repair brings it later.
-Cost: 0.5 us for a look. Memory: 21 slots for each window.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from ranvier_py.core.gossip.wire.messages import (
     RouteUpdates,
     Rows,
     RowsWanted,
-    Sums,
     TotalSum,
     Vector,
 )
@@ -75,8 +73,6 @@ def wire_bytes(message: Message) -> int:
         return size + sum(len(route_update) + ENTRY_BYTES for _, route_update in message.entries)
     if isinstance(message, Vector):
         return size + VECTOR_ENTRY_BYTES * len(message.entries)
-    if isinstance(message, Sums):
-        return size + len(message.sums)
     if isinstance(message, TotalSum):
         return size + len(message.groups)
     if isinstance(message, PartSums):

@@ -136,10 +136,12 @@ def pack_facts(facts: tuple[Fact, ...]) -> bytes:
 
 def unpack_facts(field: object) -> tuple[Fact, ...]:
     facts = []
-    for backend, boot, started_at, verdict, draining, clock in FACT.iter_unpack(column(field, FACT.size, BACKENDS_MAX)):
+    for backend, generation, started_at, verdict, draining, clock in FACT.iter_unpack(
+        column(field, FACT.size, BACKENDS_MAX)
+    ):
         if verdict > VERDICT_MAX or draining > 1:
             bad("fact")
-        facts.append(Fact(backend, boot, amount(started_at), verdict, draining == 1, clock))
+        facts.append(Fact(backend, generation, amount(started_at), verdict, draining == 1, clock))
     return tuple(facts)
 
 

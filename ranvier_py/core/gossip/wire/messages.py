@@ -5,7 +5,7 @@
     routes      Route updates, Digest, Vector, Reset                eager batches, and repair by version vectors
                 TotalSum, PartSums, Sums, RowsWanted, Rows,   repair of whole tables by buckets, and the first sync
                 Busy
-    backends    Loads, Facts, Commands                        in-flight counts, boots, verdicts, signed commands
+    backends    Loads, Facts, Commands                        in-flight counts, generations, verdicts, signed commands
     streams     Standings, HoldingsWanted, HoldingsSince,     who reads which engine's events, and copies of what an
                 Holdings, HoldingsRefused                     engine holds
 
@@ -211,7 +211,7 @@ class Rows(NamedTuple):
     request: int
     chunk: int  # u32: chunks count from 0
     last: bool
-    backends: tuple[tuple[int, int], ...]  # (key, boot): what `backend` indexes
+    backends: tuple[tuple[int, int], ...]  # (key, generation): what `backend` indexes
     parent: bytes  # u64 each: fingerprint of the row above, or 0
     tokens: bytes  # u32 each
     token: bytes  # u64 each: token fingerprint or 0
@@ -242,7 +242,7 @@ class Fact(NamedTuple):
     """What one observer knows of one backend."""
 
     backend: int  # key, u64
-    boot: int  # u32: counts the processes of this backend that the cluster has seen
+    generation: int  # u32: counts the processes of this backend that the cluster has seen
     started_at: float  # as the engine tells, seconds; 0 when it tells nothing
     verdict: int  # u8: 0 unknown, 1 healthy, 2 unhealthy, 3 circuit open
     draining: bool

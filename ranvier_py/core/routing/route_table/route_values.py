@@ -72,7 +72,7 @@ class RouteColumns(NamedTuple):
 
     def at(self, places: Numbers) -> RouteColumns:
         """The claims at these places."""
-        return RouteColumns(*(column[places] for column in self))
+        return RouteColumns._make(column[places] for column in self)
 
 
 class BackendNames(NamedTuple):

@@ -73,10 +73,10 @@ class Chosen(NamedTuple):
 
     def at(self, places: Numbers) -> Chosen:
         """The claims at these places."""
-        return Chosen(*(column[places] for column in self))
+        return Chosen._make(column[places] for column in self)
 
     def plus(self, more: Chosen) -> Chosen:
-        return Chosen(*map(np.concatenate, zip(self, more, strict=True)))
+        return Chosen._make(np.concatenate(columns) for columns in zip(self, more, strict=True))
 
 
 class Chunk(NamedTuple):
