@@ -18,7 +18,7 @@ ATHERIS := atheris==3.0.0
 ENGINES := vllm dynamo sglang
 ENGINES_PYTHON ?= python3.11
 
-.PHONY: help up test test-engines check bench chaos soak lock clean
+.PHONY: help up test test-fast test-engines check house bench chaos soak lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ up: $(STAMP) ## nodes, fake engines and traffic on this machine, live, until Ctr
 
 test: $(STAMP) ## all tests (ARGS="-k word" for some of them)
 	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+test-fast: $(STAMP) ## the pure core alone: no process, no socket, under a minute
+	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist worksteal tests/core tests/config tests/replay/engine tests/test_tidy.py $(ARGS)
+
+house: $(STAMP) ## sizes, names, imports and words of the code, and where they miss their limits
+	@$(BIN)/python -m tests.house
 
 test-engines: $(STAMP) ## tests against real engines, in environments of their own: 4 GB, some minutes (ENGINES=vllm: only that)
 	@$(ENGINES_PYTHON) tests/engines/environments.py $(ENGINES)

@@ -8,8 +8,8 @@ one node on average, from the start on: nodes meet, and compare their tables aft
 `route_bytes_per_turn_and_peer` is what all nodes sent about routes but whole tables, by turns served and peers to tell;
 it falls with the rate, since route updates share packets, so ten nodes have a run with BUSY_TURNS_PER_S at each. From
 CROWD nodes on there are fewer chats and losses and no idle run: three copies of each route update go to every node, and
-a run takes minutes. With `--formed` the nodes know each other from the start (`cluster/sim_formed.py`): a tenth of
-that, and bytes of a cluster that runs. `--keep` keeps what the file says of other runs; each row has its own commit.
+a run takes minutes. With `--formed` the nodes know each other from the start (`cluster/simulation/formed.py`): a tenth
+of that, and bytes of a cluster that runs. `--keep` keeps what the file says of other runs; each row has its own commit.
 
     python -m benchmarks.convergence [--nodes 3,10,30,100,1000] [--loss 0,10,30] [--seconds 30] [--seed 1] [--formed]
 """
@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import RESULTS, commit, write_result
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
-from cluster.sim_mind import Minds
-from cluster.sim_run import simulate
+from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_run import simulate
 
 NODES = "3,10,30,100,1000"
 BUSY_NODES, BUSY_TURNS_PER_S = 10, 16
@@ -80,7 +80,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     nodes, loss, seconds, seed, chats_per_s, formed, code = cell
     began = time.perf_counter()
     gc.disable()  # as the simulator's own command: nothing here makes cycles
-    result = simulate(scenario_of(nodes, loss, seconds, chats_per_s, formed=formed), seed, Minds())
+    result = simulate(scenario_of(nodes, loss, seconds, chats_per_s, formed=formed), seed, SimNodes())
     wall_s = time.perf_counter() - began
     assert result.violation is None, f"{nodes} nodes, loss {loss}: {result.violation}"
     head = {"nodes": nodes, "loss": loss, "chats_per_s": chats_per_s, "virtual_s": seconds, "commit": code}

@@ -25,9 +25,9 @@ import httpx
 import trio
 
 from benchmarks.common import percentiles, write_result
-from cluster.names import Address
-from cluster.up_children import Child, start, stop, wait_all_ready
-from cluster.up_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.dns.addresses import Address
+from cluster.processes.children import Child, start, stop, wait_all_ready
 
 READY_S = 120.0
 TRIAL_S = 5.0

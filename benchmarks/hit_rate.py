@@ -22,7 +22,7 @@ from benchmarks.common import write_result
 from benchmarks.hit_rate_replay import Outcome, Replay
 from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement
 from benchmarks.hit_rate_traces import TRACES, Prepared, Reference, Trace, data_folder, prepare, reference
-from cluster.engine_text import ModelTokenizer
+from cluster.engine.engine_text import ModelTokenizer
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.engine.model import EngineLimits

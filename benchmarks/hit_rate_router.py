@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import orjson
 
 from benchmarks.hit_rate_traces import Prepared
-from cluster.engine_api import usage_of
+from cluster.engine.engine_api import usage_of
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from cluster.engine_text import ModelTokenizer
+from cluster.engine.engine_text import ModelTokenizer
 from ranvier_py.replay.engine.block_cache import Job
 
 BLOCK_TOKENS = 16

@@ -30,7 +30,7 @@ from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement, Tr
 from benchmarks.hit_rate_traces import TRACES, Prepared, data_folder, prepare
 from benchmarks.nodes_blocks import BLOCK_TOKENS, BlockTokenizer, load_mooncake
 from benchmarks.nodes_net import NodesPlacement, make_net
-from cluster.engine_text import ModelTokenizer
+from cluster.engine.engine_text import ModelTokenizer
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.engine.model import EngineLimits
 from ranvier_py.replay.replay_network import PeerNet

@@ -1,7 +1,7 @@
 """The processes of `nodes_processes`: engines, and one kind of routers in front of them, with the command line of each.
 
 Routers share one port on 127.0.0.2, .3, …, as behind a DNS name. Engines are the lab's, on 127.0.0.1. Nothing is
-started here; `cluster.up_children` does that.
+started here; `cluster.processes.children` does that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from cluster.names import free_port
-from cluster.up_children import Command
+from cluster.dns.addresses import free_port
+from cluster.processes.children import Command
 
 ENGINE_IP = "127.0.0.1"
 MODEL = "lab-model"

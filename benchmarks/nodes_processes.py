@@ -34,13 +34,13 @@ from benchmarks.common import percentiles, to_json, write_result
 from benchmarks.data_plane import PEERS, installed
 from benchmarks.hit_rate import show, spread
 from benchmarks.nodes_fleet import MODEL, Kind, Places, engine_commands, make_places, router_commands
-from cluster import chats
-from cluster.load_client import Connection, ExchangeFailed, fetch
-from cluster.load_run import Runner, Target, Transcript
-from cluster.load_stats import Ledger, report
-from cluster.load_workload import Conversation, Turn, with_poisson_arrivals, with_think
-from cluster.names import Address, NamesError, RoundRobinResolver
-from cluster.up_children import Child, ChildDied, ChildNotReady, start, stop, wait_all_ready, wait_ready
+from cluster.dns.addresses import Address, NamesError, RoundRobinResolver
+from cluster.load import chats
+from cluster.load.http_client import Connection, ExchangeFailed, fetch
+from cluster.load.load_report import Ledger, report
+from cluster.load.runner import Runner, Target, Transcript
+from cluster.load.workload import Conversation, Turn, with_poisson_arrivals, with_think
+from cluster.processes.children import Child, ChildDied, ChildNotReady, start, stop, wait_all_ready, wait_ready
 
 ENGINES = 4
 READY_S = 60.0

@@ -15,8 +15,15 @@ COMMANDS = {
     "up": "nodes behind DNS round-robin, engines, and traffic, with a live table",
 }
 
-FILES = {"sim": "simulate"}
-"""Where the module is not called like the command."""
+MODULES = {
+    "chaos": "processes.chaos",
+    "chats": "load.chats",
+    "engine": "engine.engine_process",
+    "fuzz": "fuzz",
+    "load": "load.load_command",
+    "sim": "simulation.simulate",
+    "up": "demo.up",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +35,7 @@ def main(argv: list[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"no command {argv[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    result = import_module(f"cluster.{FILES.get(argv[0], argv[0])}").main(argv[1:])
+    result = import_module(f"cluster.{MODULES[argv[0]]}").main(argv[1:])
     return int(result or 0)
 
 

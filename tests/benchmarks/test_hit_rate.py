@@ -22,7 +22,7 @@ from benchmarks.hit_rate_traces import (
     prepare,
     reference,
 )
-from cluster.engine_text import ModelTokenizer
+from cluster.engine.engine_text import ModelTokenizer
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineLimits

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from cluster.sim_node import Birth, Bounded, Look, Seen, Trip
-from cluster.sim_parts import Parts
+from cluster.simulation.node_values import Birth, Bounded, Look, Seen, Trip
+from cluster.simulation.sim_parts import Parts
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.wire.messages import Record, State
 from ranvier_py.core.ids import BackendId
@@ -112,19 +112,19 @@ class FakeNode:
 
 class FakeMind:
     engine_caches = None
-    """A Mind with that gossip and the real router."""
+    """A SimNode with that gossip and the real router."""
 
     def __init__(self, birth: Birth) -> None:
         rng = birth.rng()
         self.session = rng.getrandbits(63) | 1
-        self.node = FakeNode(birth, self.session, rng)
+        self.peer = FakeNode(birth, self.session, rng)
         self.parts = Parts(birth, rng)
-        self.node.learn = self.heard
+        self.peer.learn = self.heard
         self.name = birth.name
 
     def heard(self, path: list[PrefixKey], engine: int, at: float) -> None:
         backend = self.parts.registry[BackendId(engine)]
-        self.parts.routes.learn(path, backend.id, backend.epoch, Trust.REMOTE, at)
+        self.parts.routes.learn(path, backend.id, backend.generation, Trust.REMOTE, at)
 
     def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
         return self.parts.start_attempt(end, tried, now)
@@ -133,7 +133,7 @@ class FakeMind:
         self.parts.finish_attempt(trip, served, now)
         if served:
             path = list(trip.attempt.prompt.end.chain())
-            self.node.routes[path[0][1] or path[0][2], trip.engine] = (now, path)
+            self.peer.routes[path[0][1] or path[0][2], trip.engine] = (now, path)
 
     def holds(self, fingerprint: int, engine: int, now: float) -> bool:
         return self.parts.holds(fingerprint, engine, now)
@@ -142,10 +142,10 @@ class FakeMind:
         self.parts.probed(engine, result, now)
 
     def alone(self) -> bool:
-        return not self.node.members
+        return not self.peer.members
 
     def look(self, now: float) -> Look:
-        members = {session: Seen(name, State.ALIVE, 1, 0) for session, (name, _, _) in self.node.members.items()}
+        members = {session: Seen(name, State.ALIVE, 1, 0) for session, (name, _, _) in self.peer.members.items()}
         tables = {"members": Bounded(len(members), 1000)}
         return Look(self.session, self.name, 1, 0, State.ALIVE, members, {}, tables)
 
@@ -164,7 +164,7 @@ class FakeMind:
 
     def sums(self, now: float) -> Sequence[int]:
         sums = [0] * 16
-        for name, engine in self.node.routes:
+        for name, engine in self.peer.routes:
             sums[name % 16] ^= name + engine
         return sums
 

@@ -15,9 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.dns import WAITING_MAX, DnsFault, FaultKind, Zone, serve
-from cluster.dns_client import DnsResolver, LookupFailed, ask, look_up
-from cluster.dns_messages import (
+from cluster.dns.dns_messages import (
     BadQuery,
     BadReply,
     Code,
@@ -28,6 +26,8 @@ from cluster.dns_messages import (
     write_answer,
     write_query,
 )
+from cluster.dns.dns_server import WAITING_MAX, DnsFault, FaultKind, Zone, serve
+from cluster.dns.resolvers import DnsResolver, LookupFailed, ask, look_up
 
 DEADLINE_S = 10
 NAME = "router.lab"
@@ -261,7 +261,7 @@ async def test_a_name_that_fails_says_how() -> None:
 async def test_a_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     zone = zone_of()
     zone.fault(NAME, DnsFault(FaultKind.SILENT))
-    monkeypatch.setattr("cluster.dns_client.TRY_S", 0.05)
+    monkeypatch.setattr("cluster.dns.resolvers.TRY_S", 0.05)
     async with served(zone) as server:
         with pytest.raises(LookupFailed, match="no answer"):
             await look_up(server, NAME, Kind.A, Random(1))

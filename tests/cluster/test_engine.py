@@ -17,10 +17,10 @@ import httpx
 import pytest
 import trio
 
-from cluster.engine import main as engine_command
-from cluster.engine import serve
-from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
+from cluster.engine.engine_process import main as engine_command
+from cluster.engine.engine_process import serve
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
 from ranvier_py.replay.engine.model import EngineLimits
 
 ROOT = Path(__file__).parents[2]

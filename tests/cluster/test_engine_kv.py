@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import trio
 
-from cluster.engine import config_of, parser, serve
-from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_kv import ENCODINGS, KvEncoder, KvEvents, Scope
-from cluster.engine_publisher import KvEndpoints
-from cluster.engine_text import ByteTokenizer
+from cluster.engine.engine_process import config_of, parser, serve
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import ByteTokenizer
+from cluster.engine.kv_events import ENCODINGS, KvEncoder, KvEvents, Scope
+from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.event_values import Tier

@@ -15,12 +15,12 @@ import pytest
 import trio
 from rich.console import Console
 
-from cluster import load
-from cluster.load_client import Connection, ExchangeFailed, request_bytes
-from cluster.load_run import Runner, Target, first_model
-from cluster.load_stats import Ledger, report
-from cluster.load_workload import Conversation, Turn
-from cluster.names import Address, RoundRobinResolver
+from cluster.dns.addresses import Address, RoundRobinResolver
+from cluster.load import load_command as load
+from cluster.load.http_client import Connection, ExchangeFailed, request_bytes
+from cluster.load.load_report import Ledger, report
+from cluster.load.runner import Runner, Target, first_model
+from cluster.load.workload import Conversation, Turn
 
 DEADLINE_S = 10
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cluster import chats
-from cluster.load_answer import Answer, Failure
-from cluster.load_show import show_report
-from cluster.load_stats import REASONS_MAX, Ledger, LogHistogram, Sample, quantile, report
-from cluster.load_trace import TraceError, read_trace
-from cluster.load_workload import (
+from cluster.load import chats
+from cluster.load.answer import Answer, Failure
+from cluster.load.chat_trace import TraceError, read_trace
+from cluster.load.load_report import REASONS_MAX, Ledger, LogHistogram, Sample, quantile, report
+from cluster.load.load_view import show_report
+from cluster.load.workload import (
     Conversation,
     Turn,
     cut,

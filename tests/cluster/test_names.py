@@ -8,8 +8,8 @@ from random import Random
 import pytest
 import trio
 
-from cluster import names
-from cluster.names import Address, NamesError, RoundRobinResolver, free_port, node_addresses, parse_resolve
+from cluster.dns import addresses as names
+from cluster.dns.addresses import Address, NamesError, RoundRobinResolver, free_port, node_addresses, parse_resolve
 
 LAB = [Address("127.0.0.2"), Address("127.0.0.3"), Address("127.0.0.4", 81)]
 

@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 
-from cluster.proc_fleet import Fleet, Member
-from cluster.proc_net import Way
-from cluster.proc_steps import LOOK_S, Steps
-from cluster.processes import LATE_S_MAX, LOADING_S, Options, Run
+from cluster.processes.chaos_run import LATE_S_MAX, LOADING_S, Options, Run
+from cluster.processes.fleet import Fleet, Member
+from cluster.processes.link_control import Way
+from cluster.processes.process_steps import LOOK_S, Steps
 from cluster.scenario import Cluster, Scenario, Step
 
 FOR_S = 60.0

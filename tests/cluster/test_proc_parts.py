@@ -16,15 +16,25 @@ from typing import Any
 import pytest
 import trio
 
-from cluster import chaos
-from cluster.dns import Zone
-from cluster.dns import serve as serve_dns
-from cluster.load_run import Target
-from cluster.load_workload import Conversation, Turn
-from cluster.names import free_port
-from cluster.proc_books import Books, Entry, at_least, at_most, hit_report, hits_back
-from cluster.proc_fleet import Fleet, Member, limit_leaving
-from cluster.proc_net import (
+from cluster.dns.addresses import free_port
+from cluster.dns.dns_server import Zone
+from cluster.dns.dns_server import serve as serve_dns
+from cluster.load.runner import Target
+from cluster.load.workload import Conversation, Turn
+from cluster.processes import chaos
+from cluster.processes.chaos_clients import ROUNDS_MAX, Clients, arrivals, conversations, rates_of
+from cluster.processes.chaos_plan import (
+    CLIENTS_NAME,
+    CLUSTER_NAME,
+    Engines,
+    engine_command,
+    make_plan,
+    node_command,
+    write_keys,
+)
+from cluster.processes.children import Command
+from cluster.processes.fleet import Fleet, Member, limit_leaving
+from cluster.processes.link_control import (
     CARRIED_OUT,
     PRIVATE_FLAG,
     CannotDo,
@@ -34,16 +44,14 @@ from cluster.proc_net import (
     choose,
     private_command,
 )
-from cluster.proc_plan import CLIENTS_NAME, CLUSTER_NAME, Engines, engine_command, make_plan, node_command, write_keys
-from cluster.proc_relay import Condition, Links
-from cluster.proc_steps import Faults, Steps, dns_fault
-from cluster.proc_traffic import ROUNDS_MAX, Clients, arrivals, conversations, rates_of
+from cluster.processes.process_steps import Faults, Steps, dns_fault
+from cluster.processes.relay import Condition, Links
+from cluster.processes.request_log import Books, Entry, at_least, at_most, hit_report, hits_back
 from cluster.scenario import DNS_WORDS, Cluster, Load, Scenario, Step, load_scenario
-from cluster.up_children import Command
 from ranvier_py.cli import make_parser as node_parser
 
 DEADLINE_S = 20
-ROOT = Path(chaos.__file__).parent.parent
+ROOT = Path(chaos.__file__).parents[2]
 
 # --- books ----------------------------------------------------------------------------------------------------------
 
@@ -219,7 +227,7 @@ async def test_a_dead_node_and_one_that_breaks_off_early_are_left_for_the_next()
 
 
 async def test_nobody_there_fails_after_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.proc_traffic.ROUND_PAUSE_S", 0.01)
+    monkeypatch.setattr("cluster.processes.chaos_clients.ROUND_PAUSE_S", 0.01)
     async with stub_nodes(None, None) as clients:
         (entry,) = await ask(clients)
     assert entry.reason == "connect: connection refused"
@@ -312,7 +320,7 @@ def test_a_key_ring_is_one_secret_per_line_and_the_same_for_all(tmp_path: Path) 
 def test_what_a_way_cannot_do_is_refused_before_anything_starts(
     way: str, step: Step, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.proc_net.can_be_private", lambda: "")
+    monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "")
     scenario = Scenario("x", "x", 10.0, steps=(step,))
     if word:
         with pytest.raises(CannotDo, match=word):
@@ -323,10 +331,10 @@ def test_what_a_way_cannot_do_is_refused_before_anything_starts(
 
 def test_the_way_is_chosen_by_what_the_scenario_needs_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     lossy = Scenario("x", "x", 10.0, steps=(Step(1.0, "link", nodes=(0,), loss=0.1),))
-    monkeypatch.setattr("cluster.proc_net.can_be_private", lambda: "")
+    monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "")
     assert choose("auto", Scenario("x", "x", 10.0)).name == "namespaces"
     assert choose("auto", lossy) == Way("relay", "step at 1 s (link): needs the relay")
-    monkeypatch.setattr("cluster.proc_net.can_be_private", lambda: "no unshare")
+    monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "no unshare")
     assert choose("auto", Scenario("x", "x", 10.0)) == Way("relay", "no unshare")
     with pytest.raises(CannotDo, match="no unshare"):
         choose("namespaces", Scenario("x", "x", 10.0))
@@ -406,8 +414,8 @@ import subprocess, sys
 from pathlib import Path
 import trio
 sys.path.insert(0, sys.argv[2])
-from cluster.proc_net import BOTH, NamespaceNetwork
-from cluster.proc_relay import Condition
+from cluster.processes.link_control import BOTH, NamespaceNetwork
+from cluster.processes.relay import Condition
 
 async def main(folder):
     states = [folder / "a", folder / "b"]

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 import trio
 
-from cluster.names import free_port
-from cluster.proc_record import Deframer, Recorder, text_needles, token_needles
-from cluster.proc_relay import Condition, End, Links, Relay
+from cluster.dns.addresses import free_port
+from cluster.processes.packet_record import Deframer, Recorder, text_needles, token_needles
+from cluster.processes.relay import Condition, End, Links, Relay
 
 DEADLINE_S = 10
 REAL, SHOWN = ("127.0.4.2", "127.0.4.3"), ("127.0.5.2", "127.0.5.3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cluster.proc_watch import Census, View, disagreement, read_view
+from cluster.processes.peer_watch import Census, View, disagreement, read_view
 
 ALL_WELL = {0: True, 1: True, 2: True}
 NO_LABELS: dict[int, str] = {}

@@ -8,14 +8,15 @@ from contextlib import suppress
 import pytest
 import trio
 
-from cluster import chaos, processes
-from cluster.engine import DEFAULT_TOKENIZER
-from cluster.engine_text import load_tokenizer
-from cluster.proc_net import Way
-from cluster.proc_plan import CLUSTER_NAME, Engines, key_line
-from cluster.proc_record import Recorder, text_needles, token_needles
-from cluster.proc_traffic import conversations, rates_of
-from cluster.processes import FIRST_KEY, Options, Outcome
+from cluster.engine.engine_process import DEFAULT_TOKENIZER
+from cluster.engine.engine_text import load_tokenizer
+from cluster.processes import chaos
+from cluster.processes import chaos_run as processes
+from cluster.processes.chaos_clients import conversations, rates_of
+from cluster.processes.chaos_plan import CLUSTER_NAME, Engines, key_line
+from cluster.processes.chaos_run import FIRST_KEY, Options, Outcome
+from cluster.processes.link_control import Way
+from cluster.processes.packet_record import Recorder, text_needles, token_needles
 from cluster.scenario import read_scenario, settle
 from ranvier_py.core.gossip.gossip_values import Plane
 from ranvier_py.core.gossip.wire.frame import BadFrame

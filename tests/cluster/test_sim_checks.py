@@ -18,12 +18,12 @@ from cluster.scenario import (
     settle,
     write_scenario,
 )
-from cluster.sim_faults import Faults
-from cluster.sim_node import Birth, Bounded, Look, Maker, Seen
-from cluster.sim_run import Run, simulate
-from cluster.sim_shrink import shrink
-from cluster.sim_swarm import swarm
-from cluster.sim_world import Violation
+from cluster.simulation.node_values import Birth, Bounded, Look, Maker, Seen
+from cluster.simulation.shrink import shrink
+from cluster.simulation.sim_run import Run, simulate
+from cluster.simulation.sim_steps import Faults
+from cluster.simulation.swarm import swarm
+from cluster.simulation.world import Violation
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Record, State
@@ -71,7 +71,7 @@ def test_named_scenarios_pass_on_a_good_network(name: str) -> None:
 class Raises(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
-        self.node = RaisingNode(birth, self.session, birth.rng())
+        self.peer = RaisingNode(birth, self.session, birth.rng())
 
 
 class RaisingNode(FakeNode):
@@ -181,7 +181,7 @@ class Mute(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
         if birth.number == 1:
-            self.node.take = list  # type: ignore[method-assign]
+            self.peer.take = list  # type: ignore[method-assign]
 
 
 class Diverges(FakeMind):
@@ -204,28 +204,28 @@ class Blames(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
         self.number, self.blamed = birth.number, False
-        changes = self.node.changes
-        self.node.changes = lambda: [*changes(), *self.blame()]  # type: ignore[method-assign]
+        changes = self.peer.changes
+        self.peer.changes = lambda: [*changes(), *self.blame()]  # type: ignore[method-assign]
 
     def blame(self) -> list[MemberChange]:
-        if self.number or self.blamed or not self.node.members:
+        if self.number or self.blamed or not self.peer.members:
             return []
         self.blamed = True
-        session, (name, _, _) = next(iter(self.node.members.items()))
+        session, (name, _, _) = next(iter(self.peer.members.items()))
         return [MemberChange("died", Record(name, session, 1, 0, State.DEAD, "10.0.0.1", 1, 1, 1, 0), "silence")]
 
 
 class Storms(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
-        take = self.node.take
-        self.node.take = lambda: take() * 40  # type: ignore[method-assign]
+        take = self.peer.take
+        self.peer.take = lambda: take() * 40  # type: ignore[method-assign]
 
 
 class Spins(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
-        self.node = Spinning(birth, self.session, birth.rng())
+        self.peer = Spinning(birth, self.session, birth.rng())
 
 
 class Spinning(FakeNode):
@@ -284,7 +284,7 @@ def test_who_never_notices_a_death_is_caught() -> None:
     class Faithful(FakeMind):
         def __init__(self, birth: Birth) -> None:
             super().__init__(birth)
-            self.node.lose = lambda *_: None  # type: ignore[method-assign]
+            self.peer.lose = lambda *_: None  # type: ignore[method-assign]
 
     scenario = replace(CALM, steps=(Step(5.0, "kill", nodes=(1,)),), expect=Expect(dead_s=4.0))
     found = violation(Faithful, scenario)
@@ -295,7 +295,7 @@ def test_who_never_notices_a_death_is_caught() -> None:
 class Amplifies(FakeMind):
     def __init__(self, birth: Birth) -> None:
         super().__init__(birth)
-        self.node = Answering(birth, self.session, birth.rng())
+        self.peer = Answering(birth, self.session, birth.rng())
 
 
 class Answering(FakeNode):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
-from cluster.sim_mind import Minds, RealMind
-from cluster.sim_run import Run, simulate
+from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_run import Run, simulate
 
 CALM = Scenario(
     name="formed",
@@ -18,17 +18,17 @@ CALM = Scenario(
 )
 
 
-def minds(run: Run) -> list[RealMind]:
-    return [host.mind for host in run.world.hosts if isinstance(host.mind, RealMind)]
+def sim_nodes(run: Run) -> list[SimNode]:
+    return [host.node for host in run.world.hosts if isinstance(host.node, SimNode)]
 
 
 def test_all_know_each_other_from_the_start_and_have_nothing_to_say() -> None:
-    run = Run(CALM, 1, Minds())
+    run = Run(CALM, 1, SimNodes())
     result = run.result()
     assert result.violation is None
     assert result.measures["agreed_s"] == 0.0
     assert result.measures["node_greetings"] <= 12, "each greets its own address, which the name gave it"
-    assert not any(mind.gossip.members.statistics().queued for mind in minds(run))
+    assert not any(node.gossip.members.statistics().queued for node in sim_nodes(run))
     assert result.measures["packets"] < 12 * 6 * 12, "no more than an idle node sends: probes, answers, digests"
 
 
@@ -43,7 +43,7 @@ def test_it_notices_a_death_and_tells_every_route_update(nodes: int) -> None:
         steps=(Step(1.0, "kill", nodes=(3,)),),
         expect=Expect(failed_requests_max=0, dead_s=8.0, agree_s=8.5, learned_s=0.5, false_deaths_max=0),
     )
-    result = simulate(scenario, 1, Minds())
+    result = simulate(scenario, 1, SimNodes())
     assert result.violation is None
     assert result.measures["lessons_late"] == 0
     assert result.measures["node_deaths"] == nodes - 1
@@ -56,6 +56,6 @@ def test_who_is_started_later_joins_as_ever() -> None:
         steps=(Step(1.0, "start", nodes=(11,)),),
         expect=Expect(agree_s=3.0, false_deaths_max=0),
     )
-    run = Run(scenario, 1, Minds())
+    run = Run(scenario, 1, SimNodes())
     assert run.result().violation is None
-    assert all(mind.gossip.members.size() == 12 for mind in minds(run))
+    assert all(node.gossip.members.size() == 12 for node in sim_nodes(run))

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from cluster.sim_dns import SimDns
-from cluster.sim_heap import EVENTS_KEPT, Heap, Trace
-from cluster.sim_host import KERNEL_BUFFER_BYTES, SimHost
+from cluster.simulation.sim_dns import SimDns
+from cluster.simulation.sim_host import KERNEL_BUFFER_BYTES, SimHost
+from cluster.simulation.trace import EVENTS_KEPT, Heap, Trace
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
 
 HERE: Address = ("10.0.0.1", 7946)
@@ -52,9 +52,9 @@ class Node:
         return f"at {self.heap.now:.0f}".encode()
 
 
-class Mind:
+class SimNode:
     def __init__(self, node: Node, *, lonely: bool = True) -> None:
-        self.node = node
+        self.peer = node
         self.session = 7
         self.lonely = lonely
 
@@ -67,7 +67,7 @@ def make_host(interval_s: float = 0.1, *, lonely: bool = True) -> tuple[Heap, Si
     host = SimHost(0, HERE, heap, Trace(), Random(1))
     host.resolve = lambda asker, answer: answer([THERE])
     node = Node(heap, interval_s)
-    host.boot(Mind(node, lonely=lonely))  # type: ignore[arg-type]  # as much of one as the host uses
+    host.boot(SimNode(node, lonely=lonely))  # type: ignore[arg-type]  # as much of one as the host uses
     return heap, host, node
 
 

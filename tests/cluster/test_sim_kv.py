@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
-from cluster.sim_kv import Words
-from cluster.sim_mind import Minds
-from cluster.sim_run import Run, simulate
+from cluster.simulation.sim_kv import Words
+from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
@@ -37,8 +37,8 @@ def test_engines_that_cannot_be_heard_cost_less_than_five_points_of_hits(name: s
     """Against the same chats with all of them heard; and while it lasts, not only on the whole."""
     scenario = load_scenario(name)
     nothing = tuple(Step(at_s=step.at_s, do="heal", for_s=step.for_s) for step in scenario.steps)
-    heard = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, Minds())
-    unheard = simulate(scenario, 1, Minds())
+    heard = simulate(replace(scenario, steps=nothing, expect=Expect(same_routes_s=12.0)), 1, SimNodes())
+    unheard = simulate(scenario, 1, SimNodes())
     assert unheard.violation is None
     assert unheard.measures["kv_exact"] < unheard.measures["kv_readers"] or name == "kv_owner_killed_rolled"
     for share in ("hit_share", "hit_share_during", "hit_share_after"):
@@ -49,10 +49,10 @@ def test_engines_that_cannot_be_heard_cost_less_than_five_points_of_hits(name: s
 def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed() -> None:
     """What such an engine does not tell is not taken for not held; and rolled back, it is known exactly again."""
     scenario = load_scenario("kv_strange")
-    assert simulate(scenario, 1, Minds()).violation is None
+    assert simulate(scenario, 1, SimNodes()).violation is None
     (step,) = scenario.steps
     forward = replace(scenario, for_s=28.0, steps=(replace(step, for_s=60.0),), expect=Expect(unknown_share_max=0.05))
-    result = simulate(forward, 1, Minds())
+    result = simulate(forward, 1, SimNodes())
     assert result.violation is None
     assert result.measures["kv_exact"] == 1, "the engine that was not replaced"
 
@@ -61,7 +61,7 @@ def test_of_a_version_whose_events_nobody_knows_what_traffic_teaches_is_believed
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
 def test_all_nodes_know_the_engine_cache_whatever_gets_lost_before_the_end(seed: int, loss: float) -> None:
     steps = (Step(at_s=3.0, do="events_loss", engines="all", loss=loss, for_s=10.0),) if loss else ()
-    result = simulate(replace(QUICK, steps=steps), seed, Minds())
+    result = simulate(replace(QUICK, steps=steps), seed, SimNodes())
     assert result.violation is None
     assert result.measures["kv_exact"] == 3
     assert result.measures["kv_readers_most"] == 1
@@ -70,13 +70,13 @@ def test_all_nodes_know_the_engine_cache_whatever_gets_lost_before_the_end(seed:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed: int) -> None:
     """And nobody is DEGRADED for a moment."""
-    run = Run(load_scenario("kv_standby"), seed, Minds())
+    run = Run(load_scenario("kv_standby"), seed, SimNodes())
     result = run.result()
     assert result.violation is None
     truths = [
-        host.mind.engine_caches
+        host.node.engine_caches
         for host in run.world.hosts
-        if host.mind is not None and host.mind.engine_caches is not None
+        if host.node is not None and host.node.engine_caches is not None
     ]
     resumed = [stream.machine.counts.resumed for engine_caches in truths for stream in engine_caches.streams.values()]
     assert sum(resumed) >= 1
@@ -87,13 +87,13 @@ def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed:
 def test_five_seconds_after_the_death_all_is_known_again_while_chats_go_on() -> None:
     """Of which two or three go by until it is noticed. What lately changed is on its way."""
     soon = Expect(one_reader=True, exact=True, wrong_share_max=0.02, unknown_share_max=0.03)
-    result = simulate(replace(load_scenario("kv_standby"), for_s=45.0, expect=soon), 1, Minds())
+    result = simulate(replace(load_scenario("kv_standby"), for_s=45.0, expect=soon), 1, SimNodes())
     assert result.violation is None
 
 
 def test_without_a_copy_the_same_death_is_not_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SharedStreams, "standby_copy", lambda *_: None)
-    result = simulate(load_scenario("kv_standby"), 2, Minds())
+    result = simulate(load_scenario("kv_standby"), 2, SimNodes())
     assert result.violation is not None
     assert result.violation.invariant == "L9"
 
@@ -123,12 +123,12 @@ def told() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         patch.setattr(gossip, "encode", recorded)
         patch.setattr(Words, "drawn", drawn)
         scenario = load_scenario("kv_late_joiner")
-        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, Minds())
+        run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, SimNodes())
         assert run.result().violation is None
         assert Level.EXACT in {
             engine_caches.level(0)
             for host in run.world.hosts
-            if host.mind and (engine_caches := host.mind.engine_caches)
+            if host.node and (engine_caches := host.node.engine_caches)
         }
     return told, [order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))]
 

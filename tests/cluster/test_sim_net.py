@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from cluster.sim_heap import Heap, Trace
-from cluster.sim_net import GIVE_UP_S, NEUTRAL, STREAM_BUFFER_BYTES, Link, Rule, SimNet, flipped
+from cluster.simulation.sim_net import GIVE_UP_S, NEUTRAL, STREAM_BUFFER_BYTES, Link, Rule, SimNet, flipped
+from cluster.simulation.trace import Heap, Trace
 from ranvier_py.core.gossip.gossip_values import Address, Plane
 
 ADDRESSES = [(f"10.0.0.{number}", 7946) for number in range(4)]

@@ -16,13 +16,14 @@ import pytest
 import trio
 from rich.console import Console
 
-from cluster import engine, up
-from cluster.load_answer import Failure
-from cluster.load_stats import Sample
-from cluster.names import Address
-from cluster.up_children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
-from cluster.up_plan import EnginePlace, Settings, engine_command, node_command, plan, write_key
-from cluster.up_view import Column, client_help, live_table, plain_line, summary
+from cluster.demo import up
+from cluster.demo.demo_plan import EnginePlace, Settings, engine_command, node_command, plan, write_key
+from cluster.demo.demo_view import Column, client_help, live_table, plain_line, summary
+from cluster.dns.addresses import Address
+from cluster.engine import engine_process as engine
+from cluster.load.answer import Failure
+from cluster.load.load_report import Sample
+from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_ready, watch
 from ranvier_py.cli import make_parser as node_parser
 
 DEADLINE_S = 60
@@ -182,9 +183,9 @@ async def test_no_child_outlives_a_parent_that_is_killed_outright(stub: Path, lo
     driver = tmp_path / "driver.py"
     command = stub_command(stub, "127.0.0.1", plan(Settings(), Random()).engines[0].port, "engine-1")
     driver.write_text(
-        f"import sys, time; sys.path.insert(0, {str(up.Path(up.__file__).parent.parent)!r})\n"
+        f"import sys, time; sys.path.insert(0, {str(up.Path(up.__file__).parents[2])!r})\n"
         "from pathlib import Path\n"
-        "from cluster.up_children import Command, start\n"
+        "from cluster.processes.children import Command, start\n"
         f"child = start({command!r}, Path({str(logs)!r}))\n"
         "print(child.process.pid, flush=True)\n"
         "time.sleep(600)\n"

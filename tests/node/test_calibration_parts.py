@@ -13,10 +13,10 @@ import httpx
 import pytest
 import trio
 
-from cluster.engine import DEFAULT_TOKENIZER
-from cluster.engine import serve as serve_engine
-from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_text import load_tokenizer
+from cluster.engine.engine_process import DEFAULT_TOKENIZER
+from cluster.engine.engine_process import serve as serve_engine
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics

@@ -12,11 +12,11 @@ import httpx
 import pytest
 import trio
 
-from cluster.engine import serve as serve_engine
-from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_kv import KvEvents
-from cluster.engine_publisher import KvEndpoints
-from cluster.engine_text import load_tokenizer
+from cluster.engine.engine_process import serve as serve_engine
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import load_tokenizer
+from cluster.engine.kv_events import KvEvents
+from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED

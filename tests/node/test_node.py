@@ -12,9 +12,9 @@ import openai
 import pytest
 import trio
 
-from cluster.engine import serve as serve_engine
-from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_text import load_tokenizer
+from cluster.engine.engine_process import serve as serve_engine
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.config.config_model import Config
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits

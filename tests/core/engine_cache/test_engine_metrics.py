@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine_metrics import metrics_page
+from cluster.engine.engine_metrics import metrics_page
 from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX, EngineMetrics, read_metrics
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel

@@ -6,9 +6,9 @@ import pytest
 
 from cluster.scenario import Cluster as Size
 from cluster.scenario import Expect, Load, Scenario, Step
-from cluster.sim_invariants import HELD_BACK_MAX_S
-from cluster.sim_mind import Minds, RealMind
-from cluster.sim_run import Run, simulate
+from cluster.simulation.invariants import HELD_BACK_MAX_S
+from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
@@ -82,7 +82,7 @@ def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypat
     scenario = Scenario(
         "join", "30 nodes start at once", 5.0, cluster=Size(nodes=30, engines=2), expect=Expect(agree_s=5.0)
     )
-    assert simulate(scenario, 1, Minds()).violation is None
+    assert simulate(scenario, 1, SimNodes()).violation is None
     assert max(told) == 29
     assert len(told) < 30 * 10  # 30 x 29 proofs: each once would be 870
 
@@ -107,9 +107,9 @@ class Keeper:
     def heard_of(self) -> int:
         """What the target has of the sender's route updates."""
         hosts = self.run.world.hosts
-        sender, target = hosts[self.sender].mind, hosts[self.target].mind
-        assert isinstance(sender, RealMind)
-        assert isinstance(target, RealMind)
+        sender, target = hosts[self.sender].node, hosts[self.target].node
+        assert isinstance(sender, SimNode)
+        assert isinstance(target, SimNode)
         return target.gossip.routes.vector().get(sender.session, 0)
 
     def deliver(self) -> None:
@@ -123,7 +123,7 @@ def test_a_packet_that_is_held_back_counts_as_long_as_its_sender_passes_for_aliv
     """Its route updates were as much too young as it was late, and S5 knew of no bound for that."""
     cut = Step(10.0, "cut", nodes=(0,))
     size = Size(nodes=3, engines=2)
-    run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, Minds())
+    run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, SimNodes())
     keeper = Keeper(run, 0, 1)
     run.faults.plan()
     run.world.clients.start()

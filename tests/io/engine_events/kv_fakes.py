@@ -9,7 +9,7 @@ from random import Random
 
 import trio
 
-from cluster.engine_publisher import KvEndpoints, KvPublisher
+from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, Reset
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, parse_endpoint

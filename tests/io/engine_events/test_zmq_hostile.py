@@ -21,7 +21,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.engine_publisher import KvEndpoints, KvPublisher
+from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.io.engine_events.zmq_sockets import FRAME_BYTES_MAX, FRAMES_MAX, TURN_S, KvSockets
@@ -350,7 +350,7 @@ ANYWHERE = "tcp://127.0.0.1:0"
 
 ENGINE = """
 import sys, trio
-from cluster.engine_publisher import KvEndpoints, KvPublisher
+from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 async def main():
     with KvPublisher(KvEndpoints(sys.argv[1], sys.argv[2])) as source:
         print(source.events, source.replay, flush=True)

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.abc
 
-from cluster.engine_publisher import KvEndpoints
+from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.engine_cache.gap_values import GapSettings, Level
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
 from ranvier_py.io.engine_events import zmq_sockets as kv_sockets

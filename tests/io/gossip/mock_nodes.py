@@ -22,10 +22,10 @@ import trio._core._run as trio_run
 import trio.testing
 from trio.lowlevel import Abort, wait_task_rescheduled
 
-from cluster import sim_mind
 from cluster.scenario import Cluster
-from cluster.sim_mind import RealMind
-from cluster.sim_node import Birth
+from cluster.simulation import sim_node
+from cluster.simulation.node_values import Birth
+from cluster.simulation.sim_node import SimNode
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange
 from ranvier_py.core.gossip.wire.messages import State
@@ -103,7 +103,7 @@ class MockNode:
     starts: int = 0
     changes: list[tuple[float, str, str]] = field(default_factory=list)  # at, what, name
     stopped: list[trio.lowlevel.Task] | None = None  # those with a step to take once it goes on
-    release: Callable[[RealMind], object] = lambda mind: None  # makes what starts next another version
+    release: Callable[[SimNode], object] = lambda sim: None  # makes what starts next another version
 
     @property
     def name(self) -> str:
@@ -117,8 +117,8 @@ class MockNode:
         """A new process, until it is crashed."""
         self.starts += 1
         seed = f"{self.cluster.seed}/{self.name}/{self.starts}"
-        self.mind = self._mind(seed)
-        peer = self.mind.node
+        self.sim = self._make_sim(seed)
+        peer = self.sim.peer
         sockets = self.cluster.network.sockets(self.address, udp=self.cluster.udp)
         self.net = GossipNet(peer, sockets, Random(f"{seed}/shell"), changed=self._changed, clock=trio.current_time)
         peer.woken = self.net.poke
@@ -135,7 +135,7 @@ class MockNode:
                 await nursery.start(self.net.run)
                 await nursery.start(self.discovery.run)
 
-    def _mind(self, seed: str) -> RealMind:
+    def _make_sim(self, seed: str) -> SimNode:
         now = trio.current_time()
         birth = Birth(
             number=self.number,
@@ -151,11 +151,11 @@ class MockNode:
             engines=(ENGINE,),
         )
         settings = partial(GossipSettings, datagrams=self.cluster.udp)
-        with patch.object(sim_mind, "GossipSettings", settings):  # all else is as in the simulator
-            mind = RealMind(birth, self.cluster.subkeys)
-        self.release(mind)
-        mind.probed(0, HEALTHY, now)
-        return mind
+        with patch.object(sim_node, "GossipSettings", settings):  # all else is as in the simulator
+            sim = SimNode(birth, self.cluster.subkeys)
+        self.release(sim)
+        sim.probed(0, HEALTHY, now)
+        return sim
 
     def _changed(self, changes: Sequence[MemberChange]) -> None:
         now = trio.current_time()
@@ -179,9 +179,9 @@ class MockNode:
     def learn(self, end: Boundary) -> None:
         """A chat that ends here was served."""
         now = trio.current_time()
-        trip = self.mind.start_attempt(end, (), now)
+        trip = self.sim.start_attempt(end, (), now)
         assert trip is not None
-        self.mind.finish_attempt(trip, True, now)
+        self.sim.finish_attempt(trip, True, now)
 
     def check(self) -> None:
         """What the shell promises of itself."""
@@ -194,11 +194,11 @@ class MockNode:
     # --- what it knows ----------------------------------------------------------------------------------------------
 
     def holds(self, end: Boundary) -> bool:
-        return self.mind.holds(end.text, 0, trio.current_time())
+        return self.sim.holds(end.text, 0, trio.current_time())
 
     def live(self) -> list[str]:
         """The others that live, as this node sees it."""
-        members = self.mind.gossip.view(trio.current_time())
+        members = self.sim.gossip.view(trio.current_time())
         return sorted(member.name for member in members if member.state <= State.SUSPECT and member.proved)
 
     def deaths(self, since_s: float = 0.0) -> list[str]:

@@ -12,8 +12,8 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from cluster.sim_mind import RealMind
-from cluster.sim_versions import make_first_version, speak
+from cluster.simulation.sim_node import SimNode
+from cluster.simulation.sim_versions import make_first_version, speak
 from ranvier_py.core.gossip.gossip import VERSION
 from ranvier_py.core.gossip.gossip_values import Plane, Send
 from ranvier_py.core.gossip.wire.codec import Kind
@@ -27,9 +27,9 @@ LATER = VERSION + 1
 assert LATER_KIND not in list(Kind)
 
 
-def later_minor(mind: RealMind) -> None:
+def later_minor(sim: SimNode) -> None:
     """The next version."""
-    gossip = mind.gossip
+    gossip = sim.gossip
     speak(gossip, LATER)
     seal, take = gossip.sealer.seal, gossip.take
 
@@ -51,13 +51,13 @@ def later_minor(mind: RealMind) -> None:
     gossip.take = and_more  # type: ignore[method-assign]
 
 
-def first_minor(mind: RealMind) -> None:
-    make_first_version(mind.node)
+def first_minor(sim: SimNode) -> None:
+    make_first_version(sim.peer)
 
 
-def later_major(mind: RealMind) -> None:
+def later_major(sim: SimNode) -> None:
     """Version 2: its packets say so, and it refuses all others."""
-    sealer = mind.gossip.sealer
+    sealer = sim.gossip.sealer
     seal = sealer.seal
 
     def other(plane: Plane, receiver: int, kind: int, body: bytes) -> bytes:
@@ -79,7 +79,7 @@ def restart(cluster: MockCluster, node: MockNode) -> None:
 async def all_share(cluster: MockCluster, nodes: list[MockNode]) -> None:
     """Everybody knows everybody, and what any of them learns reaches the others."""
     await until(lambda: agree(nodes), 5.0, 0.05)
-    await until(lambda: all(node.mind.node.synced for node in nodes), 5.0, 0.05)
+    await until(lambda: all(node.sim.peer.synced for node in nodes), 5.0, 0.05)
     ends = [cluster.chat() for _ in nodes]
     for node, end in zip(nodes, ends, strict=True):
         node.learn(end)
@@ -88,7 +88,7 @@ async def all_share(cluster: MockCluster, nodes: list[MockNode]) -> None:
 
 def check(node: MockNode, kinds_skipped: bool) -> None:
     """Nothing was broken for it, and what it could not know was counted."""
-    statistics = node.mind.gossip.statistics()
+    statistics = node.sim.gossip.statistics()
     assert not any(statistics.refused.values())
     assert statistics.sessions["body"] == 0
     assert (statistics.sessions["kind"] > 0) is kinds_skipped
@@ -107,10 +107,10 @@ def test_a_rolling_upgrade_and_its_way_back_cost_nothing(seed: str) -> None:
             await all_share(cluster, nodes)
         for node in nodes:
             check(node, kinds_skipped=True)
-            told = {member.record.version_max for member in node.mind.gossip.members.alive()}
+            told = {member.record.version_max for member in node.sim.gossip.members.alive()}
             assert told == {LATER}, "what a later version says of itself is passed on"
         for node in nodes[:2]:
-            node.release = lambda mind: None
+            node.release = lambda sim: None
             restart(cluster, node)
             await all_share(cluster, nodes)
             check(node, kinds_skipped=True)
@@ -147,11 +147,11 @@ def test_tables_are_compared_by_what_both_versions_know() -> None:
         await all_share(cluster, nodes)
         await trio.sleep(10)
         for node in nodes:
-            statistics = node.mind.gossip.routes.statistics()
+            statistics = node.sim.gossip.routes.statistics()
             assert statistics.audits > 3
             assert statistics.given_up == 0
-            assert node.mind.gossip.statistics().sessions["kind"] == 0
-        assert nodes[0].mind.gossip.statistics().sent["rows"].bytes > 6 * 32_768
+            assert node.sim.gossip.statistics().sessions["kind"] == 0
+        assert nodes[0].sim.gossip.statistics().sent["rows"].bytes > 6 * 32_768
 
     simulate("first", scenario)
 
@@ -161,22 +161,22 @@ def test_what_one_member_would_not_understand_is_told_when_it_is_gone() -> None:
 
     async def scenario(cluster: MockCluster) -> None:
         nodes = await cluster.met(3)
-        await until(lambda: {node.mind.gossip.version for node in nodes} == {VERSION}, 1.0)
+        await until(lambda: {node.sim.gossip.version for node in nodes} == {VERSION}, 1.0)
         nodes[0].release = first_minor
         restart(cluster, nodes[0])
         await all_share(cluster, nodes)
-        assert {node.mind.gossip.version for node in nodes} == {1}
-        assert not any(node.mind.node.routes.understood for node in nodes)
-        nodes[0].release = lambda mind: None
+        assert {node.sim.gossip.version for node in nodes} == {1}
+        assert not any(node.sim.peer.routes.understood for node in nodes)
+        nodes[0].release = lambda sim: None
         restart(cluster, nodes[0])
         await all_share(cluster, nodes)
-        assert {node.mind.gossip.version for node in nodes} == {VERSION}
-        assert all(node.mind.node.routes.understood for node in nodes)
+        assert {node.sim.gossip.version for node in nodes} == {VERSION}
+        assert all(node.sim.peer.routes.understood for node in nodes)
         for gone in nodes[:2]:
             gone.crash()
-        await until(lambda: nodes[2].mind.node.alone, 20.0)
+        await until(lambda: nodes[2].sim.peer.alone, 20.0)
         await trio.sleep(1)
-        assert nodes[2].mind.gossip.version == VERSION
+        assert nodes[2].sim.gossip.version == VERSION
 
     simulate("batches", scenario)
 
@@ -196,7 +196,7 @@ def test_another_major_is_refused_counted_and_told_once_and_harms_nobody(caplog:
         for node in others:
             assert {change[2] for change in node.changes if change[1] == "died"} == {odd.name}
             assert node.net.statistics().faults == 0
-        refused = [node.mind.gossip.statistics().refused for node in others]
+        refused = [node.sim.gossip.statistics().refused for node in others]
         assert refused[0]["version"] >= 100
         assert not any(number for each in refused for why, number in each.items() if why != "version")
         assert odd.live() == []

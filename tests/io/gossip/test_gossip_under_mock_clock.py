@@ -177,7 +177,7 @@ def test_a_node_that_joins_late_is_given_all_that_was_learned_before() -> None:
             nodes[number % 3].learn(end)
         await trio.sleep(5)
         newcomer = cluster.start(1)[3]
-        await until(lambda: newcomer.mind.node.synced and agree(nodes), 2.0, 0.1)
+        await until(lambda: newcomer.sim.peer.synced and agree(nodes), 2.0, 0.1)
         assert [end for end in ends if not newcomer.holds(end)] == []
 
     simulate("late", scenario)
@@ -231,7 +231,7 @@ def test_a_node_that_stands_still_comes_back_and_has_killed_nobody(seed: str) ->
         nodes = await cluster.met(10)
         await trio.sleep(5)
         still, others = nodes[4], [node for node in nodes if node.number != 4]
-        await until(lambda: still.mind.gossip.members._prober._probe is not None, 2.0, 0.0001)
+        await until(lambda: still.sim.gossip.members._prober._probe is not None, 2.0, 0.0001)
         began = still.net.traffic.ticks, still.net.traffic.packets_received[Plane.DATAGRAM]
         still.stop()
         await trio.sleep(5)
@@ -263,13 +263,13 @@ def test_a_node_that_is_started_again_at_once_is_known_as_the_new_one() -> None:
         sessions = {
             member.session for node in nodes if node is not nodes[2] for member in view(node) if member.name == "n2"
         }
-        assert sessions == {nodes[2].mind.session}
+        assert sessions == {nodes[2].sim.session}
 
     simulate("again", scenario)
 
 
 def view(node: MockNode) -> list[Any]:
-    return node.mind.gossip.view(trio.current_time())
+    return node.sim.gossip.view(trio.current_time())
 
 
 def test_one_node_whose_core_raises_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -280,7 +280,7 @@ def test_one_node_whose_core_raises_harms_nobody_else(caplog: pytest.LogCaptureF
         def receive(data: bytes, source: Address, plane: Plane, now: float) -> None:
             raise RuntimeError("a bug")
 
-        sick.mind.node.receive = receive  # type: ignore[method-assign]
+        sick.sim.peer.receive = receive  # type: ignore[method-assign]
         for _ in range(10):
             await trio.sleep(2)
             end = cluster.chat()
@@ -321,7 +321,7 @@ TICKS_PER_S = 10
 
 
 def pings(node: MockNode) -> int:
-    return node.mind.gossip.statistics().members.counts.probes
+    return node.sim.gossip.statistics().members.counts.probes
 
 
 def test_fifty_nodes_find_each_other_and_share_what_they_learn() -> None:

@@ -11,9 +11,9 @@ import httpx
 import orjson
 import trio
 
-from cluster.engine import serve as serve_engine
-from cluster.engine_http import Engine, EngineConfig
-from cluster.engine_text import load_tokenizer
+from cluster.engine.engine_process import serve as serve_engine
+from cluster.engine.engine_routes import Engine, EngineConfig
+from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.cli import make_parser
 from ranvier_py.config.config_loader import load
 from ranvier_py.config.config_model import Config

@@ -12,8 +12,8 @@ import numpy as np
 import trio
 import zmq
 
-from cluster.engine_kv import KvEncoder, Scope
-from cluster.engine_publisher import END, KvEndpoints, KvPublisher
+from cluster.engine.kv_events import KvEncoder, Scope
+from cluster.engine.kv_publisher import END, KvEndpoints, KvPublisher
 from ranvier_py.replay.engine.block_cache import BlockCache, CacheCleared, Job
 
 HERE = Path(__file__).parent

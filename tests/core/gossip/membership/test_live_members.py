@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from cluster.scenario import Cluster, Scenario
-from cluster.sim_mind import Minds, RealMind
-from cluster.sim_run import Run
+from cluster.simulation.sim_node import SimNode, SimNodes
+from cluster.simulation.sim_run import Run
 from ranvier_py.core.gossip.backend_state.facts import Verdict
 from ranvier_py.core.gossip.membership.live_members import GUESTS_MAX
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
@@ -16,31 +16,33 @@ BACKEND = 12345
 
 
 @cache
-def minds() -> list[RealMind]:
+def sim_nodes() -> list[SimNode]:
     """Of a cluster beyond a mesh, some seconds after one node saw a backend restart."""
     assert NODES > MESH_MEMBERS_MAX
-    run = Run(Scenario("company", "80 nodes", 14.0, cluster=Cluster(nodes=NODES, engines=2, spread_s=0.5)), 1, Minds())
+    run = Run(
+        Scenario("company", "80 nodes", 14.0, cluster=Cluster(nodes=NODES, engines=2, spread_s=0.5)), 1, SimNodes()
+    )
 
-    def restart(mind: RealMind, now: float) -> None:
-        mind.node.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
-        mind.node.facts.restarted(BACKEND, 900.0)
+    def restart(node: SimNode, now: float) -> None:
+        node.peer.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
+        node.peer.facts.restarted(BACKEND, 900.0)
 
-    run.world.heap.at(6.0, lambda: run.world.hosts[7].run(restart))  # type: ignore[arg-type]  # a Mind is a RealMind
+    run.world.heap.at(6.0, lambda: run.world.hosts[7].run(restart))  # type: ignore[arg-type]  # a SimNode is a SimNode
     assert run.result().violation is None
-    found = [host.mind for host in run.world.hosts]
-    return [mind for mind in found if isinstance(mind, RealMind)]
+    found = [host.node for host in run.world.hosts]
+    return [node for node in found if isinstance(node, SimNode)]
 
 
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
-    assert [mind.node.facts.boot(BACKEND) for mind in minds()] == [2] * NODES
+    assert [node.peer.facts.boot(BACKEND) for node in sim_nodes()] == [2] * NODES
 
 
 def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     """A mesh would have greeted all in the first second."""
     count = 0
-    for mind in minds():
-        neighbours = mind.gossip.members.neighbours
+    for node in sim_nodes():
+        neighbours = node.gossip.members.neighbours
         met = {member.session for member in neighbours.acquainted()}
         assert not neighbours.is_mesh
         assert met >= set(neighbours.near())
@@ -50,21 +52,21 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
 
 def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
-    for mind in minds():
-        assert mind.gossip.routes._post.relays
-        assert len(mind.gossip.routes._post.listeners) == 3
+    for node in sim_nodes():
+        assert node.gossip.routes._post.relays
+        assert len(node.gossip.routes._post.listeners) == 3
 
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
-    for mind in minds():
-        near = mind.gossip.members.neighbours.near()
-        shared = mind.gossip._company._sharing
+    for node in sim_nodes():
+        near = node.gossip.members.neighbours.near()
+        shared = node.gossip._company._sharing
         assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
         assert set(shared) >= set(near)
 
 
 def test_who_deals_with_us_is_heard_though_we_would_not_have_chosen_it() -> None:
     """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
-    guests = [set(mind.gossip._company._sharing) - set(mind.gossip.members.neighbours.near()) for mind in minds()]
+    guests = [set(node.gossip._company._sharing) - set(node.gossip.members.neighbours.near()) for node in sim_nodes()]
     assert any(guests)
-    assert [mind.gossip.routes.statistics().strangers for mind in minds()] == [0] * NODES
+    assert [node.gossip.routes.statistics().strangers for node in sim_nodes()] == [0] * NODES

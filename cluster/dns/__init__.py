@@ -1,0 +1,1 @@
+"""Names: a DNS server with faults, resolvers for trio, and free addresses of this machine."""

@@ -1,0 +1,268 @@
+"""A real DNS server for the lab: round-robin over the nodes' addresses, and every way in which DNS fails, on demand.
+
+    zone = Zone({"router.lab": ["127.0.0.2", "127.0.0.3"]})
+    host, port = await nursery.start(serve, zone, "127.0.0.1", 0)        # then: dig @127.0.0.1 -p PORT router.lab
+    zone.fault("router.lab", DnsFault(FaultKind.SLOW, delay_s=5.0))
+
+UDP and TCP on one port. The k-th look-up of a name begins with its k-th address, for A and AAAA each by itself. A
+name that is not ours is REFUSED, one of our zone that nobody has is NXDOMAIN, one without such an address is an empty
+answer.
+
+`Zone` decides and is pure; `serve` moves bytes. Bounds: answers that wait (slow), connections, time of a connection;
+what is above a bound is dropped and counted. An error of one asker never ends the server.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+
+import trio
+
+from cluster.dns.dns_messages import BadQuery, Code, Kind, Query, read_query, write_answer, write_error
+
+TTL_S = 1
+"""Short: a lab's nodes come and go, and resolvers should ask again."""
+
+WAITING_MAX = 256
+"""Slow answers that wait at once; a further question is dropped, as by an overloaded server."""
+
+CONNECTIONS_MAX = 64
+CONNECTION_S = 10.0
+"""A TCP asker has this long for each question."""
+
+MESSAGE_BYTES_MAX = 65_535
+PORT_TRIES_MAX = 50
+"""Port 0: the TCP port that the system gave may be taken for UDP; then the next one."""
+
+
+class FaultKind(Enum):
+    """What the name says instead of the truth."""
+
+    SUBSET = "subset"  # `count` of the addresses, the next ones each time
+    EMPTY = "empty"  # no error, no address
+    SELF = "self"  # only the asker's own address; nothing when it has none there
+    OTHER = "other"  # `addresses`, whatever is true: those of another cluster, or old ones
+    STALE = "stale"  # what was true when the fault was set
+    SLOW = "slow"  # the truth, after `delay_s`
+    SERVFAIL = "servfail"
+    NXDOMAIN = "nxdomain"
+    SILENT = "silent"  # no answer at all
+
+
+@dataclass(frozen=True, slots=True)
+class DnsFault:
+    kind: FaultKind
+    count: int = 1
+    delay_s: float = 5.0
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to send and when; `data` None is silence."""
+
+    data: bytes | None
+    delay_s: float = 0.0
+
+
+class Zone:
+    """Names, addresses, faults. Names are compared without regard to case; all of them lie in `zone`."""
+
+    def __init__(self, names: Mapping[str, Sequence[str]], zone: str = "lab", ttl_s: int = TTL_S) -> None:
+        self.zone = zone.lower()
+        self.ttl_s = ttl_s
+        self.names: dict[str, tuple[str, ...]] = {}
+        self.faults: dict[tuple[str, str], DnsFault] = {}
+        self.turns: dict[tuple[str, int], int] = {}
+        self.counts: dict[str, int] = {}
+        for name, addresses in names.items():
+            self.set(name, addresses)
+
+    def set(self, name: str, addresses: Sequence[str]) -> None:
+        """What is true from now on. Raises ValueError for what is no IP address, and for a name of another zone."""
+        name = name.lower()
+        if not (name == self.zone or name.endswith(f".{self.zone}")):
+            raise ValueError(f"{name} is not in the zone {self.zone}")
+        self.names[name] = tuple(str(ip_address(address)) for address in addresses)
+
+    def fault(self, name: str, fault: DnsFault | None, asker: str = "") -> None:
+        """Let the name say something else, to this asker's IP or (empty) to all; None ends that."""
+        name = name.lower()
+        if fault is None:
+            self.faults.pop((name, asker), None)
+            return
+        if fault.kind is FaultKind.STALE and not fault.addresses:
+            fault = DnsFault(fault.kind, addresses=self.names.get(name, ()))
+        self.faults[name, asker] = fault
+
+    def answer(self, data: bytes, asker: str, *, over_tcp: bool) -> Outcome:
+        """One message in, one out. Never raises, whatever the bytes are."""
+        try:
+            query = read_query(data)
+        except BadQuery as error:
+            self.count("malformed")
+            return Outcome(None if error.code is None else write_error(data, error.code))
+        fault = self.faults.get((query.name, asker)) or self.faults.get((query.name, ""))
+        if fault is not None and fault.kind is FaultKind.SILENT:
+            self.count("silent")
+            return Outcome(None)
+        code, addresses = self.decide(query, fault, asker)
+        self.count(code.name.lower())
+        bytes_max = MESSAGE_BYTES_MAX if over_tcp else query.udp_bytes_max
+        zone = "" if code is Code.REFUSED else self.zone
+        reply = write_answer(query, code, addresses, self.ttl_s, zone=zone, bytes_max=bytes_max)
+        return Outcome(reply, fault.delay_s if fault is not None and fault.kind is FaultKind.SLOW else 0.0)
+
+    def decide(self, query: Query, fault: DnsFault | None, asker: str) -> tuple[Code, Sequence[str]]:
+        if fault is not None and fault.kind is FaultKind.SERVFAIL:
+            return Code.SERVFAIL, ()
+        if not (query.name == self.zone or query.name.endswith(f".{self.zone}")):
+            return Code.REFUSED, ()
+        if query.name not in self.names or (fault is not None and fault.kind is FaultKind.NXDOMAIN):
+            return (Code.NOERROR if query.name == self.zone else Code.NXDOMAIN), ()
+        version = {Kind.A: 4, Kind.AAAA: 6}.get(Kind(query.kind)) if query.kind in (Kind.A, Kind.AAAA) else None
+        said = self.said(query.name, fault, asker)
+        fitting = [address for address in said if ip_address(address).version == version]
+        return Code.NOERROR, self.rotated(query, fitting, fault)
+
+    def said(self, name: str, fault: DnsFault | None, asker: str) -> Sequence[str]:
+        """The addresses before rotation."""
+        true = self.names[name]
+        match fault.kind if fault is not None else None:
+            case FaultKind.EMPTY:
+                return ()
+            case FaultKind.SELF:
+                return [address for address in true if address == asker]
+            case FaultKind.OTHER | FaultKind.STALE:
+                return fault.addresses if fault is not None else ()
+        return true
+
+    def rotated(self, query: Query, addresses: list[str], fault: DnsFault | None) -> list[str]:
+        if not addresses:
+            return addresses
+        place = (query.name, query.kind)
+        turn = self.turns.get(place, 0)
+        count = len(addresses)
+        shown = min(max(1, fault.count), count) if fault is not None and fault.kind is FaultKind.SUBSET else count
+        self.turns[place] = turn + (shown if shown < count else 1)
+        start = turn % count
+        return (addresses[start:] + addresses[:start])[:shown]
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+
+class DnsServer:
+    """Moves bytes between sockets and a zone. `serve` makes one."""
+
+    def __init__(self, zone: Zone) -> None:
+        self.zone = zone
+        self.waiting = 0
+        self.connections = 0
+
+    async def run_udp(self, sock: trio.socket.SocketType) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    data, asker = await sock.recvfrom(MESSAGE_BYTES_MAX)
+                except ConnectionError:  # an asker is gone before its answer; the system tells us here
+                    continue
+                outcome = self.zone.answer(data, asker[0], over_tcp=False)
+                if outcome.data is None:
+                    continue
+                if outcome.delay_s <= 0:
+                    await self.send(sock, outcome.data, asker)
+                elif self.waiting < WAITING_MAX:
+                    self.waiting += 1
+                    nursery.start_soon(self.send_later, sock, outcome, asker)
+                else:
+                    self.zone.count("dropped")
+
+    async def send_later(self, sock: trio.socket.SocketType, outcome: Outcome, asker: tuple[str, int]) -> None:
+        try:
+            await trio.sleep(outcome.delay_s)
+            await self.send(sock, outcome.data or b"", asker)
+        finally:
+            self.waiting -= 1
+
+    async def send(self, sock: trio.socket.SocketType, data: bytes, asker: tuple[str, int]) -> None:
+        try:
+            await sock.sendto(data, asker)
+        except OSError:
+            self.zone.count("unsent")
+
+    async def run_tcp(self, stream: trio.SocketStream) -> None:
+        """One connection: questions one after the other (RFC 7766), each with its time."""
+        if self.connections >= CONNECTIONS_MAX:
+            self.zone.count("dropped")
+            await trio.aclose_forcefully(stream)
+            return
+        self.connections += 1
+        try:
+            async with stream:
+                while await self.exchange(stream):
+                    pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.zone.count("broken")
+        finally:
+            self.connections -= 1
+
+    async def exchange(self, stream: trio.SocketStream) -> bool:
+        """One question and its answer. False: it was the last."""
+        with trio.move_on_after(CONNECTION_S):
+            head = await receive_exactly(stream, 2)
+            data = await receive_exactly(stream, int.from_bytes(head, "big")) if head else b""
+            if data:
+                outcome = self.zone.answer(data, stream.socket.getpeername()[0], over_tcp=True)
+                if outcome.data is None:
+                    return False
+                await trio.sleep(min(outcome.delay_s, CONNECTION_S))
+                await stream.send_all(len(outcome.data).to_bytes(2, "big") + outcome.data)
+                return True
+        return False
+
+
+async def receive_exactly(stream: trio.abc.ReceiveStream, count: int) -> bytes:
+    """That many bytes, or none when the other side ended before. Raises trio.BrokenResourceError."""
+    got = bytearray()
+    while len(got) < count:
+        data = await stream.receive_some(count - len(got))
+        if not data:
+            return b""
+        got += data
+    return bytes(got)
+
+
+async def serve(
+    zone: Zone, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer until cancelled. Port 0 takes one that is free for both. Started with the address. Raises OSError."""
+    listener, sock = await bind_both(host, port)
+    server = DnsServer(zone)
+    with sock:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run_udp, sock)
+            nursery.start_soon(trio.serve_listeners, server.run_tcp, [listener])
+            task_status.started(listener.socket.getsockname()[:2])
+
+
+async def bind_both(host: str, port: int) -> tuple[trio.SocketListener, trio.socket.SocketType]:
+    """A TCP listener and a UDP socket on one port. Raises OSError."""
+    family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    for tries_left in range(PORT_TRIES_MAX, 0, -1):
+        (listener,) = await trio.open_tcp_listeners(port, host=host)
+        sock = trio.socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            await sock.bind((host, listener.socket.getsockname()[1]))
+        except OSError:
+            sock.close()
+            await listener.aclose()
+            if port or tries_left == 1:
+                raise
+        else:
+            return listener, sock
+    raise AssertionError  # the last try raises

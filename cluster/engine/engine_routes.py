@@ -1,0 +1,382 @@
+"""The fake engine's routes: vLLM's HTTP over a block cache with a clock.
+
+It answers made-up words at the pace of its model, and tells the truth about its cache: `cached_tokens` in every usage,
+/metrics, and /admin/stats. Faults come over /admin/faults. A client that goes away cancels its request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+import trio
+
+from cluster.engine.engine_api import (
+    ApiError,
+    Ask,
+    Reply,
+    bad_request,
+    models_body,
+    read_ask,
+    read_messages,
+    read_object,
+    read_prompt,
+    read_template_options,
+    usage_of,
+)
+from cluster.engine.engine_faults import Fault, FaultKind, Faults
+from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
+from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
+from cluster.engine.kv_events import KvEvents, KvTeller, Scope
+from cluster.engine.live_engine import LiveEngine, Mailbox
+from ranvier_py.core.errors import ClientGone
+from ranvier_py.proxy.client_connection import Client
+from ranvier_py.proxy.http_values import Headers, HttpRequest
+from ranvier_py.replay.engine.block_cache import Job, TokenIds
+from ranvier_py.replay.engine.model import EngineLimits, PromptTooLongError, QueueFullError
+
+INLINE_BYTES_MAX = 4096
+"""Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""
+
+TOKENIZER_THREADS = 2
+
+CACHE_EVENTS_MAX = 1 << 20
+"""Of one step; they are told after each."""
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"x-engine: %s\r\ntransfer-encoding: chunked\r\n%s\r\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine. Without a `name` it is called by the address it listens on.
+
+    `models[0]` is the base model, the rest are LoRA adapters, whose caches are apart.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    limits: EngineLimits
+    tokens_max: int  # max_model_len
+    answer_tokens: tuple[int, int] = (40, 160)
+    seed: int = 1
+    kv: KvEvents | None = None  # tells its KV events
+
+
+class Engine:
+    """The routes of one engine. `live.run` must be running."""
+
+    def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
+        """Raises OSError when an address of its KV events can't be had."""
+        self.config = config
+        self.kv = KvTeller(config.kv, config.limits.block_size) if config.kv else None
+        limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
+        self.live = LiveEngine(limits, self.kv.tell if self.kv else ignore)
+        self.faults = Faults(Random(config.seed))
+        self.cut = 0  # connections cut by faults and restarts
+        self._tokenizer = tokenizer
+        self._book = AnswerBook(tokenizer, config.answer_tokens, config.seed)
+        self._threads = trio.CapacityLimiter(TOKENIZER_THREADS)
+        self.name = config.name
+        self._created = int(time.time())
+        self._requests = 0
+        self._routes: dict[tuple[bytes, bytes], Callable[[HttpRequest, Client], Awaitable[None]]] = {
+            (b"POST", b"/v1/chat/completions"): partial(self.generate, chat=True),
+            (b"POST", b"/v1/completions"): partial(self.generate, chat=False),
+            (b"GET", b"/v1/models"): partial(self.probe, body=self._models),
+            (b"GET", b"/health"): partial(self.probe, body=bytes),
+            (b"GET", b"/ping"): partial(self.probe, body=bytes),
+            (b"GET", b"/version"): partial(self.probe, body=lambda: orjson.dumps({"version": "0.32.0+lab"})),
+            (b"GET", b"/metrics"): self.metrics,
+            (b"POST", b"/tokenize"): self.tokenize,
+            (b"POST", b"/detokenize"): self.detokenize,
+            (b"POST", b"/admin/faults"): self.set_fault,
+            (b"POST", b"/admin/restart"): self.restart,
+            (b"POST", b"/admin/clear"): self.clear,
+            (b"GET", b"/admin/stats"): self.statistics,
+        }
+        if self.kv is not None:
+            self._routes[b"GET", self.kv.path] = partial(self.probe, body=self.kv.sources)
+            self._routes[b"POST", b"/admin/kv"] = self.lose_events
+
+    @property
+    def _headers(self) -> Headers:
+        return [(b"x-engine", self.name.encode())]
+
+    async def handle(self, request: HttpRequest, client: Client) -> None:
+        """One request of the server."""
+        client.work()
+        method = b"GET" if request.method == b"HEAD" else request.method
+        route = self._routes.get((method, request.path))
+        try:
+            if route is None:
+                known = any(path == request.path for _, path in self._routes)
+                raise ApiError(405 if known else 404, "NotFoundError", "Method Not Allowed" if known else "Not Found")
+            await route(request, client)
+        except ApiError as error:
+            await client.respond(error.status, error.body(), self._headers)
+
+    # --- generation -------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: HttpRequest, client: Client, *, chat: bool) -> None:
+        fault = self.faults.draw(trio.current_time())
+        await self._begin(fault)
+        ask = read_ask(request.body, chat=chat, default_model=self.config.models[0])
+        if ask.model not in self.config.models:
+            raise ApiError(404, "NotFoundError", f"The model `{ask.model}` does not exist.", "model")
+        job, answer = await self._prepare(ask, len(request.body))
+        if self.kv is not None and job.keys:
+            self.kv.encoder.note(job.keys[0], Scope("" if ask.model == self.config.models[0] else ask.model, ask.salt))
+        self._requests += 1
+        kind = "chatcmpl" if chat else "cmpl"
+        request_id = f"{kind}-{self.name}-{self._requests}"
+        mailbox = self._submit(request_id, job)
+        reply = Reply(request_id, int(time.time()), ask.model, self.name, chat)
+        try:
+            if ask.stream:
+                done = await self._stream(StreamWriter(request, client, self.name), ask, reply, mailbox, answer, fault)
+            else:
+                done = await self._whole(client, reply, mailbox, answer, fault)
+        finally:
+            self.live.leave(mailbox)
+        if not done:
+            raise self._cut()
+
+    def _submit(self, request_id: str, job: Job) -> Mailbox:
+        try:
+            return self.live.submit(request_id, job)
+        except PromptTooLongError as error:
+            raise bad_request(str(error)) from error
+        except QueueFullError as error:
+            raise ApiError(503, "ServiceUnavailableError", str(error)) from error
+
+    async def _begin(self, fault: Fault | None) -> None:
+        """Carry out what a fault does before the request is read."""
+        if fault is None:
+            return
+        if fault.kind is FaultKind.REFUSE:
+            raise self._cut()
+        if fault.kind is FaultKind.STATUS:
+            raise ApiError(fault.status, "InternalServerError", "a fault on demand")
+        if fault.kind is FaultKind.LATENCY:
+            await trio.sleep(fault.seconds)
+
+    def _cut(self) -> ClientGone:
+        """To be raised: makes the server drop the connection without another word."""
+        self.cut += 1
+        return ClientGone("cut on demand")
+
+    async def _prepare(self, ask: Ask, body_bytes: int) -> tuple[Job, Answer]:
+        if body_bytes <= INLINE_BYTES_MAX:
+            return self._tokenized(ask)
+        return await trio.to_thread.run_sync(self._tokenized, ask, limiter=self._threads)
+
+    def _tokenized(self, ask: Ask) -> tuple[Job, Answer]:
+        """The whole prompt in tokens, and what will be answered. Runs in worker threads too: changes nothing."""
+        prompt = self._prompt_ids(ask)
+        room = self.config.tokens_max - len(prompt)
+        if room < max(1, ask.limit):
+            message = (
+                f"This model's maximum context length is {self.config.tokens_max} tokens. However, you requested "
+                f"{ask.limit or 1} output tokens and your prompt contains {len(prompt)} input tokens."
+            )
+            raise bad_request(message)
+        answer = self._book.answer(prompt, ask.limit or room, ask.stop, exact=ask.exact and ask.limit > 0)
+        adapter = "" if ask.model == self.config.models[0] else ask.model
+        salt = f"{adapter}\0{ask.salt}".encode() if adapter or ask.salt else b""
+        return Job.of(prompt, answer.ids, self.config.limits.block_size, salt), answer
+
+    def _prompt_ids(self, ask: Ask) -> TokenIds:
+        if ask.messages is not None:
+            ids = self._chat_ids(ask.messages, ask.tools, ask.template_options, generation=True)
+        elif ask.text is not None:
+            ids = self._tokenizer.encode(ask.text, special=True)
+        else:
+            ids = np.asarray(ask.ids, dtype=np.uint32)
+        if not len(ids):
+            raise bad_request("the prompt has no tokens")
+        return ids
+
+    def _chat_ids(self, messages: Any, tools: Any, options: Mapping[str, Any], *, generation: bool) -> TokenIds:
+        try:
+            text = self._tokenizer.render(messages, tools, options, generation=generation)
+        except RenderError as error:
+            raise bad_request(str(error)) from error
+        return self._tokenizer.encode(text, special=False)
+
+    async def _whole(self, client: Client, reply: Reply, mailbox: Mailbox, answer: Answer, fault: Fault | None) -> bool:
+        """Answer in one piece. False when the connection is to be cut instead."""
+        out, fault_at = 0, fault_depth(fault, answer)
+        while not mailbox.ended:
+            out = await mailbox.wait_tokens(out)
+            if out >= fault_at:
+                if not await keeps_going(fault):
+                    return False
+                fault_at = NEVER
+        if mailbox.aborted:
+            return False
+        usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
+        body = reply.whole("".join(answer.pieces), finish_reason(answer), usage)
+        await client.respond(200, body, self._headers)
+        return True
+
+    async def _stream(
+        self, writer: StreamWriter, ask: Ask, reply: Reply, mailbox: Mailbox, answer: Answer, fault: Fault | None
+    ) -> bool:
+        """Answer token by token. False when the connection is to be cut."""
+        sent, fault_at = 0, fault_depth(fault, answer)
+        while sent < len(answer.ids):
+            out = min(await mailbox.wait_tokens(sent), fault_at)
+            if mailbox.aborted:
+                return False
+            head = b"" if writer.started else reply.role_chunk()
+            await writer.write(head + reply.text_chunks(answer.pieces[sent:out]))
+            sent = out
+            if sent >= fault_at:
+                if not await keeps_going(fault):
+                    return False
+                fault_at = NEVER
+        usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
+        await writer.write(reply.last_chunks(finish_reason(answer), usage if ask.stream_usage else None))
+        await writer.end()
+        return True
+
+    # --- everything else --------------------------------------------------------------------------------------------
+
+    async def probe(self, _: HttpRequest, client: Client, *, body: Callable[[], bytes]) -> None:
+        await self._begin(self.faults.draw(trio.current_time(), health=True))
+        await client.respond(200, body(), self._headers)
+
+    def _models(self) -> bytes:
+        return models_body(self.config.models, self._created, self.config.tokens_max)
+
+    async def metrics(self, _: HttpRequest, client: Client) -> None:
+        page = metrics_page(
+            self.live.statistics(),
+            model=self.config.models[0],
+            block_size=self.config.limits.block_size,
+            started_at=self.live.started_at,
+            first_token_s=self.live.first_token_s,
+            duration_s=self.live.duration_s,
+        )
+        await client.respond(200, page, self._headers, content_type=CONTENT_TYPE)
+
+    async def tokenize(self, request: HttpRequest, client: Client) -> None:
+        fields = read_object(request.body)
+        if "messages" in fields:
+            generation = bool(fields.get("add_generation_prompt", True))
+            options = read_template_options(fields)
+            ids = self._chat_ids(read_messages(fields), fields.get("tools"), options, generation=generation)
+        else:
+            text = read_prompt(fields).get("text")
+            if text is None:
+                raise bad_request("prompt must be a text", "prompt")
+            ids = self._tokenizer.encode(text, special=bool(fields.get("add_special_tokens", True)))
+        body = {"count": len(ids), "max_model_len": self.config.tokens_max, "tokens": ids.tolist(), "token_strs": None}
+        await client.respond(200, orjson.dumps(body), self._headers)
+
+    async def detokenize(self, request: HttpRequest, client: Client) -> None:
+        ids = read_prompt({"prompt": read_object(request.body).get("tokens")}).get("ids")
+        if ids is None:
+            raise bad_request("tokens must be a list of token ids", "tokens")
+        await client.respond(200, orjson.dumps({"prompt": self._tokenizer.decode(ids)}), self._headers)
+
+    async def set_fault(self, request: HttpRequest, client: Client) -> None:
+        try:
+            fault = Fault.read(read_object(request.body))
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+        self.faults.set(fault, trio.current_time())
+        await client.respond(200, b'{"set":true}', self._headers)
+
+    async def lose_events(self, request: HttpRequest, client: Client) -> None:
+        """{"lose": n}: the next n messages reach nobody, but for those who ask for them again."""
+        number = read_object(request.body).get("lose")
+        if type(number) is not int or number < 0 or self.kv is None:
+            raise bad_request("lose must be a number of messages", "lose")
+        self.kv.publisher.to_lose = number
+        await client.respond(200, b'{"set":true}', self._headers)
+
+    async def restart(self, _: HttpRequest, client: Client) -> None:
+        self.live.restart()
+        if self.kv is not None:
+            self.kv.restart()
+        await self.statistics(_, client)
+
+    async def clear(self, _: HttpRequest, client: Client) -> None:
+        self.live.clear_cache()
+        await self.statistics(_, client)
+
+    async def statistics(self, _: HttpRequest, client: Client) -> None:
+        body = {
+            "name": self.name,
+            "model": self.config.models[0],
+            "started_at": self.live.started_at,
+            **asdict(self.live.statistics()),
+            "lifetime": asdict(self.live.lifetime()),
+            "faults": self.faults.hits,
+            "cut": self.cut,
+            "kv_messages": self.kv.publisher.published if self.kv else 0,
+        }
+        await client.respond(200, orjson.dumps(body), self._headers)
+
+
+class StreamWriter:
+    """A body of unknown length: chunked, or for HTTP/1.0 until the end. The head goes out with the first part."""
+
+    def __init__(self, request: HttpRequest, client: Client, name: str) -> None:
+        self.started = False
+        self._client = client
+        self._chunked = request.http_minor >= 1
+        head = STREAM_HEAD % (name.encode(), b"" if request.keep_alive else b"connection: close\r\n")
+        self._head = head if self._chunked else head.replace(b"transfer-encoding: chunked\r\n", b"")
+        if not self._chunked:
+            client.must_close = True
+
+    async def write(self, data: bytes) -> None:
+        head, self._head, self.started = self._head, b"", True
+        if not data and not head:
+            return  # an empty chunk would end the body
+        if self._chunked:
+            framed = (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
+            await self._client.send(head, *framed)
+        else:
+            await self._client.send(head + data)
+
+    async def end(self) -> None:
+        if self._chunked:
+            await self._client.send(b"0\r\n\r\n")
+
+
+NEVER = 1 << 60
+
+
+def ignore(_: object) -> None:
+    """Nobody wants to know."""
+
+
+def fault_depth(fault: Fault | None, answer: Answer) -> int:
+    """After how many tokens a fault strikes in mid-answer; NEVER for the other kinds."""
+    if fault is None or fault.kind not in (FaultKind.STALL, FaultKind.RESET_MID_STREAM):
+        return NEVER
+    return min(fault.after_tokens, len(answer.ids))
+
+
+async def keeps_going(fault: Fault | None) -> bool:
+    """Carry out a fault in mid-answer. False when the connection is to be cut."""
+    if fault is not None and fault.kind is FaultKind.STALL:
+        await trio.sleep(fault.seconds)
+        return True
+    return False
+
+
+def finish_reason(answer: Answer) -> str:
+    return "stop" if answer.stopped else "length"

@@ -1,0 +1,180 @@
+"""KV events of the fake engine as real ones write them: changes of the block cache -> messages in msgpack.
+
+Three shapes: `map` is vLLM's from 0.24 on (as 0.32 sends it), `array` vLLM's before that (0.20), `sglang` SGLang's
+0.5.23, with signed hashes and all that one step removes in one event. `strange` is a map whose events have names that
+nobody knows, as those of a version to come may. Salt and adapter, which a real engine keeps with
+each block, are remembered here by the first block of a prompt.
+Bounds: SCOPES_MAX prompts are remembered; the oldest is forgotten, and its blocks pass for those without a salt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack  # type: ignore[import-untyped]
+import orjson
+
+from cluster.engine.kv_publisher import HWM, KvEndpoints, KvPublisher
+from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
+
+ENCODINGS = ("map", "array", "sglang")
+STRANGE = "strange"
+SCOPES_MAX = 65_536
+SIGN = 1 << 63
+
+
+class Scope(NamedTuple):
+    """What a prompt's blocks are hashed with beside their tokens; empty for none."""
+
+    adapter: str = ""
+    salt: str = ""
+
+
+PLAIN = Scope()
+
+
+class KvEncoder:
+    """Writes the events of one engine. `clear` after a restart."""
+
+    def __init__(self, encoding: str, block_size: int, rank: int = 0) -> None:
+        """Raises ValueError for an unknown encoding."""
+        if encoding not in (*ENCODINGS, STRANGE):
+            raise ValueError(f"KV events can be encoded as {', '.join((*ENCODINGS, STRANGE))}")
+        self.encoding = encoding
+        self._block_size = block_size
+        self._rank = rank
+        self._scopes: dict[int, Scope] = {}
+
+    def note(self, first: int, scope: Scope) -> None:
+        """A prompt that begins with this block is asked with this adapter and salt."""
+        if scope != PLAIN:
+            self._scopes[first] = scope
+            if len(self._scopes) > SCOPES_MAX:
+                del self._scopes[next(iter(self._scopes))]
+
+    def batch(self, events: Sequence[CacheEvent], at: float) -> bytes:
+        """One message. `at` in Unix seconds."""
+        told: list[Any] = []
+        for event in events:
+            if isinstance(event, BlocksStored):
+                told.append(self._stored(event))
+            elif isinstance(event, BlockRemoved):
+                self._remove(event, told)
+            else:
+                assert isinstance(event, CacheCleared)
+                told.append(self._event("AllBlocksCleared", {}))
+        return bytes(msgpack.packb([at, told, self._rank]))
+
+    def _stored(self, event: BlocksStored) -> Any:
+        scope = self._scopes.get(event.keys[0], PLAIN) if not event.parent else PLAIN
+        fields: dict[str, Any] = {
+            "block_hashes": [self._hash(key) for key in event.keys],
+            "parent_block_hash": self._hash(event.parent) if event.parent else None,
+            "token_ids": event.ids.tolist(),
+            "block_size": self._block_size,
+            "lora_id": None,
+            "medium": "GPU",
+            "lora_name": scope.adapter or None,
+        }
+        if self.encoding == "sglang":
+            if scope.salt:
+                fields["cache_salt"] = scope.salt
+        else:
+            own = [scope.adapter] if scope.adapter else []
+            keys: list[list[str] | None] = [own or None for _ in event.keys]
+            keys[0] = [*own, scope.salt] if scope.salt else keys[0]
+            fields["extra_keys"] = keys
+            fields |= {"group_idx": 0, "kv_cache_spec_kind": "full_attention"} if self.encoding == "map" else {}
+        return self._event("BlockStored", fields)
+
+    def _remove(self, event: BlockRemoved, told: list[Any]) -> None:
+        """SGLang says what one step removes at once."""
+        last = told[-1] if told and self.encoding == "sglang" else {}
+        if last.get("type") == "BlockRemoved":
+            last["block_hashes"].append(self._hash(event.key))
+            return
+        fields: dict[str, Any] = {"block_hashes": [self._hash(event.key)], "medium": "GPU"}
+        if self.encoding == "map":
+            fields["group_idx"] = 0
+        told.append(self._event("BlockRemoved", fields))
+
+    def _event(self, tag: str, fields: dict[str, Any]) -> Any:
+        if self.encoding == STRANGE:
+            tag = f"{tag}V9"
+        return [tag, *fields.values()] if self.encoding == "array" else {"type": tag, **fields}
+
+    def _hash(self, key: int) -> int:
+        return key - 2 * SIGN if self.encoding == "sglang" and key >= SIGN else key
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """That, where and how an engine tells its KV events."""
+
+    endpoints: KvEndpoints
+    encoding: str = "map"
+
+
+class KvTeller:
+    """Tells the KV events of one engine, and over HTTP where."""
+
+    def __init__(self, events: KvEvents, block_size: int) -> None:
+        """Raises OSError, or ValueError for an unknown encoding."""
+        self.encoder = KvEncoder(events.encoding, block_size)
+        self.publisher = KvPublisher(events.endpoints)
+        self._block_size = block_size
+        self._begin()
+
+    @property
+    def path(self) -> bytes:
+        """Of the page that says where events are told."""
+        return b"/server_info" if self.encoder.encoding == "sglang" else b"/kv_event_sources"
+
+    def tell(self, events: Sequence[CacheEvent]) -> None:
+        self.publisher.publish(self.encoder.batch(events, time.time()))
+
+    def restart(self) -> None:
+        self.publisher.restart()
+        self._begin()
+
+    def _begin(self) -> None:
+        """SGLang's first word is that its cache is empty."""
+        if self.encoder.encoding == "sglang":
+            self.tell([CacheCleared()])
+
+    def sources(self) -> bytes:
+        return self._server_info() if self.encoder.encoding == "sglang" else self._event_sources()
+
+    def _event_sources(self) -> bytes:
+        """vLLM 0.32's page."""
+        endpoints = self.publisher.endpoints
+        source = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.publisher.events,
+            "replay_endpoint": self.publisher.replay or None,
+            "buffer_steps": endpoints.buffer_messages,
+            "hwm": HWM,
+            "max_queue_size": HWM,
+            "topic": endpoints.topic,
+        }
+        return orjson.dumps({"0": source})
+
+    def _server_info(self) -> bytes:
+        """What SGLang 0.5.23 says of them."""
+        host, _, port = self.publisher.events.removeprefix("tcp://").rpartition(":")
+        topic = self.publisher.endpoints.topic
+        block = {
+            "publisher": "zmq",
+            "endpoint_host": host,
+            "endpoint_port_base": int(port),
+            "topic": topic,
+            "block_size": self._block_size,
+            "dp_size": 1,
+        }
+        option = {"publisher": "zmq", "endpoint": self.publisher.events, "topic": topic}
+        option |= {"replay_endpoint": self.publisher.replay} if self.publisher.replay else {}
+        return orjson.dumps({"dp_size": 1, "kv_events_config": orjson.dumps(option).decode(), "kv_events": block})

@@ -1,0 +1,1 @@
+"""Chats: what is asked when, the clients that ask, and what came of it."""

@@ -1,0 +1,173 @@
+"""What is wrong with links: conditions one way, the rules that impose them, and what becomes of one datagram.
+
+The simulator's network and the relay between real processes use the same. Addresses are anything that can be hashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from math import log
+from random import Random
+from typing import Any, NamedTuple
+
+from ranvier_py.core.gossip.gossip_values import Plane
+
+PAIRS_CACHED_MAX = 200_000
+"""Conditions of pairs that are remembered between changes of the rules."""
+
+UDP, TCP = frozenset((Plane.DATAGRAM,)), frozenset(Plane) - {Plane.DATAGRAM}
+PLANES = {"udp": UDP, "tcp": TCP}
+RETRANSMIT_S, RETRANSMIT_DOUBLINGS_MAX = 0.2, 5
+"""The least time-out of Linux; doubles with each loss."""
+
+
+class Link(NamedTuple):
+    """Conditions one way. Shares are 0 … 1; those of loss, doubles, disorder and corruption concern datagrams: the
+    loss of a part makes a stream late.
+    """
+
+    loss: float = 0.0
+    delay_s: float = 0.0
+    jitter_s: float = 0.0  # mean of the exponential part
+    tail: float = 0.0  # share of packets that wait in some queue
+    tail_s: float = 0.0  # mean of that wait
+    duplicate: float = 0.0
+    reorder: float = 0.0  # share of datagrams held back, for `reorder_s` on average
+    reorder_s: float = 0.0
+    corrupt: float = 0.0  # share of datagrams with one bit turned over
+    mtu: int = 65_507  # longer datagrams vanish
+    cut: bool = False
+    refuse: bool = False  # of a cut: the sender is told at once
+
+    def worse(self, other: Link) -> Link:
+        """Both sets of conditions together."""
+        return Link(
+            loss=1 - (1 - self.loss) * (1 - other.loss),
+            delay_s=self.delay_s + other.delay_s,
+            jitter_s=self.jitter_s + other.jitter_s,
+            tail=max(self.tail, other.tail),
+            tail_s=max(self.tail_s, other.tail_s),
+            duplicate=max(self.duplicate, other.duplicate),
+            reorder=max(self.reorder, other.reorder),
+            reorder_s=max(self.reorder_s, other.reorder_s),
+            corrupt=max(self.corrupt, other.corrupt),
+            mtu=min(self.mtu, other.mtu),
+            cut=self.cut or other.cut,
+            refuse=self.refuse or other.refuse,
+        )
+
+    def draw_delay_s(self, rng: Random) -> float:
+        """How long one packet takes."""
+        delay = self.delay_s - log(1.0 - rng.random()) * self.jitter_s  # an exponential draw
+        if self.tail and rng.random() < self.tail:
+            delay += rng.expovariate(1.0) * self.tail_s
+        return delay
+
+    def draw_stream_delay_s(self, rng: Random) -> float:
+        """How long one piece of a stream takes: what is lost is sent again."""
+        delay, losses = self.draw_delay_s(rng), 0
+        while self.loss and losses < RETRANSMIT_DOUBLINGS_MAX and rng.random() < self.loss:
+            delay += RETRANSMIT_S * 2**losses
+            losses += 1
+        return delay
+
+    def draw_copies(self, data: Any, rng: Random) -> tuple[str, list[tuple[float, Any]]]:
+        """What became of a datagram, in a word ("" when nothing did), and what arrives: (delay, data) each."""
+        if self.cut:
+            return "cut", []
+        if self.loss and rng.random() < self.loss:
+            return "lost", []
+        if len(data) > self.mtu:
+            return "oversize", []
+        what = ""
+        if self.corrupt and rng.random() < self.corrupt:
+            what, data = "corrupted", flipped(data, rng)
+        delay = self.draw_delay_s(rng)
+        if self.reorder and rng.random() < self.reorder:
+            delay += rng.random() * 2 * self.reorder_s
+        copies = [(delay, data)]
+        if self.duplicate and rng.random() < self.duplicate:
+            what = "doubled"
+            copies.append((delay + self.draw_delay_s(rng), data))
+        return what, copies
+
+
+PERFECT = Link()
+"""Nothing is wrong, and nothing takes time."""
+
+DATA_CENTRE = Link(delay_s=0.0002, jitter_s=0.0002, tail=0.001, tail_s=0.02)
+CUT = Link(cut=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What is wrong between these addresses on these planes."""
+
+    sources: Collection[Hashable]
+    targets: Collection[Hashable]
+    link: Link
+    one_way: bool = False
+    planes: frozenset[Plane] = frozenset(Plane)
+
+    def concerns(self, source: Hashable, target: Hashable, plane: Plane) -> bool:
+        if plane not in self.planes:
+            return False
+        there = source in self.sources and target in self.targets
+        return there or (not self.one_way and target in self.sources and source in self.targets)
+
+
+class Links:
+    """All rules in force over the conditions that hold without them."""
+
+    def __init__(self, base: Link = PERFECT) -> None:
+        self.base = base
+        self.rules: list[Rule] = []
+        self.protected: Collection[Hashable] = frozenset()  # between these all is well, whatever the rules say
+        self._cache: dict[tuple[Hashable, Hashable, Plane], Link] = {}
+
+    def add(self, rule: Rule) -> Rule:
+        self.rules.append(rule)
+        self._cache.clear()
+        return rule
+
+    def remove(self, rule: Rule) -> None:
+        """No matter whether it is in force."""
+        self.rules = [one for one in self.rules if one is not rule]
+        self._cache.clear()
+
+    def heal(self) -> None:
+        """Every rule ends."""
+        self.rules.clear()
+        self._cache.clear()
+
+    def protect(self, core: Collection[Hashable]) -> None:
+        """From now on no rule holds between these."""
+        self.protected = frozenset(core)
+        self._cache.clear()
+
+    def link(self, source: Hashable, target: Hashable, plane: Plane) -> Link:
+        """The conditions from one to the other just now."""
+        if not self.rules:
+            return self.base
+        key = (source, target, plane)
+        link = self._cache.get(key)
+        if link is None:
+            link = self.base
+            if not (source in self.protected and target in self.protected):
+                for rule in self.rules:
+                    if rule.concerns(source, target, plane):
+                        link = link.worse(rule.link)
+            if len(self._cache) >= PAIRS_CACHED_MAX:
+                self._cache.clear()
+            self._cache[key] = link
+        return link
+
+
+def flipped(data: Any, rng: Random) -> Any:
+    """The same bytes with one bit turned over; anything else as it is."""
+    if not data or not isinstance(data, bytes):
+        return data
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)

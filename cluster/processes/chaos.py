@@ -1,0 +1,222 @@
+"""`python -m cluster chaos`: scenarios on real processes, a verdict for every bound, every request in the books.
+
+    python -m cluster chaos --scenario rolling_restart --seed 1
+    python -m cluster chaos --scenario my.toml --nodes 3 --engines 4 --for 60 --json out.json
+
+Seed, way of the links and the reason for it are printed first, so that a run can be had again. Timing on real machines
+is not exact: the seed gives the same victims, chats and draws, not the same interleaving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from cluster.dns.addresses import NamesError
+from cluster.processes.chaos_run import Options, Outcome, run_scenario
+from cluster.processes.children import GUARD, ChildNotReady
+from cluster.processes.link_control import PRIVATE_FLAG, WAYS, CannotDo, Way, choose, enter_private
+from cluster.processes.request_log import verdict_lines
+from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+DIARY_LINES_MAX = 60
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cluster chaos", description="Scenarios on real processes.")
+    add = parser.add_argument
+    add(
+        "--scenario",
+        action="append",
+        metavar="NAME|FILE",
+        help=f"repeatable; of the lab: {', '.join(scenario_names())}",
+    )
+    add("--nodes", type=int, metavar="N", help="other than the scenario says")
+    add("--engines", type=int, metavar="N", help="other than the scenario says")
+    add("--for", type=float, dest="for_s", metavar="S", help="how long, other than the scenario says")
+    add("--seed", type=int, default=1, metavar="N", help="of victims, chats and draws (%(default)s)")
+    add("--links", choices=WAYS, default="auto", help="how links are cut (%(default)s: namespaces, else the relay)")
+    add("--no-gossip", action="store_true", help="nodes that do not know each other, for comparison")
+    add(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="keep logs and files there; default: a folder, removed when all is well",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    add(PRIVATE_FLAG, action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
+    """As the file and the flags say, with its victims drawn. Raises ScenarioError, OSError."""
+    found = load_scenario(name)
+    if "processes" not in found.runs_on:
+        raise ScenarioError(f"{found.name}: not for processes, only for {', '.join(found.runs_on)}")
+    cluster = replace(
+        found.cluster, nodes=options.nodes or found.cluster.nodes, engines=options.engines or found.cluster.engines
+    )
+    changed = replace(found, cluster=cluster, for_s=options.for_s or found.for_s)
+    check(changed, found.name)
+    return settle(changed, options.seed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: every bound holds. 1: one does not, or a process crashed. 2: it cannot be done. 130: ended by a signal."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    options = make_parser().parse_args(arguments)
+    try:
+        scenarios = [scenario_of(name, options) for name in options.scenario or ["chaos"]]
+        ways = [choose(options.links, one) for one in scenarios]
+    except (ScenarioError, CannotDo, OSError) as error:
+        sys.stderr.write(f"chaos: {error}\n")
+        return MISUSED
+    if len(scenarios) > 1:
+        return each_by_itself(options, arguments)
+    if ways[0].name == "namespaces" and not options.inside:
+        sys.stdout.flush()
+        enter_private(["chaos", *arguments])
+    return one(scenarios[0], ways[0], options)
+
+
+def each_by_itself(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Several scenarios, each in a process of its own (it may want networks of its own); the worst exit code."""
+    worst, outcomes = OK, []
+    with tempfile.TemporaryDirectory(prefix="ranvier-chaos-") as folder:
+        result = Path(folder) / "outcome.json"
+        for name in options.scenario:
+            result.unlink(missing_ok=True)
+            own = ["--scenario", name, "--json", str(result)]
+            guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
+            command = [
+                *guard,
+                sys.executable,
+                "-m",
+                "cluster",
+                "chaos",
+                *without(arguments, "--scenario", "--json"),
+                *own,
+            ]
+            worst = max(worst, subprocess.run(command, check=False).returncode)
+            if result.exists():
+                outcomes.append(json.loads(result.read_text()))
+    if options.json:
+        options.json.write_text(json.dumps(outcomes, indent=2) + "\n")
+    return worst
+
+
+def without(arguments: Sequence[str], *flags: str) -> list[str]:
+    """The command line without these flags and their values."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in flags:
+            next(words, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in flags)):
+            kept.append(word)
+    return kept
+
+
+def one(scenario: Scenario, way: Way, options: argparse.Namespace) -> int:
+    """One scenario in this process."""
+    console = Console()
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    own = "" if options.logs else tempfile.mkdtemp(prefix="ranvier-chaos-")
+    folder = options.logs or Path(own)
+    folder.mkdir(parents=True, exist_ok=True)
+    say(f"{scenario.name}: {scenario.about}")
+    say(f"seed {options.seed}; links: {way.name} ({way.why}); files: {folder}")
+    outcome, code = None, INTERRUPTED
+    try:
+        outcome = trio.run(supervised, scenario, way, Options(options.seed, not options.no_gossip), folder, say)
+    except* (ChildNotReady, CannotDo, NamesError, OSError) as group:
+        for error in leaves(group):
+            sys.stderr.write(f"chaos: {error}\n")
+        code = FAILED
+    if outcome is None:
+        return code
+    show(console, outcome)
+    if options.json:
+        options.json.write_text(json.dumps(outcome.as_json(), indent=2) + "\n")
+    if outcome.good and own:
+        shutil.rmtree(own, ignore_errors=True)
+    elif not outcome.good:
+        say(f"logs: {folder}; again: {again(scenario, options)}")
+    return OK if outcome.good else FAILED
+
+
+async def supervised(scenario: Scenario, way: Way, options: Options, folder: Path, say: Any) -> Outcome | None:
+    """The run; None when a signal ended it."""
+    outcome: Outcome | None = None
+    async with trio.open_nursery() as nursery:
+
+        async def end_on_signal() -> None:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+                async for number in signals:
+                    say(f"{signal.Signals(number).name}: ending the run")
+                    nursery.cancel_scope.cancel()
+
+        nursery.start_soon(end_on_signal)
+        outcome = await run_scenario(scenario, way, options, folder, say)
+        nursery.cancel_scope.cancel()
+    return outcome
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def again(scenario: Scenario, options: argparse.Namespace) -> str:
+    """The command that runs this once more."""
+    words = ["python -m cluster chaos --scenario", scenario.name, "--seed", str(options.seed)]
+    for flag, value in (("--nodes", options.nodes), ("--engines", options.engines), ("--for", options.for_s)):
+        words += [flag, f"{value:g}"] if value else []
+    words += ["--links", options.links] if options.links != "auto" else []
+    words += ["--no-gossip"] if options.no_gossip else []
+    return " ".join(words)
+
+
+def show(console: Console, outcome: Outcome) -> None:
+    """For people: the diary, the books, the verdicts."""
+    for event in outcome.books.diary[:DIARY_LINES_MAX]:
+        console.print(f"  {event.at_s:7.2f} s  {event.text}", highlight=False, markup=False)
+    table = Table(title=f"{outcome.scenario.name}, seed {outcome.options.seed}", title_justify="left")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, count in outcome.books.counts().items():
+        table.add_row(f"requests {name.replace('_', ' ')}", str(count))
+    for reason, count in outcome.books.reasons().items():
+        table.add_row(f"  retried: {reason}", str(count))
+    for name, value in outcome.hits.items():
+        table.add_row(f"hit rate {name.replace('_', ' ')}", "-" if value is None else f"{value:.3f}")
+    console.print(table)
+    for failure in outcome.books.failures()[:10]:
+        console.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
+    for line in (*outcome.books.crashes, *verdict_lines(outcome.verdicts)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for about, word in outcome.words.items():
+        if word and outcome.options.gossip:
+            console.print(f"{about}, at the end: {word}", highlight=False, markup=False)
+    if outcome.timed_out:
+        console.print("the run did not end in time", highlight=False)
+    console.print("good" if outcome.good else "NOT GOOD", highlight=False)

@@ -1,0 +1,134 @@
+"""Clients of a chaos run: open-loop chats whose every turn goes to any node, with the patience of an ordinary client.
+
+Each turn asks DNS anew and takes the addresses in the order given. A node that refuses, or breaks off before the first
+byte, is left for the next address; after all of them once more from the start, a moment later. That is what httpx
+and the openai library do with their own retries. What broke after its first byte is the caller's loss, and counted.
+
+The chats, histories and the open loop are those of `load_run`; here is only how one request finds its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import trio
+
+from cluster.dns.dns_messages import Kind
+from cluster.dns.resolvers import LookupFailed, look_up
+from cluster.load import chats
+from cluster.load.answer import Answer, Failure
+from cluster.load.http_client import Connection
+from cluster.load.load_report import Ledger
+from cluster.load.runner import Runner, Target
+from cluster.load.workload import Conversation, with_think
+from cluster.processes.request_log import Books, Entry
+from cluster.scenario import Load, Step
+
+ROUNDS_MAX = 3
+"""How often the whole list of addresses is tried; openai's client makes three tries too."""
+
+ROUND_PAUSE_S = 0.5
+"""Before the list is tried again, as openai's client waits."""
+
+ATTEMPT_S = 120.0
+"""Longest wait for one whole answer: above a pause of 60 s."""
+
+Rates = Sequence[tuple[float, float]]
+"""(from when, chats per second), in order of time."""
+
+
+class Clients(Runner):
+    """Runs conversations; each request is entered into the books."""
+
+    def __init__(self, target: Target, books: Books, server: tuple[str, int], rng: Random, began_s: float) -> None:
+        super().__init__(replace(target, timeout_s=ATTEMPT_S), Ledger())
+        self.books = books
+        self.server = server
+        self.rng = rng
+        self.began_s = began_s
+
+    def now_s(self) -> float:
+        return trio.current_time() - self.began_s
+
+    async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
+        """One request, at as many addresses as it takes to get a first byte."""
+        entry = self.books.begin(self.now_s())
+        try:
+            failure = await self.try_addresses(connection, request, answer, entry)
+        except trio.Cancelled:
+            entry.ended_s, entry.cancelled = self.now_s(), True
+            raise
+        finally:
+            connection.close()  # the next turn goes to any node
+        entry.ended_s = self.now_s()
+        entry.engine = answer.fingerprint
+        if failure is not None:
+            entry.reason, entry.detail = failure.reason, failure.detail
+            streamed = answer.size > 0 and not failure.reason.startswith("HTTP ")
+            entry.first_byte = streamed or in_mid_answer(failure)
+        else:
+            sample = self.ledger.samples[-1]  # ours: nothing was awaited since it was entered
+            entry.engine = sample.engine
+            entry.prompt_tokens, entry.cached_tokens = sample.prompt_tokens, sample.cached_tokens
+        return failure
+
+    async def try_addresses(
+        self, connection: Connection, request: bytes, answer: Answer, entry: Entry
+    ) -> Failure | None:
+        failure: Failure | None = Failure("no address")
+        for round_number in range(ROUNDS_MAX):
+            if round_number:
+                await trio.sleep(ROUND_PAUSE_S)
+            try:
+                addresses = await look_up(self.server, self.target.host, Kind.A, self.rng)
+            except LookupFailed as error:
+                failure = Failure("name not found", str(error))
+                continue
+            for address in addresses:
+                connection.host = entry.node = address
+                failure = await super().ask(connection, request, answer)
+                if failure is None or not before_first_byte(failure):
+                    return failure
+                entry.retries.append(failure.reason)
+        return failure
+
+
+def before_first_byte(failure: Failure) -> bool:
+    """Whether nothing of an answer had come: then another node may be asked. The words are those of `load_client`."""
+    return failure.reason.startswith("connect: ") or failure.reason.endswith(" before an answer")
+
+
+def in_mid_answer(failure: Failure) -> bool:
+    return failure.reason.endswith(" in mid-answer")
+
+
+def rates_of(load: Load, steps: Sequence[Step]) -> Rates:
+    """How many chats begin per second, over time: the scenario's load and its steps `load`."""
+    changes = [(0.0, load.chats_per_s)]
+    for step in steps:
+        if step.do == "load":
+            changes.append((step.at_s, step.chats_per_s))
+            if step.for_s:
+                changes.append((step.at_s + step.for_s, load.chats_per_s))
+    return sorted(changes, key=lambda change: change[0])
+
+
+def arrivals(rates: Rates, until_s: float, rng: Random) -> Iterator[float]:
+    """When chats begin: a Poisson process whose rate changes."""
+    spans = pairwise([*rates, (until_s, 0.0)])
+    for (from_s, rate), (end_s, _) in spans:
+        at_s = from_s
+        while rate > 0 and (at_s := at_s + rng.expovariate(rate)) < min(end_s, until_s):
+            yield at_s
+
+
+def conversations(load: Load, rates: Rates, until_s: float, seed: int) -> Iterator[Conversation]:
+    """What will be said and when, from one seed. Raises ValueError for a load without turns."""
+    rng = Random(f"{seed}/chats")
+    talks = chats.conversations(rng, system_prompts=max(1, load.prefixes), turns=load.turns)
+    talks = with_think(talks, load.think_s, Random(f"{seed}/think"))
+    for at_s, talk in zip(arrivals(rates, until_s, Random(f"{seed}/arrivals")), talks, strict=False):
+        yield replace(talk, start_s=at_s)

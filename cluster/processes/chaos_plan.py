@@ -1,0 +1,171 @@
+"""Who stands where in a chaos run, and the command line of each: nodes, engines, DNS. No process yet.
+
+Nodes share one public port on addresses of their own, as behind a DNS name. The name `router.lab` is the clients' and
+always has every node, dead ones too: plain DNS knows no better. `peers.lab` is what nodes join, and says what the
+scenario wants. Outside namespaces nodes cannot ask the lab's DNS; there they join a list of addresses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+
+from cluster.demo.demo_plan import EnginePlace
+from cluster.dns.addresses import PORT_MIN, free_port
+from cluster.processes.children import Command
+from cluster.processes.link_control import BRIDGE_IP, Way, node_ip
+from cluster.processes.relay import End
+from cluster.scenario import Cluster
+
+CLIENTS_NAME, PEERS_NAME = "router.lab", "peers.lab"
+NODES_MAX, ENGINES_MAX = 32, 64
+"""One machine; beyond this a run measures the scheduler."""
+
+DNS_PORT = 53
+LOOPBACK = "127.0.0.1"
+CLUSTER_NAME = "lab"
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What the engines of a run are like. The caches hold the chats of a run, so that a hit rate can come back."""
+
+    model: str = "lab-model"
+    tokenizer: str = ""
+    cache_tokens: int = 60_000
+    prefill_tokens_per_s: float = 20_000.0
+    decode_ms: float = 8.0
+    max_tokens: int = 24
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """One node: its addresses, its files."""
+
+    number: int
+    name: str
+    ip: str
+    port: int
+    control_port: int
+    gossip: End
+    key_file: Path
+    control_key_file: Path
+    state_dir: Path
+
+    @property
+    def state_file(self) -> Path:
+        return self.state_dir / "peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything of a run that is known before it begins."""
+
+    way: Way
+    nodes: tuple[NodePlace, ...]
+    engines: tuple[EnginePlace, ...]
+    engine_ip: str
+    dns: tuple[str, int]  # port 0 takes a free one
+    join: tuple[str, ...]
+    control_key: str
+
+
+def make_plan(way: Way, cluster: Cluster, folder: Path, rng: Random) -> Plan:
+    """Choose addresses and ports, and write the key files. Raises NamesError, ValueError, OSError."""
+    if not (1 <= cluster.nodes <= NODES_MAX and 1 <= cluster.engines <= ENGINES_MAX):
+        raise ValueError(f"want 1 … {NODES_MAX} nodes and 1 … {ENGINES_MAX} engines")
+    private = way.name == "namespaces"
+    count = cluster.nodes
+    ips = [node_ip(number) if private else f"127.0.0.{2 + number}" for number in range(count)]
+    shown = [f"127.0.1.{2 + number}" for number in range(count)] if way.name == "relay" else ips
+    taken: set[int] = set()
+
+    def take(where: Sequence[str]) -> int:
+        port = PORT_MIN + len(taken) if private else free_port(where, rng, frozenset(taken))
+        taken.add(port)
+        return port
+
+    port, gossip_port, control_port = take(ips), take([*ips, *shown]), take(ips)
+    engines = tuple(EnginePlace(f"engine-{number}", take([LOOPBACK])) for number in range(cluster.engines))
+    control_key = f"{rng.getrandbits(128):032x}"
+    names = cluster.names or tuple(f"n{number}" for number in range(count))
+    nodes: list[NodePlace] = []
+    for number in range(count):
+        home = folder / f"node-{number}"
+        (home / "state").mkdir(parents=True, exist_ok=True)
+        end = End((ips[number], gossip_port), (shown[number], gossip_port))
+        files = home / "cluster.key", home / "control.key", home / "state"
+        files[1].write_text(control_key + "\n")
+        nodes.append(NodePlace(number, names[number], ips[number], port, control_port, end, *files))
+    join = (f"{PEERS_NAME}:{gossip_port}",) if private else tuple(f"{ip}:{gossip_port}" for ip in shown)
+    dns = (BRIDGE_IP, DNS_PORT) if private else (LOOPBACK, 0)
+    return Plan(way, tuple(nodes), engines, BRIDGE_IP if private else LOOPBACK, dns, join, control_key)
+
+
+def write_keys(place: NodePlace, keys: Sequence[int], seed: int) -> None:
+    """The node's key ring, primary first; keys are numbers in a scenario and secrets here. Replaced in one step."""
+    fresh = place.key_file.with_suffix(".new")
+    fresh.write_text("".join(f"{key_line(number, seed)}\n" for number in keys))
+    fresh.replace(place.key_file)
+
+
+def key_line(number: int, seed: int) -> str:
+    """One key as its file has it."""
+    return blake2b(f"{seed}/key/{number}".encode(), digest_size=32).hexdigest()
+
+
+def node_command(
+    plan: Plan, place: NodePlace, cluster: Cluster, *, gossip: bool, label: str, prefix: Sequence[str]
+) -> Command:
+    """A node, as anybody would start it."""
+    argv = [
+        *prefix,
+        *(sys.executable, "-m", "ranvier_py", "serve"),
+        *("--listen", f"{place.ip}:{place.port}"),
+        *("--control", f"{place.ip}:{place.control_port}"),
+        *("--control-key-file", str(place.control_key_file)),
+    ]
+    for engine in plan.engines:
+        argv += ["--backend", f"http://{plan.engine_ip}:{engine.port}"]
+    if cluster.route_ttl_s:
+        argv += ["--route-ttl-s", f"{cluster.route_ttl_s:g}"]
+    if gossip:
+        argv += gossip_flags(plan, place, cluster, label)
+    return Command(place.name, tuple(argv), place.ip, place.control_port, "/readyz")
+
+
+def gossip_flags(plan: Plan, place: NodePlace, cluster: Cluster, label: str) -> list[str]:
+    flags = [
+        *("--gossip", "{}:{}".format(*place.gossip.real)),
+        *("--advertise", "{}:{}".format(*place.gossip.shown)),
+        *("--cluster-key-file", str(place.key_file)),
+        *("--cluster-name", label or CLUSTER_NAME),
+        *("--node-name", place.name),
+        *("--gossip-profile", cluster.profile),
+        *("--gossip-state-file", str(place.state_file)),
+    ]
+    for address in plan.join:
+        flags += ["--join", address]
+    if cluster.budget_bytes_per_s:
+        flags += ["--gossip-bytes-per-s-max", str(cluster.budget_bytes_per_s)]
+    return flags
+
+
+def engine_command(plan: Plan, place: EnginePlace, engines: Engines) -> Command:
+    """A fake engine, at an address that every node can reach."""
+    argv = [
+        *(sys.executable, "-m", "cluster", "engine"),
+        *("--listen", f"{plan.engine_ip}:{place.port}"),
+        *("--name", place.name),
+        *("--model", engines.model),
+        *("--cache-tokens", str(engines.cache_tokens)),
+        *("--prefill-tokens-per-s", f"{engines.prefill_tokens_per_s:g}"),
+        *("--decode-ms", f"{engines.decode_ms:g}"),
+    ]
+    if engines.tokenizer:
+        argv += ["--tokenizer", engines.tokenizer]
+    return Command(place.name, tuple(argv), plan.engine_ip, place.port, "/health")

@@ -1,0 +1,333 @@
+"""A scenario on real processes: `ranvier serve` nodes behind DNS, fake engines, open-loop chats, and what goes wrong.
+
+    outcome = await run_scenario(scenario, way, Options(seed=1), folder, print)
+
+It starts engines and nodes, lets clients talk by the name `router.lab`, carries out the steps, and reports what became
+of every request, the hit rates by the engines' own words, and every bound of the scenario against what was measured.
+Time 0 is when the first nodes are ready: how long a machine takes to load Python is none of the cluster's business.
+
+The parts: `proc_plan` (who stands where), `proc_net` (links), `proc_relay`, `proc_fleet` (processes), `proc_steps`
+(verbs), `proc_traffic` (clients), `proc_books` (what follows). Bounded in time; leaves no process, however it ends.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import trio
+
+from cluster.demo.demo_plan import EnginePlace
+from cluster.dns.dns_server import Zone
+from cluster.dns.dns_server import serve as serve_dns
+from cluster.load.runner import Target
+from cluster.processes.chaos_clients import Clients, conversations, rates_of
+from cluster.processes.chaos_plan import (
+    CLIENTS_NAME,
+    PEERS_NAME,
+    Engines,
+    NodePlace,
+    Plan,
+    engine_command,
+    make_plan,
+    node_command,
+    write_keys,
+)
+from cluster.processes.fleet import Fleet, Member
+from cluster.processes.link_control import LoopbackNetwork, NamespaceNetwork, Network, Way
+from cluster.processes.packet_record import Recorder
+from cluster.processes.peer_watch import Census, Watch
+from cluster.processes.process_steps import LOOK_S, Faults, Steps, chosen
+from cluster.processes.relay import Links, Relay
+from cluster.processes.request_log import Books, Verdict, at_least, at_most, hit_report, hits_back
+from cluster.scenario import Scenario, quiet_at
+
+LAST_ANSWERS_S = 180.0
+"""After the run's time clients may wait that long for their last answers; above it something hangs."""
+
+START_S = 180.0
+"""All processes must be ready by then."""
+
+LOADING_S, LATE_S_MAX = 3.0, 120.0
+"""A process that is restarted is reckoned to be ready within this. While one takes longer, in all at most so long, the
+scenario's time stands still: else the next ones would go before it is back, and all be gone together."""
+
+FIRST_KEY = 1
+"""Number of the key that everybody has at the beginning, as in the simulator."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run has beside its scenario."""
+
+    seed: int = 1
+    gossip: bool = True
+    engines: Engines = field(default_factory=Engines)
+    recorder: Recorder | None = None  # only the relay can record
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run. `as_json` is its stable form."""
+
+    scenario: Scenario
+    options: Options
+    way: Way
+    books: Books
+    hits: dict[str, float | None]
+    verdicts: tuple[Verdict, ...]
+    took_s: float
+    counts: dict[str, dict[str, int]]
+    timed_out: bool
+    late_s: float  # added to the run, for processes that took long to load
+    words: dict[str, str]  # who disagreed last, what differed last
+
+    @property
+    def good(self) -> bool:
+        """Everything that was asked holds, was measured, and no process ended by itself."""
+        return all(one.holds for one in self.verdicts) and not self.books.crashes and not self.timed_out
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "good": self.good,
+            "scenario": asdict(self.scenario),
+            "seed": self.options.seed,
+            "gossip": self.options.gossip,
+            "links": asdict(self.way),
+            "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "took_s": round(self.took_s, 1),
+            "late_s": self.late_s,
+            "timed_out": self.timed_out,
+            "requests": self.books.counts(),
+            "retries_by_reason": self.books.reasons(),
+            "hit_rate": self.hits,
+            "words": self.words,
+            "verdicts": [asdict(one) for one in self.verdicts],
+            "failures": self.books.failures(),
+            "crashes": self.books.crashes,
+            "diary": [asdict(event) for event in self.books.diary],
+            **self.counts,
+        }
+
+
+class Run:
+    """One run from its plan to its books."""
+
+    def __init__(self, scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> None:
+        self.scenario = scenario
+        self.way = way
+        self.options = options
+        self.folder = folder
+        self.say = say
+        self.books = Books()
+        self.plan: Plan = make_plan(way, scenario.cluster, folder, Random(options.seed))
+        self.zone = Zone({CLIENTS_NAME: [place.ip for place in self.plan.nodes], PEERS_NAME: []})
+        self.links = Links()
+        self.network: Network = LoopbackNetwork(self.links)
+        self.labels: dict[int, str] = {}
+        self.nodes = [Member(place.name, place.ip, partial(self.node, place)) for place in self.plan.nodes]
+        self.engines = [Member(place.name, place.name, partial(self.engine, place)) for place in self.plan.engines]
+        self.relay: Relay | None = None
+        self.watch = Watch(self.plan, self.nodes, self.labels, self.clock, Census(core=core_of(scenario)))
+        self.quiet_s = quiet_at(scenario)
+        self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
+        self.began_s = trio.current_time()
+        self.acting: list[trio.CancelScope] = []  # what ends with the run's time
+
+    def clock(self) -> float:
+        return trio.current_time() - self.began_s
+
+    def node(self, place: NodePlace) -> Any:
+        label, prefix = self.labels.get(place.number, ""), self.network.prefix(place.number)
+        gossip = self.options.gossip
+        return node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
+
+    def engine(self, place: EnginePlace) -> Any:
+        return engine_command(self.plan, place, self.options.engines)
+
+    async def run(self) -> Outcome:
+        """Raises ChildNotReady, CannotDo, OSError; leaves no process."""
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        began_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            fleet = Fleet(self.books, logs, self.clock, nursery)
+            try:
+                with trio.move_on_after(self.scenario.for_s + LATE_S_MAX + START_S + LAST_ANSWERS_S) as patience:
+                    await self.begin(nursery, fleet)
+                    await self.traffic_and_steps()
+                    await self.end(fleet)
+            finally:
+                await fleet.end()
+            nursery.cancel_scope.cancel()
+        return self.outcome(trio.current_time() - began_s, patience.cancelled_caught)
+
+    async def begin(self, nursery: trio.Nursery, fleet: Fleet) -> None:
+        """Names, links, engines, and the nodes that run from the beginning."""
+        if self.way.name == "namespaces":
+            states = [place.state_dir for place in self.plan.nodes]
+            self.network = network = NamespaceNetwork(len(self.nodes), states, self.folder / "resolv.conf")
+            await network.set_up()
+        elif self.way.name == "relay":
+            ends = [place.gossip for place in self.plan.nodes]
+            rng = Random(f"{self.options.seed}/relay")
+            self.relay = Relay(ends, self.links, rng, self.processes, self.options.recorder)
+            await nursery.start(self.relay.run)
+        self.server = await nursery.start(serve_dns, self.zone, *self.plan.dns)
+        self.steps = self.make_steps(fleet)
+        if self.scenario.cluster.dns != "all":
+            nursery.start_soon(self.steps.set_dns, self.scenario.cluster.dns, [""], 0.0)
+        for place in self.plan.nodes:
+            write_keys(place, [FIRST_KEY], self.options.seed)
+        async with trio.open_nursery() as starting:
+            for engine in self.engines:
+                starting.start_soon(fleet.start, engine)
+        await self.start_nodes(nursery)
+
+    async def start_nodes(self, nursery: trio.Nursery) -> None:
+        """Those that run at first; the first ready one starts the clock, and all of them when they start at once."""
+        first = chosen(self.scenario.cluster.running)
+        spread_s = self.scenario.cluster.spread_s
+        if not spread_s:
+            async with trio.open_nursery() as starting:
+                for number in first:
+                    starting.start_soon(self.steps.start_node, number)
+        else:
+            await self.steps.start_node(first[0])
+            nursery.start_soon(self.start_spread, first[1:], spread_s / max(1, len(first)))
+        self.say(f"{len(first)} nodes and {len(self.engines)} engines run; links: {self.way.name} ({self.way.why})")
+        self.began_s = trio.current_time()
+
+    async def start_spread(self, numbers: Sequence[int], gap_s: float) -> None:
+        async with trio.open_nursery() as starting:
+            for number in numbers:
+                await trio.sleep(gap_s)
+                starting.start_soon(self.steps.start_node, number)
+
+    def make_steps(self, fleet: Fleet) -> Steps:
+        beginning = tuple(self.plan.nodes[number].ip for number in chosen(self.scenario.cluster.running))
+        faults = Faults(self.network)
+        seed, labels = self.options.seed, self.labels
+        steps = Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels)
+        steps.killing, steps.leaving = self.watch.census.killed, self.watch.census.leaving
+        return steps
+
+    def processes(self) -> dict[int, int]:
+        """Which process is which node just now."""
+        return {node.pid: number for number, node in enumerate(self.nodes) if node.pid}
+
+    async def traffic_and_steps(self) -> None:
+        """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""
+        load, seed, until_s = self.scenario.load, self.options.seed, self.traffic_until_s
+        async with trio.open_nursery() as acting:
+            acting.start_soon(self.watch_peers)
+            acting.start_soon(self.carry_out_steps)
+            if load is not None:
+                settings = self.options.engines
+                port = self.plan.nodes[0].port
+                target = Target(CLIENTS_NAME, port, model=settings.model, max_tokens=settings.max_tokens)
+                clients = Clients(target, self.books, self.server, Random(f"{seed}/clients"), self.began_s)
+                talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
+                acting.start_soon(clients.run_open, talks, until_s)
+
+    def run_time(self) -> trio.CancelScope:
+        """The time of the run, which grows with `late_s`."""
+        scope = trio.CancelScope(deadline=self.began_s + self.scenario.for_s + self.steps.late_s)
+        self.acting.append(scope)
+        return scope
+
+    async def wait_for_loading(self) -> None:
+        """On a slow machine the run takes longer, and never ends while something is being started."""
+        steps = self.steps
+        while steps.late_s < LATE_S_MAX:
+            await trio.sleep(LOOK_S)
+            now_s, since_s = self.clock(), min(steps.loading.values(), default=inf)
+            ends_s = self.scenario.for_s + steps.late_s
+            if since_s + LOADING_S < now_s or (since_s < now_s and ends_s < now_s + 2 * LOOK_S):
+                steps.late_s += LOOK_S
+                for scope in self.acting:
+                    scope.deadline += LOOK_S
+
+    async def carry_out_steps(self) -> None:
+        """What goes on for ever ends with the run's time. On a slow machine steps end later than the scenario says."""
+        with self.run_time():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.wait_for_loading)
+                await self.steps.run(self.scenario.steps)
+                nursery.cancel_scope.cancel()
+            self.quiet_s = max(self.quiet_s, self.clock())
+
+    async def watch_peers(self) -> None:
+        """For the run's time; while clients wait for their last answers nobody is asked any more."""
+        with self.run_time():
+            if self.options.gossip:
+                await self.watch.run(max(self.traffic_until_s, self.quiet_s))
+            await trio.sleep_forever()
+
+    async def end(self, fleet: Fleet) -> None:
+        """All that still run are asked to go, and must go well."""
+        async with trio.open_nursery() as ending:
+            for member in (*self.nodes, *self.engines):
+                ending.start_soon(fleet.stop, member)
+
+    def outcome(self, took_s: float, timed_out: bool) -> Outcome:
+        scenario = self.scenario
+        first_step_s = min((step.at_s for step in scenario.steps if step.do != "load"), default=scenario.for_s)
+        hits = hit_report(self.books, first_step_s, self.quiet_s, self.traffic_until_s)
+        counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
+        verdicts = tuple(self.verdicts(hits))
+        words = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
+        bound_s = scenario.expect.hits_back_s
+        if bound_s is not None and hits_back(bound_s, hits, self.quiet_s, self.traffic_until_s) is None:
+            words["hits"] = f"steps ended at {self.quiet_s:.0f} s: too late to see hits come back"
+        books, late_s = self.books, self.steps.late_s
+        return Outcome(
+            scenario, self.options, self.way, books, hits, verdicts, took_s, counts, timed_out, late_s, words
+        )
+
+    def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
+        """Every bound that the scenario names."""
+        expect = self.scenario.expect
+        found: list[Verdict] = []
+        if expect.failed_requests_max is not None and self.scenario.load is not None:
+            found.append(at_most("failed requests", expect.failed_requests_max, len(self.books.failed)))
+        if expect.hit_share_min is not None:
+            found.append(at_least("hit rate, share of before", expect.hit_share_min, hits["share"]))
+        if expect.hits_back_s is not None:
+            back = hits_back(expect.hits_back_s, hits, self.quiet_s, self.traffic_until_s)
+            found += [back] if back is not None else []
+        if self.options.gossip:
+            quiet_s = self.quiet_s
+            census, cluster = self.watch.census, self.scenario.cluster
+            deaths = len(census.false_deaths) if census.rounds else None
+            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s + self.steps.late_s)
+            same_s = census.same_s(max(quiet_s, self.traffic_until_s))
+            measured: list[tuple[str, float | None, float | None]] = [
+                ("all agree who runs, s", expect.agree_s, census.agree_s(quiet_s)),
+                ("route tables equal, s", expect.same_routes_s, same_s),
+                ("deaths known, s", expect.dead_s, census.dead_s()),
+                ("false deaths", expect.false_deaths_max, deaths),
+                ("gossip sent, bytes/s and node", expect.bytes_per_node_s_max, rate),
+                ("learned at others, s", expect.learned_s, None),
+            ]
+            found += [at_most(name, bound, value) for name, bound, value in measured if bound is not None]
+        return found
+
+
+def core_of(scenario: Scenario) -> frozenset[int] | None:
+    """Those who alone are judged in the end; None: all."""
+    cores = [frozenset(chosen(step.nodes)) for step in scenario.steps if step.do == "core"]
+    return cores[-1] if cores else None
+
+
+async def run_scenario(scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> Outcome:
+    """One run. `scenario` must be settled; `folder` gets logs, keys and state files."""
+    return await Run(scenario, way, options, folder, say).run()

@@ -1,0 +1,157 @@
+"""Child processes of the lab: started, watched, asked until they are ready, and ended with us.
+
+Rules: a child that ends without having been told to is an error that carries its last words; a child never outlives
+the lab, also when the lab is killed (`guard`); each child writes to a log file of its own. Children stand in process
+groups of their own, so Ctrl-C reaches the lab alone, which then ends them in order.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from cluster.load.http_client import ExchangeFailed, fetch
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout: `python -m cluster` works only from here."""
+
+GUARD = Path(__file__).with_name("guard.py")
+POLL_INTERVAL_S = 0.05
+"""How often a starting child is asked whether it is ready: a small part of the second it takes."""
+
+POLL_TIMEOUT_S = 2.0
+STOP_GRACE_S = 5.0
+"""From the polite signal to the other one. A node without traffic drains at once."""
+
+TAIL_LINES = 15
+
+
+class ChildDied(Exception):
+    """A child ended by itself."""
+
+    def __init__(self, name: str, code: int, tail: str, log: Path) -> None:
+        ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        super().__init__(f"{name} {ending}; the last lines of {log}:\n{tail or '(nothing)'}")
+
+
+class ChildNotReady(Exception):
+    """A child did not become ready in time."""
+
+    def __init__(self, name: str, seconds: float, last: str, log: Path) -> None:
+        super().__init__(f"{name} was not ready after {seconds:g} s ({last}); the last lines of {log}:\n{tail(log)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start, and where it says 200 once it is ready."""
+
+    name: str
+    argv: tuple[str, ...]
+    ready_host: str
+    ready_port: int
+    ready_path: str
+
+
+class Child:
+    """One process. `stopping` marks an end as wanted."""
+
+    def __init__(self, command: Command, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.command = command
+        self.process = process
+        self.log = log
+        self.stopping = False
+
+    def __repr__(self) -> str:
+        return f"<Child {self.command.name} pid {self.process.pid} {self.process.poll()}>"
+
+    def ask_to_stop(self) -> None:
+        self.stopping = True
+        if self.process.poll() is None:
+            self.process.terminate()
+
+
+def environment() -> dict[str, str]:
+    """Ours, without settings that were meant for somebody's real nodes."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("RANVIER_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def start(command: Command, logs: Path) -> Child:
+    """Start a child. To be called from the main thread, see `guard`. Raises OSError."""
+    log = logs / f"{command.name}.log"
+    guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*guard, *command.argv],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+    return Child(command, process, log)
+
+
+async def watch(child: Child) -> None:
+    """Wait for the child's end. Raises ChildDied when nobody had asked for it."""
+    code = await wait_end(child)
+    if not child.stopping:
+        raise ChildDied(child.command.name, code, tail(child.log), child.log)
+
+
+async def wait_end(child: Child) -> int:
+    """Exit code of the child; negative for a signal. Each wait has its own thread, so many children are no matter."""
+    limiter = trio.CapacityLimiter(1)
+    return await trio.to_thread.run_sync(child.process.wait, abandon_on_cancel=True, limiter=limiter)
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    with log.open(errors="replace") as file:
+        return "".join(deque(file, maxlen=lines)).rstrip()
+
+
+async def wait_ready(child: Child, deadline_s: float) -> None:
+    """Ask until it says 200. Raises ChildNotReady. That it died meanwhile is for `watch` to say."""
+    command, last = child.command, "nothing answered"
+    with trio.move_on_after(deadline_s):
+        while True:
+            with trio.move_on_after(POLL_TIMEOUT_S):
+                try:
+                    status, _ = await fetch(command.ready_host, command.ready_port, command.ready_path)
+                except ExchangeFailed as error:
+                    last = error.failure.reason
+                else:
+                    if status == 200:
+                        return
+                    last = f"{command.ready_path} says {status}"
+            await trio.sleep(POLL_INTERVAL_S)
+    raise ChildNotReady(command.name, deadline_s, last, child.log)
+
+
+async def wait_all_ready(children: Iterable[Child], deadline_s: float) -> None:
+    async with trio.open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(wait_ready, child, deadline_s)
+
+
+async def stop(children: Sequence[Child], grace_s: float = STOP_GRACE_S) -> None:
+    """End them all: politely, and after the grace by force. Always leaves none, also when it is cancelled."""
+    for child in children:
+        child.ask_to_stop()
+    try:
+        with trio.move_on_after(grace_s, shield=True):
+            for child in children:
+                await wait_end(child)
+    finally:
+        for child in children:
+            if child.process.poll() is None:
+                child.process.kill()
+            child.process.wait()

@@ -1,0 +1,215 @@
+"""The processes of a chaos run: started, killed, paused, slowed, starved, and ended with the run.
+
+A process that ends without having been told to is entered as a crash. Nothing is left behind, however the run ends:
+each child is tied to this process (`up_guard`), is let go on when it is paused, and is ended by its own process id.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import trio
+
+from cluster.processes.children import Child, Command, start, stop, tail, wait_end, wait_ready
+from cluster.processes.request_log import Books
+
+READY_S = 60.0
+DRAIN_S = 40.0
+"""A node may take 30 s for its last answers; then it is ended by force, which the run reports."""
+
+SLICE_S = 0.05
+"""A slowed process runs this long at a time, and stands still for `factor - 1` times as long."""
+
+STALL_FACTOR = 1000.0
+"""As slow as this is as good as not running at all: it is stopped for good."""
+
+SPARE_DESCRIPTORS = 4
+"""What an exhausted process has left beyond what it holds: enough to begin something, not to finish it."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One node or engine. `who` is what the books call it: a node's IP, an engine's name."""
+
+    name: str
+    who: str
+    command: Callable[[], Command]
+    child: Child | None = None
+    boots: int = 0
+    wanted: bool = False
+    still: int = 0  # how many things keep it from running just now
+    slowing: trio.CancelScope | None = None
+    limits: tuple[int, int] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the running process; 0 without one."""
+        return self.child.process.pid if self.child is not None and self.running else 0
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All of them. `clock` is the run's."""
+
+    books: Books
+    logs: Path
+    clock: Callable[[], float]
+    nursery: trio.Nursery
+    children: list[Child] = field(default_factory=list)
+
+    async def start(self, member: Member) -> None:
+        """Start and wait until it says that it is ready. Raises ChildNotReady, OSError."""
+        if member.running:
+            return
+        member.boots += 1
+        command = member.command()
+        name = command.name if member.boots == 1 else f"{command.name}-{member.boots}"
+        member.wanted = True
+        member.child = child = start(replace(command, name=name), self.logs)
+        self.children.append(child)
+        self.nursery.start_soon(self.watch, member, child)
+        self.note(f"{member.name} started, process {child.process.pid}")
+        await self.wait_ready(child)
+
+    async def wait_ready(self, child: Child) -> None:
+        """Until it is ready, or somebody ended it meanwhile."""
+        async with trio.open_nursery() as nursery:
+
+            async def until_gone() -> None:
+                await wait_end(child)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_gone)
+            await wait_ready(child, READY_S)
+            nursery.cancel_scope.cancel()
+
+    async def watch(self, member: Member, child: Child) -> None:
+        """Enter its end as a crash when nobody asked for it."""
+        code = await wait_end(child)
+        if not child.stopping:
+            last = tail(child.log)
+            self.books.crashes.append(f"{member.name} ended by itself with code {code}; {child.log}:\n{last}")
+            self.note(f"{member.name} CRASHED with code {code}")
+
+    async def kill(self, member: Member) -> None:
+        """SIGKILL, and wait until it is gone."""
+        member.wanted = False
+        self.end_slowing(member)
+        child = member.child
+        if child is None or not member.running:
+            return
+        child.stopping = True
+        self.books.died(self.clock(), member.who)
+        child.process.kill()
+        self.note(f"{member.name} killed")
+        await wait_end(child)
+
+    async def stop(self, member: Member) -> None:
+        """SIGTERM, and wait until it has drained."""
+        member.wanted = False
+        self.end_slowing(member)
+        child = member.child
+        if child is None or not member.running:
+            return
+        child.ask_to_stop()
+        self.note(f"{member.name} asked to stop")
+        with trio.move_on_after(DRAIN_S):
+            code = await wait_end(child)
+            self.note(f"{member.name} stopped with code {code}")
+            if code != 0:
+                self.books.crashes.append(f"{member.name} stopped with code {code}; {child.log}:\n{tail(child.log)}")
+            return
+        self.books.crashes.append(f"{member.name} did not stop within {DRAIN_S:g} s")
+        child.process.kill()
+
+    async def pause(self, member: Member, for_s: float) -> None:
+        """SIGSTOP, wait, SIGCONT."""
+        if not member.running:
+            return
+        self.note(f"{member.name} paused for {for_s:g} s")
+        member.still += 1
+        self.signal(member, signal.SIGSTOP)
+        try:
+            await trio.sleep(for_s)
+        finally:
+            self.signal(member, signal.SIGCONT)
+            member.still -= 1
+            self.note(f"{member.name} goes on")
+
+    async def slow(self, member: Member, factor: float, for_s: float) -> None:
+        """Let it run a part of the time only; `for_s` 0: until it ends or the run does."""
+        self.end_slowing(member)
+        self.note(f"{member.name} slowed {factor:g} times")
+        with trio.move_on_after(for_s or math.inf) as scope:
+            member.slowing = scope
+            try:
+                while member.running:
+                    self.signal(member, signal.SIGSTOP)
+                    await trio.sleep(math.inf if factor >= STALL_FACTOR else SLICE_S * (factor - 1))
+                    self.signal(member, signal.SIGCONT)
+                    await trio.sleep(SLICE_S)
+            finally:
+                self.signal(member, signal.SIGCONT)
+                self.note(f"{member.name} is as fast as ever")
+
+    async def exhaust(self, member: Member, for_s: float) -> None:
+        """Leave it hardly a file descriptor beyond those it has; afterwards its old limit again. Linux."""
+        if not member.running:
+            return
+        before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
+        limit = limit_leaving(SPARE_DESCRIPTORS, {int(name) for name in os.listdir(f"/proc/{member.pid}/fd")})
+        resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+        self.note(f"{member.name} has {SPARE_DESCRIPTORS} descriptors left for {for_s:g} s")
+        child = member.child
+        try:
+            await trio.sleep(for_s)
+        finally:
+            if member.running and member.child is child:
+                resource.prlimit(member.pid, resource.RLIMIT_NOFILE, before)
+                self.note(f"{member.name} has descriptors again")
+
+    def wake(self, member: Member) -> None:
+        """Neither paused nor slowed any more."""
+        self.end_slowing(member)
+        self.signal(member, signal.SIGCONT)
+
+    def end_slowing(self, member: Member) -> None:
+        if member.slowing is not None:
+            member.slowing.cancel()
+            member.slowing = None
+
+    def signal(self, member: Member, number: signal.Signals) -> None:
+        if member.running and member.child is not None:
+            member.child.process.send_signal(number)
+
+    def note(self, text: str) -> None:
+        self.books.note(self.clock(), text)
+
+    async def end(self) -> None:
+        """End all, also when the run is being cancelled."""
+        for child in self.children:
+            child.stopping = True
+            if child.process.poll() is None:
+                child.process.send_signal(signal.SIGCONT)
+        await stop(self.children)
+
+
+def limit_leaving(spare: int, held: set[int]) -> int:
+    """The limit below which so many descriptor numbers are free. The system gives the lowest free one each time."""
+    free = 0
+    for number in count():
+        if free == spare:
+            return number
+        free += number not in held
+    raise AssertionError  # numbers do not end

@@ -1,0 +1,238 @@
+"""How the nodes of a chaos run are connected, and how a link between them is cut. Three ways, and the run says which.
+
+*namespaces*: each node has a network of its own (Linux, root or user namespaces), joined by a bridge. A direction is
+cut by a neighbour entry that leads nowhere, or refused by a route that says so. Nodes resolve names by the lab's DNS,
+and their state files lie on small disks of their own. It needs only `ip`; no packet filter, which not every kernel has.
+*relay*: all on loopback, gossip through `proc_relay`: cuts by plane, loss, delay, and a record of what passed.
+*direct*: all on loopback, nothing between; nothing can be cut.
+
+What a way cannot do is refused before the run begins (`refusal`), never skipped. Nothing here leaves the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from cluster.processes.relay import Condition, Links
+from cluster.scenario import Scenario, Step
+
+WAYS = ("auto", "namespaces", "relay", "direct")
+CARRIED_OUT = (
+    *("start", "stop", "kill", "restart", "roll", "pause", "slow", "descriptors", "disk_full", "keys", "foreign"),
+    *("cut", "link", "heal", "core", "dns", "engine_stop", "engine_restart", "engine_slow", "load"),
+)
+"""The verbs that `proc_steps` has. Every other one is the simulator's."""
+
+PRIVATE_FLAG = "--inside"
+PROBE_S = 10.0
+STATE_BYTES_MAX = 1024 * 1024
+"""Size of a node's own disk: room for its state file of 64 KiB, its copy, and not much more."""
+
+BRIDGE_IP = "10.77.0.1"
+NOWHERE = "02:00:00:00:00:ff"
+"""A hardware address that no interface of the lab has (locally administered)."""
+
+BOTH = frozenset(("udp", "tcp"))
+
+
+class CannotDo(Exception):
+    """The run asks for what this machine or this way cannot do. Nothing was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which way was taken and why."""
+
+    name: str
+    why: str
+
+
+# --- which way ------------------------------------------------------------------------------------------------------
+
+
+def private_command() -> list[str]:
+    """What puts a command into networks and mounts of its own."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return [shutil.which("unshare") or "unshare", *user, "--net", "--mount", "--propagation", "private"]
+
+
+def can_be_private() -> str:
+    """Why namespaces will not do here; empty when they will. Tries, in a process that ends at once."""
+    missing = [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]
+    if sys.platform != "linux" or missing:
+        return f"no {', '.join(missing)}" if missing else "not Linux"
+    probe = (
+        "mount -t tmpfs -o size=64k none /run && ip link set lo up && ip netns add probe && "
+        "ip link add probe0 type bridge && ip link add probe1 type veth peer name eth0 netns probe"
+    )
+    try:
+        done = subprocess.run(
+            [*private_command(), "sh", "-c", probe], capture_output=True, timeout=PROBE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"namespaces cannot be made ({error})"
+    words = done.stderr.decode(errors="replace").strip().splitlines()
+    return "" if done.returncode == 0 else f"namespaces cannot be made ({words[-1] if words else done.returncode})"
+
+
+def choose(wanted: str, scenario: Scenario) -> Way:
+    """The way for this scenario on this machine. Raises CannotDo."""
+    if wanted not in WAYS:
+        raise CannotDo(f"no way {wanted!r}; there are: {', '.join(WAYS)}")
+    if wanted in ("relay", "direct"):
+        return checked(Way(wanted, "asked for"), scenario)
+    obstacle = can_be_private()
+    if wanted == "namespaces":
+        if obstacle:
+            raise CannotDo(f"namespaces were asked for: {obstacle}")
+        return checked(Way(wanted, "asked for"), scenario)
+    in_kernel = refusal("namespaces", scenario)
+    if not obstacle and not in_kernel:
+        return Way("namespaces", "this machine can make them")
+    return checked(Way("relay", obstacle or in_kernel), scenario)
+
+
+def checked(way: Way, scenario: Scenario) -> Way:
+    if word := refusal(way.name, scenario):
+        raise CannotDo(f"{word} (why {way.name}: {way.why})")
+    return way
+
+
+def refusal(way: str, scenario: Scenario) -> str:
+    """What of this scenario this way cannot do; empty when it can do all."""
+    if scenario.cluster.log_entries:
+        return "[cluster] log_entries: a node has no such setting"
+    if scenario.cluster.dns != "all" and way != "namespaces":
+        return f"[cluster] dns = {scenario.cluster.dns}: only nodes in namespaces ask the lab's DNS"
+    return next((word for step in scenario.steps if (word := step_refusal(way, step))), "")
+
+
+def step_refusal(way: str, step: Step) -> str:
+    where = f"step at {step.at_s:g} s ({step.do})"
+    if step.do not in CARRIED_OUT:
+        return f"{where}: only the simulator does that"
+    if step.do in ("dns", "disk_full") and way != "namespaces":
+        return f"{where}: needs namespaces (names and disks of the nodes' own)"
+    if step.do == "link" and way != "relay":
+        return f"{where}: needs the relay"
+    if step.do == "cut" and (way == "direct" or (way == "namespaces" and frozenset(step.planes) != BOTH)):
+        return f"{where}: needs {'the relay, to cut one plane' if way == 'namespaces' else 'namespaces or the relay'}"
+    if step.do == "cut" and step.refuse and way != "namespaces":
+        return f"{where}: needs namespaces, to refuse"
+    return ""
+
+
+def enter_private(argv: Sequence[str]) -> None:
+    """Become `python -m cluster ARGV --inside` in namespaces. Returns only by raising OSError."""
+    command = [*private_command(), sys.executable, "-m", "cluster", *argv, PRIVATE_FLAG]
+    os.execv(command[0], command)  # noqa: S606  # no shell is what is wanted
+
+
+# --- the ways -------------------------------------------------------------------------------------------------------
+
+
+class Network(Protocol):
+    """What a run needs of its way."""
+
+    def prefix(self, node: int) -> tuple[str, ...]:
+        """What stands before a node's command."""
+
+    async def apply(self, sender: int, receiver: int, condition: Condition, *, refuse: bool) -> None:
+        """Let this direction be so from now on."""
+
+    async def disk(self, node: int, *, full: bool) -> None:
+        """Fill the node's disk, or make room again."""
+
+
+class LoopbackNetwork:
+    """Direct, and through the relay: `links` are the relay's."""
+
+    def __init__(self, links: Links) -> None:
+        self.links = links
+
+    def prefix(self, node: int) -> tuple[str, ...]:  # noqa: ARG002
+        return ()
+
+    async def apply(self, sender: int, receiver: int, condition: Condition, *, refuse: bool) -> None:
+        assert not refuse, "refusals are refused before the run"
+        self.links.set(sender, receiver, condition)
+
+    async def disk(self, node: int, *, full: bool) -> None:  # noqa: ARG002
+        assert not full, "refused before the run"
+
+
+class NamespaceNetwork:
+    """A network for each node, in the private one of this process. Everything ends with the last process inside."""
+
+    def __init__(self, nodes: int, states: Sequence[Path], resolv: Path) -> None:
+        self.nodes = nodes
+        self.states = states
+        self.resolv = resolv
+        self.ip = shutil.which("ip") or "ip"
+
+    async def set_up(self) -> None:
+        """Bridge, nodes, disks, and the resolver's file. Raises CannotDo."""
+        await run("mount", "-t", "tmpfs", "-o", "size=1m", "none", "/run")  # names of namespaces, unseen outside
+        await run("ip", "link", "set", "lo", "up")
+        await run("ip", "link", "add", "lab0", "type", "bridge")
+        await run("ip", "addr", "add", f"{BRIDGE_IP}/24", "dev", "lab0")
+        await run("ip", "link", "set", "lab0", "up")
+        for node in range(self.nodes):
+            name, outer = f"n{node}", f"lab-n{node}"
+            await run("ip", "netns", "add", name)
+            await run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name)
+            await run("ip", "link", "set", outer, "master", "lab0", "up")
+            await run("ip", "-n", name, "addr", "add", f"{node_ip(node)}/24", "dev", "eth0")
+            await run("ip", "-n", name, "link", "set", "eth0", "up")
+            await run("ip", "-n", name, "link", "set", "lo", "up")
+            await run("mount", "-t", "tmpfs", "-o", f"size={STATE_BYTES_MAX}", "none", str(self.states[node]))
+        self.resolv.write_text(f"nameserver {BRIDGE_IP}\n")
+        await run("mount", "--bind", str(self.resolv), "/etc/resolv.conf")
+
+    def prefix(self, node: int) -> tuple[str, ...]:
+        return (self.ip, "netns", "exec", f"n{node}")
+
+    async def apply(self, sender: int, receiver: int, condition: Condition, *, refuse: bool) -> None:
+        """Of a condition only the cut of both planes: everything else was refused before."""
+        assert replace(condition, cut=frozenset()) == Condition()
+        name, ip = f"n{sender}", node_ip(receiver)
+        await run("ip", "-n", name, "neigh", "del", ip, "dev", "eth0", must=False)
+        await run("ip", "-n", name, "route", "del", "unreachable", f"{ip}/32", must=False)
+        if condition.cut and refuse:
+            await run("ip", "-n", name, "route", "add", "unreachable", f"{ip}/32")
+        elif condition.cut:
+            entry = ("lladdr", NOWHERE, "dev", "eth0", "nud", "permanent")
+            await run("ip", "-n", name, "neigh", "replace", ip, *entry)
+
+    async def disk(self, node: int, *, full: bool) -> None:
+        filler = self.states[node] / "filler"
+        if not full:
+            filler.unlink(missing_ok=True)
+            return
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:  # no space left on device: what was wanted
+                return
+
+
+def node_ip(node: int) -> str:
+    """In namespaces."""
+    return f"10.77.0.{2 + node}"
+
+
+async def run(*argv: str, must: bool = True) -> None:
+    """One command of the system. Raises CannotDo when it fails and must not."""
+    done = await trio.run_process(argv, check=False, capture_stdout=True, capture_stderr=True)
+    if must and done.returncode:
+        raise CannotDo(f"{' '.join(argv)}: {done.stderr.decode(errors='replace').strip()}")

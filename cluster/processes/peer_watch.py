@@ -1,0 +1,264 @@
+"""What nodes say of their peers while a chaos run goes on, asked at their control ports; what follows for its bounds.
+
+Each round asks every node that should run for its view of the cluster. Truth is what each says of itself: its session.
+`Census` judges the rounds and is pure: since when all agree, how long each death took to be known, who was held for
+dead and was not, since when all route tables are equal, what gossip costs in bytes. A node that does not answer in time
+agrees with nobody. Nodes of different labels are different clusters and judged apart.
+
+A round every POLL_S: times are that coarse, and a node spends a millisecond of each second on being asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import trio
+
+from cluster.load.http_client import ExchangeFailed, fetch
+from cluster.processes.chaos_plan import Plan
+from cluster.processes.fleet import Member
+
+POLL_S = 0.25
+ANSWER_S = 1.0
+"""A node that says nothing for so long is not well."""
+
+LIVING = ("alive", "suspect")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One node's word. `states` by session; `sums` are bucket fingerprints of its routes, where they were asked."""
+
+    session: str
+    states: Mapping[str, str]
+    sent_bytes: int = 0
+    sums: bytes = b""
+
+
+@dataclass(slots=True)
+class Kill:
+    """A death that must become known. `waiting` are the nodes that have not said so yet."""
+
+    at_s: float
+    node: int
+    session: str
+    waiting: set[int]
+    longest_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Census:
+    """The rounds of one run, judged. Numbers are those of nodes."""
+
+    agreed_at_s: float | None = None
+    same_at_s: float | None = None
+    rounds: int = 0
+    disagreement: str = "no round yet"
+    difference: str = "no round yet"
+    false_deaths: dict[tuple[int, str], float] = field(default_factory=dict)
+    kills: list[Kill] = field(default_factory=list)
+    goodbyes: dict[str, float] = field(default_factory=dict)  # sessions that were asked to end, when
+    last: dict[int, tuple[View, bool]] = field(default_factory=dict)  # with whether the node was well then
+    sent: dict[str, int] = field(default_factory=dict)  # bytes by session
+
+    def killed(self, node: int, at_s: float) -> None:
+        """This node is being killed: whoever runs must come to know."""
+        known = self.last.pop(node, None)
+        if known is not None:
+            observers = {other for other, (view, _) in self.last.items() if known[0].session in view.states}
+            self.kills.append(Kill(at_s, node, known[0].session, observers))
+
+    def leaving(self, node: int, at_s: float) -> None:
+        """This node is being asked to end: it says goodbye, and nobody has to find out."""
+        known = self.last.pop(node, None)
+        if known is not None:
+            self.goodbyes[known[0].session] = at_s
+
+    core: frozenset[int] | None = None  # only these are asked, and about each other; None: all
+
+    def round(
+        self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool], labels: Mapping[int, str]
+    ) -> None:
+        """One round: `views` of all who should run (None: no answer); `well`: neither paused nor just begun."""
+        self.rounds += 1
+        self.note_false_deaths(at_s, views, well)
+        self.note_deaths(at_s, views)
+        self.disagreement = disagreement(self.asked(views), labels, ghosts=self.core is None)
+        self.agreed_at_s = None if self.disagreement else at_s if self.agreed_at_s is None else self.agreed_at_s
+        for node, view in views.items():
+            if view is not None:
+                self.last[node] = view, well.get(node, False)
+                self.sent[view.session] = view.sent_bytes
+
+    def tables(self, at_s: float, views: Mapping[int, View | None], labels: Mapping[int, str]) -> None:
+        """One look at the route tables, when there is no traffic."""
+        self.difference = difference(self.asked(views), labels)
+        self.same_at_s = None if self.difference else at_s if self.same_at_s is None else self.same_at_s
+
+    def asked(self, views: Mapping[int, View | None]) -> Mapping[int, View | None]:
+        return views if self.core is None else {node: view for node, view in views.items() if node in self.core}
+
+    def note_false_deaths(self, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool]) -> None:
+        """Who is held for dead since the last round although it ran well all the time, or had said goodbye."""
+        sound = {
+            view.session
+            for node, view in views.items()
+            if view is not None and well.get(node) and self.was_well(node, view.session)
+        }
+        for observer, view in views.items():
+            before = self.last.get(observer)
+            if view is None or before is None or before[0].session != view.session:
+                continue
+            for session, state in view.states.items():
+                missed = session in self.goodbyes and before[1] and well.get(observer, False)
+                if state == "dead" and before[0].states.get(session) in LIVING and (session in sound or missed):
+                    self.false_deaths.setdefault((observer, session), at_s)
+
+    def was_well(self, node: int, session: str) -> bool:
+        before = self.last.get(node)
+        return before is not None and before[1] and before[0].session == session
+
+    def note_deaths(self, at_s: float, views: Mapping[int, View | None]) -> None:
+        for kill in self.kills:
+            for observer in sorted(kill.waiting):
+                view = views.get(observer)
+                if observer not in views:
+                    kill.waiting.discard(observer)  # it was ended itself
+                elif view is not None and view.states.get(kill.session) not in LIVING:
+                    kill.waiting.discard(observer)
+                    kill.longest_s = max(kill.longest_s, at_s - kill.at_s)
+
+    # --- bounds -----------------------------------------------------------------------------------------------------
+
+    def agree_s(self, quiet_s: float) -> float | None:
+        """From the end of the faults until all agreed for good. Infinite: they do not. None: nobody was asked."""
+        if not self.rounds:
+            return None
+        return math.inf if self.agreed_at_s is None else max(0.0, self.agreed_at_s - quiet_s)
+
+    def same_s(self, quiet_s: float) -> float | None:
+        """The same for route tables, from the end of faults and traffic."""
+        if self.difference == "no round yet":
+            return None
+        return math.inf if self.same_at_s is None else max(0.0, self.same_at_s - quiet_s)
+
+    def dead_s(self) -> float | None:
+        """The longest that anybody took to know of a death."""
+        if not self.kills:
+            return None
+        return max(math.inf if kill.waiting else kill.longest_s for kill in self.kills)
+
+    def bytes_per_node_s(self, nodes: int, seconds: float) -> float | None:
+        return sum(self.sent.values()) / nodes / seconds if self.sent else None
+
+
+def groups(views: Mapping[int, View | None], labels: Mapping[int, str]) -> list[dict[int, View | None]]:
+    """Those who belong together."""
+    found: dict[str, dict[int, View | None]] = {}
+    for node, view in views.items():
+        found.setdefault(labels.get(node, ""), {})[node] = view
+    return list(found.values())
+
+
+def disagreement(views: Mapping[int, View | None], labels: Mapping[int, str], *, ghosts: bool = True) -> str:
+    """The first who is wrong about who runs, in words; empty when all are right. `ghosts`: past sessions count too."""
+    for group in groups(views, labels):
+        running = {view.session: node for node, view in group.items() if view is not None}
+        for observer, view in group.items():
+            if view is None:
+                return f"node {observer} does not answer"
+            for session, node in running.items():
+                if session != view.session and view.states.get(session) != "alive":
+                    return f"node {observer} holds node {node} for {view.states.get(session, 'nobody')}"
+            for session, state in view.states.items():
+                if ghosts and state in LIVING and session not in running:
+                    return f"node {observer} holds the past session {session} for {state}"
+    return ""
+
+
+def difference(views: Mapping[int, View | None], labels: Mapping[int, str]) -> str:
+    """Two whose tables differ, in words; empty when none do."""
+    for group in groups(views, labels):
+        known = {node: view.sums for node, view in group.items() if view is not None and view.sums}
+        if len(known) < len(group):
+            return "a node does not tell its sums"
+        (first, sums), *others = known.items()
+        for node, theirs in others:
+            if theirs != sums:
+                return f"{buckets(sums, theirs)} buckets of nodes {first} and {node} differ"
+    return ""
+
+
+def buckets(one: bytes, other: bytes, size_bytes: int = 8) -> int:
+    """How many differ."""
+    ends = range(0, max(len(one), len(other)), size_bytes)
+    return sum(one[at : at + size_bytes] != other[at : at + size_bytes] for at in ends)
+
+
+# --- asking ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Watch:
+    """Asks, round after round, and tells the census."""
+
+    plan: Plan
+    nodes: Sequence[Member]
+    labels: Mapping[int, str]
+    clock: Callable[[], float]
+    census: Census = field(default_factory=Census)
+
+    async def run(self, tables_from_s: float) -> None:
+        """Until cancelled. Route tables are compared from that time on."""
+        while True:
+            next_at = trio.current_time() + POLL_S
+            expected = [number for number, node in enumerate(self.nodes) if node.wanted and node.running]
+            views = await self.ask_all(expected, sums=self.clock() >= tables_from_s)
+            still = [number for number in expected if self.nodes[number].wanted and self.nodes[number].running]
+            kept = {number: views.get(number) for number in still}
+            well = {number: not self.nodes[number].still for number in still}
+            self.census.round(self.clock(), kept, well, self.labels)
+            if self.clock() >= tables_from_s:
+                self.census.tables(self.clock(), kept, self.labels)
+            await trio.sleep_until(next_at)
+
+    async def ask_all(self, numbers: Sequence[int], *, sums: bool) -> dict[int, View]:
+        found: dict[int, View] = {}
+
+        async def ask(number: int) -> None:
+            with trio.move_on_after(ANSWER_S):
+                view = await self.ask(number, sums=sums)
+                if view is not None:
+                    found[number] = view
+
+        async with trio.open_nursery() as nursery:
+            for number in numbers:
+                nursery.start_soon(ask, number)
+        return found
+
+    async def ask(self, number: int, *, sums: bool) -> View | None:
+        """One node's view; None when it has none to give."""
+        place = self.plan.nodes[number]
+        get = (place.ip, place.control_port)
+        try:
+            status, body = await fetch(*get, "/admin/cluster", api_key=self.plan.control_key)
+            if status != 200:
+                return None
+            told, table = 0, b""
+            if sums:
+                told, table = await fetch(*get, "/admin/cluster/sums", api_key=self.plan.control_key)
+        except ExchangeFailed:
+            return None
+        return read_view(orjson.loads(body), table if told == 200 else b"")
+
+
+def read_view(body: Mapping[str, Any], sums: bytes) -> View:
+    """The part of a node's answer that counts here. Raises LookupError when it is another one."""
+    states = {str(member["session"]): str(member["state"]) for member in body["members"]}
+    states.setdefault(str(body["session"]), str(body["state"]))
+    sent = sum(int(topic["sent"]["bytes"]) for topic in body["topics"].values())
+    return View(str(body["session"]), states, sent, sums)

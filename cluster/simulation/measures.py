@@ -1,0 +1,172 @@
+"""What a run is measured by: how fast news gets about, how death is noticed, what it costs. One flat object for a run.
+
+A *followed* route update is one whose arrival is looked for at every node that lived when it was learned: each time a
+node has heard something on the bulk plane, and at each sample. At most FOLLOWED_MAX are under way at a time; the others
+are not followed, so what is measured is a sample of all. Times are virtual seconds from learned to usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.simulation.sim_host import SimHost
+from cluster.simulation.world import World
+from ranvier_py.core.gossip.gossip_values import MemberChange, Plane
+from ranvier_py.core.prompts.prompt import Boundary
+
+FOLLOWED_MAX = 16
+FOLLOW_S = 20.0
+"""A route update that is not everywhere by then is counted as late and left to the check at the end."""
+
+PERCENTILES = (("t50", 0.5), ("t99", 0.99), ("t100", 1.0))
+
+
+@dataclass(slots=True)
+class Followed:
+    """A route update on its way."""
+
+    fingerprint: int
+    engine: int
+    boots: int
+    at_s: float
+    missing: dict[int, int]  # host -> its generation
+
+
+class Measure:
+    """Listens to hosts and clients; changes nothing."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.followed: list[Followed] = []
+        self.learned_s: list[float] = []  # of each (route update, node)
+        self.everywhere_s: list[float] = []  # of each route update, when it had reached all
+        self.late = 0  # (route update, node) pairs given up
+        self.overtaken = 0  # nodes that died, engines that restarted meanwhile
+        self.noticed_s: dict[int, list[float]] = {}  # session that ended -> when each other node said so
+        self.false_deaths: list[tuple[float, int, int]] = []  # (when, observer, subject)
+        self.deaths = 0
+
+    # --- route updates
+    # ----------------------------------------------------------------------------------------------------
+
+    def served(self, host: SimHost, end: Boundary, engine: int) -> None:
+        if len(self.followed) >= FOLLOWED_MAX or not end.token:
+            return  # a turn that is never tokenized is told later, on purpose (peer.routes.HOLD_S)
+        label = self.world.labels[host.index]
+        others = {
+            other.index: other.generation
+            for other in self.world.live()
+            if other is not host and self.world.labels[other.index] == label
+        }
+        if others:
+            boots = self.world.engines[engine].boots
+            self.followed.append(Followed(end.token, engine, boots, self.world.heap.now, others))
+
+    def heard(self, host: SimHost, plane: Plane) -> None:
+        """A node has heard something: has it what it lacked?"""
+        if plane is Plane.BULK and self.followed:
+            for route_update in self.followed:
+                if host.index in route_update.missing:
+                    self._look(host, route_update)
+
+    def _look(self, host: SimHost, route_update: Followed) -> None:
+        now, node = self.world.heap.now, host.node
+        if node is None or route_update.missing.get(host.index) != host.generation:
+            return
+        if node.holds(route_update.fingerprint, route_update.engine, now):
+            del route_update.missing[host.index]
+            self.learned_s.append(now - route_update.at_s)
+            if not route_update.missing:
+                self.everywhere_s.append(now - route_update.at_s)
+
+    def sample(self) -> None:
+        """Once a second: look everywhere, let go of what will not come."""
+        now, kept = self.world.heap.now, []
+        for route_update in self.followed:
+            if self.world.engines[route_update.engine].boots != route_update.boots:
+                self.overtaken += len(route_update.missing)
+                continue
+            for number in [*route_update.missing]:
+                host = self.world.hosts[number]
+                if host.generation != route_update.missing[number]:
+                    del route_update.missing[number]
+                    self.overtaken += 1
+                else:
+                    self._look(host, route_update)
+            if route_update.missing and now - route_update.at_s < FOLLOW_S:
+                kept.append(route_update)
+            else:
+                self.late += len(route_update.missing)
+        self.followed = kept
+
+    # --- members ----------------------------------------------------------------------------------------------------
+
+    def changed(self, host: SimHost, change: MemberChange) -> None:
+        session = change.record.session
+        self.world.trace.add(self.world.heap.now, host.index, change.what, change.record.name, session, change.why)
+        if change.what not in ("died", "left") or session not in self.world.sessions:
+            return
+        ended = self.world.ended.get(session)
+        if ended is not None:
+            self.noticed_s.setdefault(session, []).append(self.world.heap.now - ended)
+        elif change.what == "died":
+            self.deaths += 1
+            subject = self.world.hosts[self.world.sessions[session][0]]
+            if not subject.paused:
+                self.false_deaths.append((self.world.heap.now, host.index, subject.index))
+
+    # --- the whole --------------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """One flat JSON object."""
+        world = self.world
+        net, seconds = world.net.statistics, max(world.heap.now, 1e-9)
+        nodes = max(1, len(world.hosts))
+        found: dict[str, Any] = {"nodes": nodes, "virtual_s": round(world.heap.now, 3), "packets": net.sent}
+        found |= {f"learned_{name}_s": value for name, value in percentiles(self.learned_s).items()}
+        found |= {f"everywhere_{name}_s": value for name, value in percentiles(self.everywhere_s).items()}
+        firsts = [min(times) for times in self.noticed_s.values()]
+        lasts = [max(times) for times in self.noticed_s.values()]
+        found |= {f"noticed_first_{name}_s": value for name, value in percentiles(firsts).items()}
+        found |= {f"noticed_all_{name}_s": value for name, value in percentiles(lasts).items()}
+        found |= {"lessons_late": self.late, "false_deaths": len(self.false_deaths), "deaths_of_stopped": self.deaths}
+        for plane in Plane:
+            found[f"{plane.name.lower()}_bytes_per_node_s"] = round(net.bytes_by_plane[plane] / nodes / seconds, 1)
+        found |= {f"net_{name}": value for name, value in net.to_json().items() if name != "bytes_by_plane"}
+        found |= counters_of(world)
+        found["hit_share"] = hit_share(world)
+        told = found["client_served"] * (nodes - 1)
+        found["route_bytes_per_turn_and_peer"] = (
+            round(found.get("node_sent_routes_bytes", 0) / told, 1) if told else None
+        )
+        return found
+
+
+def counters_of(world: World) -> dict[str, int]:
+    """Sums of what the running nodes count, and of the clients."""
+    found: dict[str, int] = {}
+    for host in world.live():
+        if host.node is not None:
+            for name, value in host.node.counters().items():
+                found[f"node_{name}"] = found.get(f"node_{name}", 0) + value
+    clients = world.clients.statistics
+    for name in ("turns", "served", "failed", "hopeless", "torn", "second_tries"):
+        found[f"client_{name}"] = getattr(clients, name)
+    return dict(sorted(found.items()))
+
+
+def hit_share(world: World) -> float:
+    """Share of prompt tokens that the engines had, by their own count."""
+    asked = sum(engine.prompt_tokens for engine in world.engines)
+    return round(sum(engine.cached_tokens for engine in world.engines) / asked, 4) if asked else 0.0
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    """t50, t99, t100; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return {name: None for name, _ in PERCENTILES}
+    last = len(ordered) - 1
+    return {name: round(ordered[min(last, int(share * len(ordered)))], 4) for name, share in PERCENTILES}

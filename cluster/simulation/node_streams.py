@@ -1,0 +1,165 @@
+"""What a simulated node does about engines' event streams: the real streams and the real truth, on simulated wires.
+
+The simulator's `ranvier_py.node.engine_event_parts`: `look` begins and ends what this node is to read by the peers'
+agreement, and carries copies; what it wants of the world outside waits in `take`. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cluster.simulation.sim_kv import NAMESPACE
+from ranvier_py.core.engine_cache.block_namespaces import Names
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
+from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
+from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level
+from ranvier_py.core.engine_cache.peer_access import Sharing
+from ranvier_py.core.engine_cache.snapshot import Original, Place
+from ranvier_py.core.engine_cache.takeover import Takeovers
+from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.routing.backends import Registry
+from ranvier_py.core.routing.router import Router
+
+SWEEP_ROWS = 200
+"""Each look: as many a second as a node's."""
+
+
+class Subscribed(NamedTuple):
+    engine: int
+
+
+class Unsubscribed(NamedTuple):
+    engine: int
+
+
+class AskedReplay(NamedTuple):
+    engine: int
+    ask: int
+    first: int
+
+
+Ask = Subscribed | Unsubscribed | AskedReplay
+
+
+def namespace_of(model: str, adapter: str, salt: str) -> Fingerprint:  # noqa: ARG001  # as PromptReader's
+    return NAMESPACE
+
+
+class SimEngineCaches:
+    """Of one process. Engines by number; `ids` are the registry's, in the same order."""
+
+    def __init__(self, router: Router, ids: Sequence[BackendId], sharing: Sharing) -> None:
+        self.engine_caches = EngineCaches(router.routes, self._generation_of, restarted=self._restarted)
+        self.sharing = sharing
+        sharing.give = self._original
+        self.streams: dict[int, EventStream] = {}
+        self.degraded = 0  # looks at which a stream was DEGRADED
+        self._takeovers = Takeovers(sharing, router.hasher)
+        self._router = router
+        self._registry: Registry = router.registry
+        self._ids = ids
+        self._asks: list[Ask] = []
+
+    def take(self) -> list[Ask]:
+        asks, self._asks = self._asks, []
+        return asks
+
+    def level(self, engine: int) -> Level | None:
+        stream = self.streams.get(engine)
+        return stream.level if stream is not None else None
+
+    def claims(self, now: float) -> Iterator[tuple[int, int]]:
+        """(engine, token fingerprint) of all live claims. O(table)."""
+        routes = self._router.routes
+        routes.match((), (), now, touch=False)  # ages are counted from the latest time it has seen
+        for view in routes.subtree(0, limit=len(routes)):
+            for holder in view.holders if view.token_fingerprint else ():
+                if holder.generation == self._generation_of(holder.backend) and holder.age_s < routes.ttl_s:
+                    yield self._ids.index(holder.backend), view.token_fingerprint
+
+    def look(self, now: float) -> None:
+        self.sharing.streams(dict.fromkeys(self._ids, (0,)), now)
+        for engine, backend in enumerate(self._ids):
+            self._follow(engine, backend, now)
+        for came in self.sharing.copies():
+            engine = self._ids.index(came.backend)
+            stream = self.streams.get(engine)
+            if stream is not None and came.copy is not None:
+                self._carry(engine, stream.copy_offered(came.ask, came.copy, now), now)
+            elif stream is not None:
+                self._carry(engine, stream.copy_failed(came.ask, now), now)
+        self.engine_caches.sweep(now, SWEEP_ROWS)
+
+    def _follow(self, engine: int, backend: BackendId, now: float) -> None:
+        stream = self.streams.get(engine)
+        if stream is None and self.sharing.owns(backend):
+            while not self._takeovers.ready(backend, 0, now):
+                pass
+            names = Names(self._router.hasher, namespace_of, ("m",))
+            source = Source(backend, "zmq/0")
+            self.streams[engine] = stream = EventStream(
+                source, self.engine_caches, self._router.hasher, names, settings=GapSettings()
+            )
+            stream.open(now)
+            copy = self._takeovers.take(backend, 0)
+            if copy is not None:
+                stream.resume(copy, now)
+            self._asks.append(Subscribed(engine))
+        elif stream is not None and not self.sharing.owns(backend):
+            self.streams.pop(engine).close(now)
+            self._asks.append(Unsubscribed(engine))
+            return
+        if stream is not None:
+            wake_at = stream.wake_at()
+            if wake_at is not None and wake_at <= now:
+                self._carry(engine, stream.tick(now), now)
+            self.sharing.said(backend, stream.level, now)
+            self.degraded += stream.level is Level.DEGRADED
+
+    # --- what wires bring -------------------------------------------------------------------------------------------
+
+    def live(self, engine: int, seq: int, payload: bytes, now: float) -> None:
+        stream = self.streams.get(engine)
+        if stream is not None:
+            self._carry(engine, stream.live(seq, payload, now), now)
+
+    def wired(self, engine: int, what: str, now: float) -> None:
+        """`connected` or `disconnected`."""
+        stream = self.streams.get(engine)
+        if stream is not None:
+            self._carry(engine, getattr(stream, what)(now), now)
+
+    def answered(self, ask: AskedReplay, answers: Sequence[tuple[int, bytes]] | None, now: float) -> None:
+        """None: the publisher can't be reached."""
+        stream = self.streams.get(ask.engine)
+        if stream is None:
+            return
+        if answers is None:
+            self._carry(ask.engine, stream.replay_failed(ask.ask, now), now)
+            return
+        for seq, payload in answers:
+            self._carry(ask.engine, stream.replayed(ask.ask, seq, payload, now), now)
+        self._carry(ask.engine, stream.replay_ended(ask.ask, now), now)
+
+    def _carry(self, engine: int, effects: Sequence[StreamEffect], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, AskReplay):
+                self._asks.append(AskedReplay(engine, effect.ask, effect.first))
+            elif isinstance(effect, AskPeer):
+                self.sharing.ask(self._ids[engine], 0, effect.ask, now)
+
+    # --- what the truth asks ----------------------------------------------------------------------------------------
+
+    def _generation_of(self, backend: BackendId) -> int:
+        known = self._registry.slots[backend]
+        return -1 if known is None or known.removed else known.generation
+
+    def _restarted(self, backend: BackendId, why: str, now: float) -> int:
+        known = self._registry[backend]
+        self._registry.restart_told(known, 0.0, now, why)
+        return known.generation
+
+    def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:  # noqa: ARG002
+        stream = self.streams.get(self._ids.index(backend))
+        return stream.original(since) if stream is not None else None

@@ -1,0 +1,181 @@
+"""Chats from outside: each begins at any node, and each next turn goes to any node, as behind a round-robin name.
+
+A client takes the first node that answers, as resolvers' lists are used: a node whose process is gone or stopped costs
+it a second try, not the request. What it gets there must be an answer: the node either finds an engine that serves, or,
+when it knows of none, there must be none that runs (S6). The deepest stop of some served turns is followed through the
+cluster by whoever asked for it (`served`). Cost: about 100 us a turn, nearly all of it in the node's own router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from cluster.scenario import Load
+from cluster.simulation.node_values import Trip
+from cluster.simulation.sim_engine import SimEngine
+from cluster.simulation.sim_host import SimHost
+from cluster.simulation.sim_kv import Words
+from cluster.simulation.trace import Heap
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.retries import RetryLimits
+
+TURN_TOKENS = 320
+SYSTEM_TOKENS = 640
+BLOCK_TOKENS = 16
+FIRST_PAUSE_S = 0.1
+"""Between a turn and the next at least: an answer takes its time."""
+
+STOPPED_S = 0.05
+"""How often it is asked whether a stopped node goes on with what it was answering."""
+
+TRIES_MAX = 1 + RetryLimits().total_retries_max
+"""Engines that a node asks for one request before the client gets its error."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """One conversation: the end of what was said so far."""
+
+    end: Boundary
+    turns_left: int
+
+
+@dataclass(slots=True)
+class ClientStatistics:
+    turns: int = 0
+    served: int = 0
+    failed: int = 0  # an engine ran, and yet the client got an error
+    hopeless: int = 0  # no engine ran, or no node
+    torn: int = 0  # its node was killed while it was answered
+    second_tries: int = 0  # at another node
+
+
+class SimClients:
+    """See the module."""
+
+    def __init__(
+        self,
+        heap: Heap,
+        rng: Random,
+        hosts: Sequence[SimHost],
+        engines: Sequence[SimEngine],
+        load: Load,
+        words: Words | None = None,
+    ) -> None:
+        self.heap = heap
+        self.rng = rng
+        self.hosts = hosts
+        self.engines = engines
+        self.load = load
+        self.words = words  # where prompts have tokens
+        self.chats_per_s = load.chats_per_s
+        self.until = float("inf")
+        self.statistics = ClientStatistics()
+        self.served: Callable[[SimHost, Boundary, int], None] | None = None
+        self.failed: Callable[[SimHost, Sequence[int]], None] | None = None
+        root = Boundary(None, Fingerprint(0), 0)
+        self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 4 != 3) for number in range(load.prefixes)]
+
+    def _next(self, parent: Boundary, tokens: int, *, exact: bool = False) -> Boundary:
+        """The end of one more message, of any words: 63 random bits are as good a fingerprint as those of real ones.
+
+        What follows an exact message is exact: it has a token fingerprint too, as after tokenizing.
+        """
+        if self.words is not None:
+            return self.words.next(parent, tokens)
+        text = Fingerprint(self.rng.getrandbits(63) | 1)
+        end = Boundary(parent, text, parent.length + tokens, BLOCK_TOKENS)
+        if exact or parent.token:
+            end.token = Fingerprint(self.rng.getrandbits(63) | 1)
+            end.own_chain = ((end.tokens, end.token, text),)
+        return end
+
+    def prefix(self) -> Boundary:
+        """One of the system prompts that chats begin with."""
+        return self.rng.choice(self._prefixes)
+
+    def start(self) -> None:
+        self.heap.after(self.rng.expovariate(max(self.chats_per_s, 1e-9)), self._arrive)
+
+    def _arrive(self) -> None:
+        if self.heap.now < self.until:
+            if self.chats_per_s > 0:
+                self.turn(Chat(self.prefix(), self.load.turns))
+            self.heap.after(self.rng.expovariate(max(self.chats_per_s, 0.1)), self._arrive)
+
+    def turn(self, chat: Chat, host: SimHost | None = None) -> None:
+        """The next turn of a chat, at this node or at any that answers."""
+        if self.heap.now >= self.until:
+            return
+        self.statistics.turns += 1
+        chat.end = self._next(chat.end, TURN_TOKENS)
+        host = host or self._pick()
+        if host is None:
+            self.statistics.hopeless += 1
+            self._next_turn(chat)
+            return
+        tried: list[int] = []
+        trip = self._start_attempt(host, chat.end, tried)
+        if trip is None:
+            self._unanswered(host, tried)
+            self._next_turn(chat)
+        else:
+            self.heap.after(
+                self.engines[trip.engine].seconds(), self._finish_attempt, host, host.generation, chat, trip
+            )
+
+    def _start_attempt(self, host: SimHost, end: Boundary, tried: list[int]) -> Trip | None:
+        """What the node does with it: try engines until one serves."""
+        found: list[Trip | None] = []
+        while len(tried) < TRIES_MAX:
+            host.run(lambda node, now: found.append(node.start_attempt(end, tried, now)))
+            trip = found.pop() if found else None
+            if trip is None or self.engines[trip.engine].serve_end(end, self.heap.now, self.rng):
+                return trip
+            tried.append(trip.engine)
+            self._back(host, trip, served=False)
+        return None
+
+    def _back(self, host: SimHost, trip: Trip, *, served: bool) -> None:
+        host.run(lambda node, now: node.finish_attempt(trip, served, now))
+
+    def _finish_attempt(self, host: SimHost, generation: int, chat: Chat, trip: Trip) -> None:
+        """The first token is out."""
+        if host.generation != generation:
+            self.statistics.torn += 1
+        elif host.paused:
+            self.heap.after(STOPPED_S, self._finish_attempt, host, generation, chat, trip)
+            return
+        else:
+            self._back(host, trip, served=True)
+            self.statistics.served += 1
+            if self.served is not None:
+                self.served(host, chat.end, trip.engine)
+        self._next_turn(chat)
+
+    def _unanswered(self, host: SimHost, tried: Sequence[int]) -> None:
+        if any(engine.running for engine in self.engines):
+            self.statistics.failed += 1
+            if self.failed is not None:
+                self.failed(host, tried)
+        else:
+            self.statistics.hopeless += 1
+
+    def _next_turn(self, chat: Chat) -> None:
+        chat.turns_left -= 1
+        if chat.turns_left > 0:
+            chat.end = self._next(chat.end, TURN_TOKENS // 2)  # the answer
+            wait = FIRST_PAUSE_S + self.rng.expovariate(1 / max(self.load.think_s, 1e-3))
+            self.heap.after(wait, self.turn, chat)
+
+    def _pick(self) -> SimHost | None:
+        """The first node of a shuffled list that answers."""
+        for number in self.rng.sample(range(len(self.hosts)), len(self.hosts)):
+            host = self.hosts[number]
+            if host.running and not host.paused and not host.leaving:
+                return host
+            self.statistics.second_tries += 1
+        return None

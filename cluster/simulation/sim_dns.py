@@ -1,0 +1,64 @@
+"""The name that the simulated nodes find each other by, and all the wrong things it says.
+
+Each asker may be given another word (see `scenario.DNS_WORDS`), as with a resolver per machine. An answer is a list of
+addresses; a failure is an empty one. Rules: the asker's own address is in most answers, as in real ones; «subset» shows
+a third of the running nodes, another third at each question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from cluster.simulation.trace import Heap
+from ranvier_py.core.gossip.gossip_values import Address
+
+DELAY_S = 0.002
+SLOW_S = 5.0
+"""One attempt of getaddrinfo that times out before the second one is answered."""
+
+FLAPPING = ("all", "subset", "empty", "self", "failing", "slow")
+
+
+class SimDns:
+    """One name."""
+
+    def __init__(self, heap: Heap, rng: Random, addresses: Sequence[Address], word: str) -> None:
+        self.heap = heap
+        self.rng = rng
+        self.addresses = addresses
+        self.word = word
+        self.words: dict[int, str] = {}  # by asker, where it is another
+        self.running: Callable[[], list[int]] = list
+        self.foreign: Callable[[], list[int]] = list  # numbers of nodes of another cluster
+        self.beginning: tuple[int, ...] = ()
+        self.questions = 0
+
+    def say(self, askers: Sequence[int], word: str) -> None:
+        for asker in askers:
+            self.words[asker] = word
+
+    def resolve(self, asker: int, answer: Callable[[Sequence[Address]], None]) -> None:
+        """Answer later."""
+        self.questions += 1
+        word = self.words.get(asker, self.word)
+        if word == "flapping":
+            word = self.rng.choice(FLAPPING)
+        delay = SLOW_S if word == "slow" else DELAY_S
+        found = self._numbers(asker, word)
+        self.heap.after(delay, answer, [self.addresses[number] for number in found])
+
+    def _numbers(self, asker: int, word: str) -> list[int]:
+        running = self.running()
+        if word in ("empty", "failing"):
+            return []
+        if word == "self":
+            return [asker]
+        if word == "stale":
+            return list(self.beginning)
+        if word == "foreign":
+            return self.foreign()
+        if word == "subset":
+            count = max(1, len(running) // 3)
+            return self.rng.sample(running, min(count, len(running)))
+        return self.rng.sample(running, len(running))

@@ -1,0 +1,195 @@
+"""The real node in the simulator: `core.gossip`, bound by `core.peer` to the real router, behind what a SimNode can do.
+
+Nothing here decides anything. What a host calls goes to the `RouterPeer` that a node runs; what the checkers ask is
+read from its parts. Keys of the cluster are numbers in scenarios; each stands for 32 bytes that are the same in every
+run. One `SimNodes` is shared by the nodes of a run: they would all derive the same ciphers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from random import Random
+
+from cluster.scenario import Cluster
+from cluster.simulation.node_streams import SimEngineCaches
+from cluster.simulation.node_values import Birth, Bounded, Look, Seen, Trip
+from cluster.simulation.sim_parts import KEY, TABLE_ROWS, Parts
+from cluster.simulation.sim_versions import make_first_version
+from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
+from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
+from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
+from ranvier_py.core.gossip.gossip import GossipSettings
+from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
+from ranvier_py.core.gossip.membership.member_table import DEAD_MAX, MEMBERS_MAX
+from ranvier_py.core.gossip.membership.profile import LAN, WAN
+from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
+from ranvier_py.core.gossip.peer.coalescing_buffer import WAITING_MAX
+from ranvier_py.core.gossip.peer.held_updates import HELD_MAX
+from ranvier_py.core.gossip.peer.route_sync import CONFIRMED_MAX
+from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
+from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
+from ranvier_py.core.gossip.wire.keyring import KeyRing
+from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.routing.backends import ProbeResult
+from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
+from ranvier_py.core.routing.route_table.outgoing import NEWS_MAX
+
+SUBKEYS_MAX = 16_384
+"""A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
+
+SCHEMA = 7
+
+
+def ring_of(keys: Sequence[int]) -> KeyRing:
+    """Keys by number, the first the primary."""
+    return KeyRing({number: Random(f"key {number}").randbytes(32) for number in keys}, keys[0])
+
+
+def route_settings(cluster: Cluster) -> RouteGossipSettings:
+    """The node's defaults, but for what the scenario says."""
+    standard = RouteGossipSettings()
+    budget = cluster.budget_bytes_per_s
+    return RouteGossipSettings(
+        schema=SCHEMA,
+        ttl_s=cluster.route_ttl_s or standard.ttl_s,
+        node_bytes_per_s=budget or standard.node_bytes_per_s,
+        peer_bytes_per_s=min(budget or standard.peer_bytes_per_s, standard.peer_bytes_per_s),
+        log_entries_max=cluster.log_entries or standard.log_entries_max,
+    )
+
+
+class SimNodes:
+    """Makes the sim_nodes of one run."""
+
+    def __init__(self) -> None:
+        self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
+
+    def __call__(self, birth: Birth) -> SimNode:
+        node = SimNode(birth, self.subkeys)
+        if birth.number in birth.cluster.first_version:
+            make_first_version(node.peer)
+        return node
+
+
+class SimNode:
+    """One process. Satisfies sim_node.SimNode."""
+
+    def __init__(self, birth: Birth, subkeys: Subkeys) -> None:
+        rng = birth.rng()
+        self.session = rng.getrandbits(64) | 1
+        self.parts = Parts(birth, rng)
+        host, port = birth.address
+        settings = GossipSettings(
+            name=birth.name,
+            host=host,
+            port=port,
+            session=self.session,
+            label=birth.label,
+            wall_ms=birth.wall_ms,
+            state=birth.state,
+            profile=WAN if birth.cluster.profile == "wan" else LAN,
+            routes=route_settings(birth.cluster),
+        )
+        self.peer = RouterPeer(
+            self.parts.router, PeerSettings(settings, KEY), ring_of(birth.keys), rng, birth.now, subkeys=subkeys
+        )
+        self.gossip = self.peer.gossip
+        parts = self.parts
+        self.engine_caches = (
+            SimEngineCaches(parts.router, parts.ids, self.peer.streams) if birth.cluster.events else None
+        )
+
+    # --- traffic ----------------------------------------------------------------------------------------------------
+
+    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+        return self.parts.start_attempt(end, tried, now)
+
+    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
+        self.parts.finish_attempt(trip, served, now)
+
+    def holds(self, fingerprint: int, engine: int, now: float) -> bool:
+        return self.parts.holds(fingerprint, engine, now)
+
+    def probed(self, engine: int, result: ProbeResult, now: float) -> None:
+        self.parts.probed(engine, result, now)
+
+    def rekey(self, keys: Sequence[int], now: float) -> None:  # noqa: ARG002  # as all calls
+        self.peer.rekey(ring_of(keys))
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def alone(self) -> bool:
+        return self.peer.alone
+
+    def look(self, now: float) -> Look:
+        me = self.gossip.me
+        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in self.gossip.view(now)}
+        return Look(
+            session=self.session,
+            name=me.name,
+            epoch=me.epoch,
+            incarnation=me.incarnation,
+            state=me.state,
+            members=members,
+            vector=self.gossip.routes.vector(),
+            tables=self.tables(),
+        )
+
+    def living(self, now: float) -> Mapping[int, State]:  # noqa: ARG002  # as all calls
+        return {member.session: member.state for member in self.gossip.members.alive()}
+
+    def tables(self) -> Mapping[str, Bounded]:
+        """What holds more or less over time, with its bound."""
+        members, sessions = self.gossip.members.statistics(), self.gossip.sessions.statistics()
+        return {
+            "members": Bounded(members.alive, MEMBERS_MAX),
+            "dead members": Bounded(members.dead, DEAD_MAX),
+            "contacts": Bounded(members.contacts, CONTACTS_MAX),
+            "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
+            "relays": Bounded(members.relays, RELAYS_MAX),
+            "sessions": Bounded(sessions["sessions"], SESSIONS_MAX),
+            "own addresses": Bounded(sessions["own_addresses"], OWN_MAX),
+            "backends with facts": Bounded(len(self.peer.facts), BACKENDS_MAX),
+            "observers of loads": Bounded(len(self.peer.facts.loads), members.alive + members.dead + 1),
+            **self.route_tables(members.alive),
+        }
+
+    def route_tables(self, peers: int) -> Mapping[str, Bounded]:
+        gossip, shared, table = self.gossip.routes.statistics(), self.peer.routes, self.parts.router.routes
+        return {
+            "route updates kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
+            "origins": Bounded(gossip.origins, ORIGINS_MAX),
+            "lazy peers": Bounded(gossip.lazy_peers, peers),
+            "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
+            "news": Bounded(len(table.outgoing.new), NEWS_MAX),
+            "news that wait": Bounded(shared.waiting, HELD_MAX + CONFIRMED_MAX + WAITING_MAX),
+            "orphans": Bounded(shared.orphans, ORPHANS_MAX),
+            "rows": Bounded(len(table), TABLE_ROWS),
+        }
+
+    def counters(self) -> Mapping[str, int]:
+        statistics = self.gossip.statistics()
+        found = {name: value for name, value in asdict(statistics.members.counts).items() if isinstance(value, int)}
+        found |= statistics.sessions
+        found |= {f"refused_{name}": count for name, count in statistics.refused.items()}
+        found |= {f"sent_{topic}_bytes": traffic.bytes for topic, traffic in statistics.sent.items()}
+        return found
+
+    def route_bytes(self) -> int:
+        return self.gossip.sent["routes"].bytes
+
+    def told(self) -> int:
+        return self.gossip.routes.vector().get(self.session, 0)
+
+    def sums(self, now: float) -> Sequence[int]:
+        """The bucket sums, as a peer would be sent them."""
+        found = next(sums for sums in self.peer.routes.sums(now) if sums is not None)
+        return memoryview(found).cast("Q")
+
+    def claims(self, fingerprint: int, now: float) -> Sequence[tuple[int, int, int, float]]:
+        return self.parts.claims(fingerprint, now)

@@ -1,0 +1,97 @@
+"""One run of one scenario: the world, its faults, its checkers, its measures. In: a scenario and a seed. Out: a Result.
+
+The same scenario and seed give the same Result in every process, down to the hash of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TextIO
+
+from cluster.scenario import Scenario
+from cluster.simulation.attacker import Attacker
+from cluster.simulation.invariants import Invariants
+from cluster.simulation.measures import Measure
+from cluster.simulation.node_values import Maker
+from cluster.simulation.outcome_checks import Expectations
+from cluster.simulation.residency_checks import SimResidencies
+from cluster.simulation.sim_host import SimHost
+from cluster.simulation.sim_steps import Faults
+from cluster.simulation.world import Result, Violated, World
+from ranvier_py.core.gossip.gossip_values import MemberChange
+from ranvier_py.core.prompts.prompt import Boundary
+
+SAMPLE_S = 1.0
+
+
+class Run:
+    """The parts of one run, for who wants to look into it afterwards."""
+
+    def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
+        self.sampled: Callable[[World], object] | None = None  # called once in a virtual second
+        self.world = World(scenario, seed, maker, out)
+        self.faults = Faults(self.world)
+        self.invariants = Invariants(self.world)
+        self.measure = Measure(self.world)
+        self.expectations = Expectations(self.world, self.faults, self.invariants, self.measure)
+        self.truths = SimResidencies(self.world, self.invariants)
+        if any(step.do == "attack" for step in self.world.scenario.steps):
+            self.faults.attacker = Attacker(self.world.net, self.world.rng("attacker"), self.invariants)
+        for host in self.world.hosts:
+            host.raised = self.invariants.raised
+            host.changed = self._changed
+            host.heard = self.measure.heard
+        self.world.clients.served = self._served
+        self.world.clients.failed = self.invariants.failed
+
+    def _changed(self, host: SimHost, change: MemberChange) -> None:
+        self.measure.changed(host, change)
+        self.invariants.changed(host, change)
+
+    def _served(self, host: SimHost, end: Boundary, engine: int) -> None:
+        self.invariants.served(host, end, engine)
+        self.measure.served(host, end, engine)
+
+    def _sample(self) -> None:
+        self.invariants.sample()
+        self.measure.sample()
+        if self.sampled is not None:
+            self.sampled(self.world)
+        self.world.heap.after(SAMPLE_S, self._sample)
+
+    def result(self) -> Result:
+        """Carry it out."""
+        world, violation = self.world, None
+        self.faults.plan()
+        world.clients.start()
+        self.expectations.plan()
+        world.heap.after(SAMPLE_S, self._sample)
+        try:
+            world.heap.run(world.scenario.for_s)
+            self.expectations.end()
+            self.truths.end()
+        except Violated as found:
+            violation = found.violation
+        measures = self.measure.summary() | self.expectations.measures() | self.truths.measures()
+        return Result(
+            scenario=world.scenario,
+            seed=world.seed,
+            violation=violation,
+            last=world.trace.last((-1, *(violation.nodes if violation else ()))),
+            digest=world.trace.digest(),
+            events=world.heap.done,
+            measures=measures,
+        )
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    maker: Maker,
+    out: TextIO | None = None,
+    sampled: Callable[[World], object] | None = None,
+) -> Result:
+    """See the module. `sampled` hears of each virtual second."""
+    whole = Run(scenario, seed, maker, out)
+    whole.sampled = sampled
+    return whole.result()

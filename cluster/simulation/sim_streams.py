@@ -1,0 +1,151 @@
+"""The wires between simulated engines' publishers and the nodes that read them: subscriptions, losses, replay.
+
+A publisher sends each message to everybody who reads it, in order; some get lost (as beyond a high-water mark), all
+while the publisher can't be reached. Replay is asked over a stream and loses nothing, but has only what the engine
+still keeps. A process that is stopped gets what came meanwhile when it goes on. Cost: one event a message and reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from cluster.simulation.node_streams import Ask, AskedReplay, Subscribed, Unsubscribed
+from cluster.simulation.sim_host import SimHost
+from cluster.simulation.sim_kv import SimKv
+from cluster.simulation.trace import Heap
+
+DELAY_S = 0.001
+REPLAY_S = 0.005
+CONNECT_S = 0.01
+STOPPED_S = 0.1
+LOOK_S = 0.1
+"""How often a node looks at what it reads."""
+
+
+@dataclass(slots=True)
+class Wire:
+    """One subscription."""
+
+    host: SimHost
+    generation: int
+    engine: int
+    connected: bool = False
+    arrives_at: float = 0.0  # the last message: later ones do not overtake it
+
+
+class SimStreams:
+    """See the module. `kvs` by engine."""
+
+    def __init__(self, heap: Heap, rng: Random, kvs: Sequence[SimKv]) -> None:
+        self.heap = heap
+        self.kvs = kvs
+        self.most_readers = 0
+        self._rng = rng
+        self._wires: dict[tuple[int, int, int], Wire] = {}
+
+    def start(self, host: SimHost) -> None:
+        """A process begins: it looks at its streams for as long as it lives."""
+        self.heap.after(LOOK_S * host.rng.random(), self._look, host, host.generation)
+
+    def readers(self, engine: int) -> list[SimHost]:
+        """Who reads this engine's messages now."""
+        wires = [wire for wire in self._wires.values() if wire.engine == engine]
+        return [wire.host for wire in wires if self._lives(wire)]
+
+    def publish(self, engine: int, messages: Sequence[tuple[int, bytes]]) -> None:
+        kv = self.kvs[engine]
+        if not kv.reachable:
+            return
+        for wire in [wire for wire in self._wires.values() if wire.engine == engine and wire.connected]:
+            for seq, payload in messages:
+                if kv.loss and self._rng.random() < kv.loss:
+                    continue
+                wire.arrives_at = max(self.heap.now + DELAY_S, wire.arrives_at)
+                self.heap.at(wire.arrives_at, self._arrive, wire, seq, payload)
+
+    def cut(self, engine: int) -> None:
+        """Nobody reaches this publisher."""
+        self.kvs[engine].cut += 1
+        self._break(engine)
+
+    def halted(self, engine: int) -> None:
+        """Its process is gone."""
+        self.kvs[engine].down = True
+        self._break(engine)
+
+    def restarted(self, engine: int) -> None:
+        """Another process, in its place."""
+        self._break(engine)
+        self.kvs[engine].down = False
+        self._make(engine)
+
+    def mend(self, engine: int) -> None:
+        kv = self.kvs[engine]
+        kv.cut = max(0, kv.cut - 1)
+        self._make(engine)
+
+    def _break(self, engine: int) -> None:
+        for wire in [wire for wire in self._wires.values() if wire.engine == engine and wire.connected]:
+            wire.connected = False
+            self._tell(wire, "disconnected")
+
+    def _make(self, engine: int) -> None:
+        for wire in [wire for wire in self._wires.values() if wire.engine == engine]:
+            self.heap.after(CONNECT_S, self._connect, wire)
+
+    # --- what nodes want --------------------------------------------------------------------------------------------
+
+    def carry(self, host: SimHost, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            place = (host.index, host.generation, ask.engine)
+            if isinstance(ask, Subscribed):
+                wire = self._wires[place] = Wire(host, host.generation, ask.engine)
+                self.heap.after(CONNECT_S, self._connect, wire)
+                self.most_readers = max(self.most_readers, len(self.readers(ask.engine)))
+            elif isinstance(ask, Unsubscribed):
+                self._wires.pop(place, None)
+            elif place in self._wires:
+                self.heap.after(REPLAY_S, self._replay, self._wires[place], ask)
+
+    def _lives(self, wire: Wire) -> bool:
+        place = (wire.host.index, wire.generation, wire.engine)
+        if wire.host.generation != wire.generation or wire.host.node is None:
+            self._wires.pop(place, None)
+            return False
+        return self._wires.get(place) is wire
+
+    def _connect(self, wire: Wire) -> None:
+        if self._lives(wire) and not wire.connected and self.kvs[wire.engine].reachable:
+            wire.connected = True
+            self._tell(wire, "connected")
+
+    def _arrive(self, wire: Wire, seq: int, payload: bytes) -> None:
+        if not self._lives(wire) or not wire.connected:
+            return
+        if wire.host.paused:
+            self.heap.after(STOPPED_S, self._arrive, wire, seq, payload)
+            return
+        wire.host.run(
+            lambda node, now: node.engine_caches.live(wire.engine, seq, payload, now) if node.engine_caches else None
+        )
+
+    def _replay(self, wire: Wire, ask: AskedReplay) -> None:
+        kv = self.kvs[wire.engine]
+        if not self._lives(wire):
+            return
+        answers = None if not kv.reachable else [message for message in kv.buffer if message[0] >= ask.first]
+        wire.host.run(lambda node, now: node.engine_caches.answered(ask, answers, now) if node.engine_caches else None)
+
+    def _tell(self, wire: Wire, what: str) -> None:
+        wire.host.run(
+            lambda node, now: node.engine_caches.wired(wire.engine, what, now) if node.engine_caches else None
+        )
+
+    def _look(self, host: SimHost, generation: int) -> None:
+        if host.generation != generation or host.node is None:
+            return
+        if not host.paused:
+            host.run(lambda node, now: node.engine_caches.look(now) if node.engine_caches else None)
+        self.heap.after(LOOK_S, self._look, host, generation)

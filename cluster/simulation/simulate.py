@@ -1,0 +1,251 @@
+"""`python -m cluster sim`: whole clusters in virtual time, from a seed, with faults, and checkers for what must hold.
+
+    python -m cluster sim --scenario kill_half --seed 7            one run; one JSON line of measures
+    python -m cluster sim --scenario swarm --nodes 8 --for 120     faults drawn from the seed
+    python -m cluster sim --seeds 0:200 --jobs 2 --small           many runs; small ones of mixed sizes
+    python -m cluster sim --until-fail --jobs 2 --budget-s 600     as many seeds as the time allows
+    python -m cluster sim --replay failed.toml --seed 7 --shrink   a kept schedule again, and made smaller
+
+Everything on the simulated wire is the real bytes, sealed; every node is the real core. Exit code 0: all held; 1: an
+invariant did not, and the report says which, with the command that shows it again; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, TextIO
+
+from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle
+from cluster.simulation.shrink import shrink
+from cluster.simulation.sim_node import SimNodes
+from cluster.simulation.sim_report import failure, line, save
+from cluster.simulation.sim_run import simulate
+from cluster.simulation.swarm import swarm
+from cluster.simulation.world import Result, Violation, World
+
+SMALL_NODES = (2, 3, 3, 3, 4, 4, 5, 5, 6, 8)
+SMALL_LARGE_EVERY, SMALL_LARGE_NODES, SMALL_LARGE_FOR_S = 40, 20, 35.0
+"""Of the small runs each 40th has 20 nodes: the rest finds more for its time."""
+
+SWARMS = ("swarm", "swarm-engines")
+SMALL_FOR_S = 40.0
+SHRINK_BUDGET_S = 300.0
+PROGRESS_S = 10.0
+"""Of wall time between two words about how far a single run is."""
+
+
+class Order(NamedTuple):
+    """What to run. Picklable: it goes to other processes."""
+
+    scenario: str  # a name, a path, or swarm
+    seed: int
+    nodes: int  # 0: as the scenario says
+    for_s: float  # 0: as the scenario says
+    small: bool
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cluster sim", description="clusters in virtual time")
+    parser.add_argument(
+        "--scenario", default="swarm", help=f"swarm, swarm-engines, a .toml file, or: {', '.join(scenario_names())}"
+    )
+    parser.add_argument("--replay", metavar="FILE", help="a kept schedule; the same as --scenario FILE.toml")
+    parser.add_argument("--nodes", type=int, default=0, help="number of nodes (default: what the scenario says)")
+    parser.add_argument("--for", dest="for_s", type=float, default=0.0, help="virtual seconds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", metavar="A:B", help="all seeds from A up to B")
+    parser.add_argument("--small", action="store_true", help="sizes drawn from the seed, for many short runs")
+    parser.add_argument("--until-fail", action="store_true", help="seed after seed until one fails or time is up")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--budget-s", type=float, default=600.0, help="of wall time, for --until-fail and --shrink")
+    parser.add_argument("--check", action="store_true", help="run twice and compare the traces")
+    parser.add_argument("--shrink", action="store_true", help="make a failing schedule smaller")
+    parser.add_argument("--trace", metavar="FILE", help="write every event, one JSON list a line")
+    parser.add_argument("--save", metavar="FILE", help="keep the (failing, shrunk) schedule as a scenario file")
+    parser.add_argument("--quiet", action="store_true", help="say nothing of runs that held")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Exit code; see the module."""
+    options = arguments().parse_args(argv)
+    try:
+        if options.until_fail or options.seeds:
+            return many(options)
+        return one(options)
+    except (ScenarioError, OSError) as error:
+        print(f"sim: {error}", file=sys.stderr)
+        return 2
+
+
+# --- what to run ------------------------------------------------------------------------------------------------------
+
+
+def order_of(options: argparse.Namespace, seed: int) -> Order:
+    return Order(options.replay or options.scenario, seed, options.nodes, options.for_s, options.small)
+
+
+def scenario_of(order: Order) -> Scenario:
+    """The settled scenario of an order. Raises ScenarioError, OSError."""
+    if order.scenario in SWARMS:
+        nodes, for_s = order.nodes or 8, order.for_s or 120.0
+        if order.small:
+            large = order.seed % SMALL_LARGE_EVERY == SMALL_LARGE_EVERY - 1
+            drawn = Random(f"{order.seed}/size").choice(SMALL_NODES)
+            nodes = order.nodes or (SMALL_LARGE_NODES if large else drawn)
+            for_s = order.for_s or (SMALL_LARGE_FOR_S if large else SMALL_FOR_S)
+        return settle(swarm(order.seed, nodes, for_s, engines_fail=order.scenario != "swarm"), order.seed)
+    scenario = load_scenario(order.scenario)
+    cluster = replace(scenario.cluster, nodes=order.nodes or scenario.cluster.nodes)
+    scenario = replace(scenario, cluster=cluster, for_s=order.for_s or scenario.for_s)
+    check(scenario, order.scenario)
+    if "sim" not in scenario.runs_on:
+        raise ScenarioError(f"{order.scenario}: does not run in the simulator, see its runs_on")
+    return settle(scenario, order.seed)
+
+
+def command_of(order: Order) -> str:
+    parts = ["python -m cluster sim --scenario", order.scenario, "--seed", str(order.seed)]
+    parts += ["--small"] if order.small else []
+    parts += ["--nodes", str(order.nodes)] if order.nodes else []
+    parts += ["--for", f"{order.for_s:g}"] if order.for_s else []
+    return " ".join(parts)
+
+
+def run(
+    scenario: Scenario, seed: int, out: TextIO | None = None, sampled: Callable[[World], object] | None = None
+) -> tuple[Result, float]:
+    """A result and the wall seconds it took. The collector of garbage rests meanwhile: nothing here needs it."""
+    began = time.perf_counter()
+    gc.disable()
+    try:
+        result = simulate(scenario, seed, SimNodes(), out, sampled)
+    finally:
+        gc.enable()
+    return result, time.perf_counter() - began
+
+
+# --- one --------------------------------------------------------------------------------------------------------------
+
+
+def one(options: argparse.Namespace) -> int:
+    order = order_of(options, options.seed)
+    scenario = scenario_of(order)
+    with ExitStack() as stack:
+        out = stack.enter_context(Path(options.trace).open("w")) if options.trace else None
+        result, wall_s = run(scenario, order.seed, out, Progress())
+    print(line(result, wall_s))
+    if options.check:
+        again, _ = run(scenario, order.seed)
+        if again.digest != result.digest:
+            print(f"NOT DETERMINISTIC: {result.digest} and then {again.digest}", file=sys.stderr)
+            return 1
+    if result.violation is None:
+        return 0
+    print(failure(result, command_of(order)), file=sys.stderr)
+    kept = result.scenario
+    if options.shrink:
+        kept = smaller(result, result.violation, options.budget_s or SHRINK_BUDGET_S)
+        print(f"shrunk from {len(result.scenario.steps)} steps to {len(kept.steps)}", file=sys.stderr)
+        small, _ = run(kept, order.seed)
+        path = options.save or f"failed-{kept.name}.toml"
+        save(kept, Path(path))
+        print(failure(small, f"python -m cluster sim --replay {path} --seed {order.seed}"), file=sys.stderr)
+    elif options.save:
+        save(kept, Path(options.save))
+    return 1
+
+
+class Progress:
+    """Says where a long run is, now and then."""
+
+    def __init__(self) -> None:
+        self.began = self.said_at = time.monotonic()
+
+    def __call__(self, world: World) -> None:
+        now = time.monotonic()
+        if now - self.said_at >= PROGRESS_S:
+            self.said_at = now
+            heap, whole_s = world.heap, world.scenario.for_s
+            text = f"sim: {heap.now:.0f} of {whole_s:g} s, {heap.done:,} events, {now - self.began:.0f} s of wall time"
+            print(text, file=sys.stderr, flush=True)
+
+
+def smaller(result: Result, violation: Violation, budget_s: float) -> Scenario:
+    until = time.monotonic() + budget_s
+
+    def fails(scenario: Scenario) -> Violation | None:
+        return run(scenario, result.seed)[0].violation
+
+    found, _ = shrink(result.scenario, violation.invariant, fails, lambda: time.monotonic() > until)
+    return found
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+def outcome(order: Order) -> tuple[Order, str, str]:
+    """What another process does: (order, its line, what it says of a failure or nothing)."""
+    result, wall_s = run(scenario_of(order), order.seed)
+    said = failure(result, command_of(order)) if result.violation is not None else ""
+    return order, line(result, wall_s), said
+
+
+def many(options: argparse.Namespace) -> int:
+    """Seeds in order, several at a time. Stops at the first failure with --until-fail, else tells all."""
+    first, last = options.seed, 2**62
+    if options.seeds:
+        begin, _, end = options.seeds.partition(":")
+        first, last = int(begin), int(end)
+    began = time.monotonic()
+    deadline = began + options.budget_s if options.until_fail else float("inf")
+    orders = (order_of(options, seed) for seed in range(first, last))
+    done, failed = 0, []
+    for order, said, wrong in outcomes(orders, options.jobs, lambda: time.monotonic() > deadline):
+        done += 1
+        if wrong:
+            failed.append(order)
+            print(wrong, file=sys.stderr)
+        if wrong or not options.quiet:
+            print(said, flush=True)
+        if wrong and options.until_fail:
+            break
+    wall_s = time.monotonic() - began
+    print(f"{done} runs, {len(failed)} failed, {wall_s:.1f} s", file=sys.stderr)
+    for order in failed:
+        print(f"  {command_of(order)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def outcomes(orders: Iterator[Order], jobs: int, enough: Callable[[], bool]) -> Iterator[tuple[Order, str, str]]:
+    """Run them, at most `jobs` at a time, until there are no more or it is enough."""
+    if jobs <= 1:
+        for order in orders:
+            if enough():
+                return
+            yield outcome(order)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running: dict[Future[tuple[Order, str, str]], Order] = {}
+        try:
+            while True:
+                while len(running) < 2 * jobs and not enough() and (following := next(orders, None)) is not None:
+                    running[pool.submit(outcome, following)] = following
+                if not running:
+                    return
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in sorted(finished, key=lambda one: running[one].seed):
+                    del running[future]
+                    yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

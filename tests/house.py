@@ -1,0 +1,345 @@
+"""The house in numbers: `make house` prints them, `test_tidy.py` holds them. One function for each rule."""
+
+from __future__ import annotations
+
+import ast
+import io
+import keyword
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ranvier_py"
+TOPS = ("ranvier_py", "cluster", "benchmarks", "tests")
+
+LINES_MAX = {"ranvier_py": 40_000, "cluster": 11_000, "benchmarks": 5_000, "tests": 46_000}
+ROOT_MODULES_MAX = 4
+FOLDER_MODULES_MAX = 20
+PRIVATE_LINES_MAX = 40
+ROWS_SHOWN_MAX = 40
+
+ALLOWED = {
+    "": (),
+    "core": (),
+    "core.prompts": ("core",),
+    "core.answers": ("core", "core.prompts"),
+    "core.routing": ("core", "core.prompts", "core.answers"),
+    "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
+    "core.gossip": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
+    "config": ("core",),
+    "proxy": ("core",),
+    "io": ("core", "proxy.transport"),
+    "control": ("core", "config"),
+    "node": ("core", "config", "proxy", "io", "control"),
+    "replay": ("", "core", "io.tokenizer"),
+    "reporter": ("core", "io"),
+    "cli": ("", "core", "config", "io", "control", "node", "replay", "reporter"),
+    "__main__": ("cli",),
+}
+"""What each package may import from the others, lowest first. Inside itself each may import freely, in no circle."""
+
+OLD_WORDS = frozenset(
+    """
+    told tell tells telling heard hear hears hearing hearsay said say says saying news letter letters
+    flight flights depart departed departs departure land landed landing lands going
+    lesson lessons sheaf sheaves teacher taught teach truth truthing boot boots pace paces way ways
+    spot spots parked lot stem stems donor donors faded circle company ledger ledgers holdings ear ears posted poster
+    """.split()  # noqa: SIM905  # a list of words reads better than a list of strings
+)
+"""DESIGN's table of words, left column: what the field has a standard term for. `in_flight` is the field's own."""
+
+GERUNDS_THAT_ARE_NONE = frozenset({"ring", "rings", "keyring"})
+
+TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b(Costs?:|[Tt]akes (about )?\d|about \d[\d.,]* ms)")
+"""What a docstring says of speed: that is for benchmarks to say."""
+
+
+NAMED_TUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})
+"""Public names of named tuples."""
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+@cache
+def files(top: str) -> tuple[Path, ...]:
+    return tuple(sorted((ROOT / top).rglob("*.py")))
+
+
+def everything() -> tuple[Path, ...]:
+    return tuple(path for top in TOPS for path in files(top))
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    return {module_of(path): path for path in files("ranvier_py")}
+
+
+def lines_of(top: str) -> int:
+    return sum(len(path.read_text().splitlines()) for path in files(top))
+
+
+# --- imports --------------------------------------------------------------------------------------------------------
+
+
+def runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from runtime_nodes(node)
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of everything imported; `from package import module` names the module."""
+    for node in runtime_nodes(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            base = node.module or ""
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in modules() else base
+
+
+def is_in(module: str, package: str) -> bool:
+    return package in ("", module) or module.startswith(package + ".")
+
+
+def package_of(module: str) -> str:
+    """The longest name in ALLOWED that this module is or lies in."""
+    inside = module.removeprefix("ranvier_py").removeprefix(".")
+    return max((name for name in ALLOWED if is_in(inside, name)), key=len)
+
+
+def import_edges() -> Counter[tuple[str, str]]:
+    """How often each package imports from each other one."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in files("ranvier_py"):
+        own = package_of(module_of(path))
+        for _, module in imports_of(path):
+            if module.partition(".")[0] == "ranvier_py" and package_of(module) != own:
+                found[own, package_of(module)] += 1
+    return found
+
+
+def imports_not_allowed() -> list[str]:
+    found = []
+    for path in files("ranvier_py"):
+        own = package_of(module_of(path))
+        for line, module in imports_of(path):
+            if module.partition(".")[0] == "ranvier_py" and package_of(module) != own and not may_import(own, module):
+                found.append(f"{short(path)}:{line}: {own} imports {module}")
+    return found
+
+
+def may_import(own: str, module: str) -> bool:
+    """Inside the core a name of the table means that room alone; from outside, `core` means all of it."""
+    if own.startswith("core."):
+        return package_of(module) in ALLOWED[own]
+    inside = module.removeprefix("ranvier_py").removeprefix(".")
+    return any(is_in(inside, name) if name else not inside for name in ALLOWED[own])
+
+
+def circles_in_the_table() -> list[str]:
+    names = list(ALLOWED)
+    return [
+        f"{name} may import {other}, which stands below it"
+        for index, name in enumerate(names)
+        for other in ALLOWED[name]
+        if package_of(f"ranvier_py.{other}") not in names[:index]
+    ]
+
+
+def imports_between_io_modules() -> list[str]:
+    """An io module stands alone: what two of them need is a third thing, in the core or passed in."""
+    return [
+        f"{short(path)}:{line}: imports {module}"
+        for path in files("ranvier_py/io")
+        for line, module in imports_of(path)
+        if module.startswith("ranvier_py.io.")
+    ]
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def class_names_used_twice() -> list[str]:
+    where: defaultdict[str, list[str]] = defaultdict(list)
+    for path in files("ranvier_py"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(short(path))
+    return [f"{name}: {', '.join(paths)}" for name, paths in sorted(where.items()) if len(paths) > 1]
+
+
+def module_names_used_twice() -> list[str]:
+    where: defaultdict[str, list[str]] = defaultdict(list)
+    for path in files("ranvier_py"):
+        if not path.name.startswith("__"):
+            where[path.name].append(short(path))
+    return [f"{name}: {', '.join(paths)}" for name, paths in sorted(where.items()) if len(paths) > 1]
+
+
+def modules_named_by_a_gerund() -> list[str]:
+    last = {path: path.stem.rpartition("_")[2] for path in files("ranvier_py")}
+    return [short(path) for path, word in last.items() if word.endswith("ing") and word not in GERUNDS_THAT_ARE_NONE]
+
+
+def words_of(identifier: str) -> list[str]:
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", identifier)]
+
+
+def old_words_in(identifier: str) -> list[str]:
+    if identifier.startswith("__"):
+        return []
+    words = words_of(re.sub(r"(?i)in_?flight", "", identifier))
+    return [word for word in words if word in OLD_WORDS]
+
+
+def old_words() -> Counter[tuple[str, str]]:
+    """(file, identifier) of every use of a word that the field has a better one for."""
+    found: Counter[tuple[str, str]] = Counter()
+    for path in everything():
+        if path == Path(__file__):
+            continue
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type == tokenize.NAME and not keyword.iskeyword(token.string) and old_words_in(token.string):
+                found[short(path), token.string] += 1
+    return found
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+def longest_functions() -> list[tuple[int, str]]:
+    found = [
+        (body_lines(node), f"{short(path)}:{node.lineno} {node.name}")
+        for path in everything()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return sorted(found, reverse=True)
+
+
+def longest_files() -> list[tuple[int, str]]:
+    return sorted(((len(path.read_text().splitlines()), short(path)) for path in everything()), reverse=True)
+
+
+def root_modules() -> list[str]:
+    return [path.name for path in files("ranvier_py") if path.parent == PACKAGE]
+
+
+def crowded_folders() -> list[str]:
+    sizes = Counter(path.parent for top in ("ranvier_py", "cluster", "benchmarks") for path in files(top))
+    return [f"{short(folder)}: {size} modules" for folder, size in sizes.items() if size > FOLDER_MODULES_MAX]
+
+
+# --- prose and tests ------------------------------------------------------------------------------------------------
+
+
+def timings_in_docstrings() -> list[str]:
+    found = []
+    for path in files("ranvier_py"):
+        for node in ast.walk(tree_of(path)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                claim = TIMING.search(node.value.value)
+                if claim is not None:
+                    found.append(f"{short(path)}:{node.lineno}: {claim.group()}")
+    return found
+
+
+def private_lines_in_tests() -> list[str]:
+    """Lines of tests that touch a private attribute of something else than `self` or `cls`."""
+    found = {
+        f"{short(path)}:{node.lineno}"
+        for path in files("tests")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in NAMED_TUPLE
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+    return sorted(found)
+
+
+def sleeps_in_tests() -> list[str]:
+    return [
+        f"{short(path)}:{node.lineno}"
+        for path in files("tests")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "sleep"
+    ]
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def page() -> Iterator[str]:
+    for top in TOPS:
+        lines = lines_of(top)
+        verdict = "" if lines <= LINES_MAX[top] else f"  {lines - LINES_MAX[top]:,} too many"
+        yield f"{top:12}{lines:8,} lines of {LINES_MAX[top]:,} in {len(files(top))} files{verdict}"
+    yield from section("lines by package", [f"{lines_of(folder):7,}  {folder}" for folder in packages()])
+    yield from section("longest functions", [f"{lines:4}  {name}" for lines, name in longest_functions()[:8]])
+    yield from section("longest files", [f"{lines:4}  {name}" for lines, name in longest_files()[:8]])
+    edges = sorted(import_edges().items())
+    yield from section("imports between packages", [f"{count:4}  {own} -> {other}" for (own, other), count in edges])
+    yield from section("imports that the table forbids", imports_not_allowed() + circles_in_the_table())
+    yield from section("imports between io modules", imports_between_io_modules())
+    yield from section("modules at the root, more than four", root_modules()[ROOT_MODULES_MAX:])
+    yield from section("folders of more than 20 modules", crowded_folders())
+    yield from section("class names used twice", class_names_used_twice())
+    yield from section("module names used twice", module_names_used_twice())
+    yield from section("gerunds", modules_named_by_a_gerund())
+    old = [f"{count:4}  {name} in {path}" for (path, name), count in old_words().most_common()]
+    yield from section("old words", old)
+    yield from section("timing claims in docstrings", timings_in_docstrings())
+    yield from section(f"private lines in tests, of {PRIVATE_LINES_MAX}", private_lines_in_tests())
+    yield from section("sleeps in tests", sleeps_in_tests())
+
+
+def packages() -> list[str]:
+    depth = len(ROOT.parts) + 3
+    return sorted({short(path.parent) for top in TOPS for path in files(top) if len(path.parent.parts) <= depth})
+
+
+def section(title: str, rows: list[str]) -> Iterator[str]:
+    yield f"\n{title}: {len(rows) or 'none'}"
+    yield from ("  " + row for row in rows[:ROWS_SHOWN_MAX])
+    if len(rows) > ROWS_SHOWN_MAX:
+        yield f"  … and {len(rows) - ROWS_SHOWN_MAX} more"
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(page()) + "\n")
