@@ -229,7 +229,7 @@ async def crash(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, An
             while any(is_living(view, victim.name) for view in await cluster.views()):  # noqa: ASYNC110
                 await trio.sleep(0.02)
         known_s.append(trio.current_time() - began)
-    deaths = [view["membership"]["counts"]["deaths"] for view in await cluster.views()]
+    deaths = [view["membership"]["deaths"] for view in await cluster.views()]
     false_deaths = sum(max(0, number - len(known_s)) for number in deaths)
     return {"known_to_all_s": percentiles(known_s, 2), "false_deaths": false_deaths}
 

@@ -53,7 +53,6 @@ class Cluster:
     formed: bool = False  # those who start at 0 know each other already; only where they are simulated
     dns: str = "all"  # what the name says at first
     profile: str = "lan"  # of membership: lan, wan
-    first_version: tuple[int, ...] = ()  # nodes that speak version 1 of the protocol; only where they are simulated
     names: tuple[str, ...] = ()  # of the nodes, where they matter (two alike); default n0, n1, …
     budget_bytes_per_s: int = 0  # of one node for gossip; 0 = the default of the node
     route_ttl_s: float = 0.0  # 0 = the default of the node
@@ -280,9 +279,6 @@ def check(scenario: Scenario, place: str) -> None:
     _one_of(cluster.profile, ("lan", "wan"), f"{place}: [cluster] profile")
     _one_of(cluster.dns, DNS_WORDS, f"{place}: [cluster] dns")
     check_selector(cluster.running, cluster.nodes, f"{place}: [cluster] running")
-    check_selector(cluster.first_version, cluster.nodes, f"{place}: [cluster] first_version")
-    if cluster.first_version and "processes" in scenario.runs_on:
-        raise ScenarioError(f"{place}: [cluster] first_version: processes have one version, say runs_on = ['sim']")
     if cluster.formed and (cluster.spread_s or cluster.names or "processes" in scenario.runs_on):
         raise ScenarioError(f"{place}: [cluster] formed: all start at once, under own names, and runs_on = ['sim']")
     before = 0.0

@@ -43,7 +43,7 @@ LIBRARIES = {
     "zmq": ("zmq_sockets",),
     "redis": ("redis_index",),
     "cryptography": ("seal",),
-    "msgpack": ("fields", "event_frames"),
+    "msgpack": ("frame", "event_frames"),
     "pydantic": ("config_model", "config_loader", "config_values", "config_reference"),
     "pydantic_settings": ("config_model", "config_loader", "config_values"),
 }

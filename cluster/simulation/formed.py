@@ -40,20 +40,20 @@ def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> 
         for engine in engines:
             node.probed(engine.number, engine.probe(), now)
         peer.flush(now)
-        gossip._company.update(now)
+        gossip.live_members.update(now)
         agree(peer.facts, neighbours)
         gossip.routes._pull.synced = True
-        gossip._outbox.clear()
+        gossip._sends.clear()
 
 
 def know(members: Members, records: Sequence[Record], now: float) -> None:
     """All others are alive, and nobody needs to be told so."""
-    ledger, lists, mine = members._ledger, members._lists, members.me.session
-    roster, neighbours = ledger.roster, ledger.neighbours
+    table, lists, mine = members._table, members._lists, members.me.session
+    roster, neighbours = table.roster, table.neighbours
     for record in records:
         if record.session != mine:
             neighbours.join(roster.add(record, now))
-    members._broadcasts.members = ledger.members
+    members._broadcasts.members = table.members
     members._broadcasts.drop(mine)
     lists._read = dict.fromkeys([member.session for member in members.alive()[:JOIN_LISTS]])
     lists._lived = roster.live
@@ -66,8 +66,8 @@ def prove(gossip: Gossip, neighbours: Sequence[int], now: float) -> None:
         member = gossip.members.member(session)
         assert member is not None
         gossip.sessions._prove(member.record, 0, now).knows_us = True
-        gossip.members._ledger.proved(member)
-        member.heard_at = now
+        gossip.members._table.proved(member)
+        member.received_at = now
 
 
 def agree(facts: BackendFacts, neighbours: Sequence[int]) -> None:

@@ -8,36 +8,33 @@ run. One `SimNodes` is shared by the nodes of a run: they would all derive the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from random import Random
 
 from cluster.scenario import Cluster
 from cluster.simulation.node_streams import SimEngineCaches
 from cluster.simulation.node_values import Birth, Bounded, Look, Seen, Trip
 from cluster.simulation.sim_parts import KEY, TABLE_ROWS, Parts
-from cluster.simulation.sim_versions import make_first_version
 from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
-from ranvier_py.core.gossip.contact.own_addresses import OWN_MAX
+from ranvier_py.core.gossip.contact.challenges import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
 from ranvier_py.core.gossip.membership.member_table import DEAD_MAX, MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
-from ranvier_py.core.gossip.peer.coalescing_buffer import WAITING_MAX
-from ranvier_py.core.gossip.peer.held_updates import HELD_MAX
-from ranvier_py.core.gossip.peer.route_sync import CONFIRMED_MAX
 from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.route_sync import HELD_MAX
 from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
 from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.gossip.wire.seal import Subkeys
+from ranvier_py.core.metrics import values
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
-from ranvier_py.core.routing.route_table.outgoing import NEWS_MAX
+from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 
 SUBKEYS_MAX = 16_384
 """A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
@@ -70,10 +67,7 @@ class SimNodes:
         self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
 
     def __call__(self, birth: Birth) -> SimNode:
-        node = SimNode(birth, self.subkeys)
-        if birth.number in birth.cluster.first_version:
-            make_first_version(node.peer)
-        return node
+        return SimNode(birth, self.subkeys)
 
 
 class SimNode:
@@ -126,9 +120,10 @@ class SimNode:
     def alone(self) -> bool:
         return self.peer.alone
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> Look:  # noqa: ARG002  # as all calls
         me = self.gossip.me
-        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in self.gossip.view(now)}
+        records = [member.record for member in self.gossip.members.everybody()]
+        members = {one.session: Seen(one.name, one.state, one.epoch, one.incarnation) for one in records}
         return Look(
             session=self.session,
             name=me.name,
@@ -152,43 +147,45 @@ class SimNode:
             "contacts": Bounded(members.contacts, CONTACTS_MAX),
             "updates to spread": Bounded(members.queued, 2 * (members.alive + members.dead) + 8),
             "relays": Bounded(members.relays, RELAYS_MAX),
-            "sessions": Bounded(sessions["sessions"], SESSIONS_MAX),
-            "own addresses": Bounded(sessions["own_addresses"], OWN_MAX),
+            "sessions": Bounded(sessions.sessions, SESSIONS_MAX),
+            "own addresses": Bounded(sessions.own_addresses, OWN_MAX),
             "backends with facts": Bounded(len(self.peer.facts), BACKENDS_MAX),
             "observers of loads": Bounded(len(self.peer.facts.loads), members.alive + members.dead + 1),
             **self.route_tables(members.alive),
         }
 
     def route_tables(self, peers: int) -> Mapping[str, Bounded]:
-        gossip, shared, table = self.gossip.routes.statistics(), self.peer.routes, self.parts.router.routes
+        gossip, shared, table = self.gossip.routes.counters, self.peer.routes, self.parts.router.routes
         return {
             "route updates kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
             "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
-            "news": Bounded(len(table.outgoing.new), NEWS_MAX),
-            "news that wait": Bounded(shared.waiting, HELD_MAX + CONFIRMED_MAX + WAITING_MAX),
+            "new routes": Bounded(len(table.outgoing.new), QUEUE_MAX),
+            "routes that wait": Bounded(shared.waiting, 2 * HELD_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),
             "rows": Bounded(len(table), TABLE_ROWS),
         }
 
     def counters(self) -> Mapping[str, int]:
-        statistics = self.gossip.statistics()
-        found = {name: value for name, value in asdict(statistics.members.counts).items() if isinstance(value, int)}
-        found |= statistics.sessions
-        found |= {f"refused_{name}": count for name, count in statistics.refused.items()}
-        found |= {f"sent_{topic}_bytes": traffic.bytes for topic, traffic in statistics.sent.items()}
+        counters = self.gossip.counters
+        found: dict[str, int] = {
+            **values(self.gossip.members.statistics()),
+            **values(self.gossip.sessions.statistics()),
+        }
+        found |= {f"refused_{name}": count for name, count in counters.refused.items()}
+        found |= {f"sent_{topic}_bytes": count for topic, count in counters.bytes_sent.items()}
         return found
 
     def route_bytes(self) -> int:
-        return self.gossip.sent["routes"].bytes
+        return self.gossip.counters.bytes_sent["routes"]
 
     def told(self) -> int:
         return self.gossip.routes.vector().get(self.session, 0)
 
     def sums(self, now: float) -> Sequence[int]:
         """The bucket sums, as a peer would be sent them."""
-        found = next(sums for sums in self.peer.routes.sums(now) if sums is not None)
+        found = next(sums for sums in self.peer.routes.copy.sums(now) if sums is not None)
         return memoryview(found).cast("Q")
 
     def claims(self, fingerprint: int, now: float) -> Sequence[tuple[int, int, int, float]]:

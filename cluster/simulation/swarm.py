@@ -209,7 +209,6 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
     liveness = nodes >= 3 and rng.random() < 0.5
     steps += ending(rng, nodes, end + 2.0, liveness=liveness)
     left = for_s - end - 2.0
-    old = outdated(Random(f"{seed}/versions"), nodes)
     return Scenario(
         name=f"swarm{'-engines' if engines_fail else ''}-{seed}",
         about="liveness: a core heals" if liveness else "safety: everything heals",
@@ -219,7 +218,6 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
             engines=engines,
             spread_s=rng.choice((0.0, 0.5, 3.0)),
             dns=rng.choice(DNS_MOSTLY),
-            first_version=old,
         ),
         load=Load(chats_per_s=round(rng.choice((0.3, 1.0, 3.0)), 1), turns=3, think_s=0.5),
         steps=tuple(steps),
@@ -227,18 +225,8 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
             agree_s=left * 0.9,
             same_routes_s=None if liveness else left * 0.4,
         ),
-        runs_on=("sim",) if old else HARNESSES,
+        runs_on=HARNESSES,
     )
-
-
-OUTDATED_SHARE = 0.2
-
-
-def outdated(rng: Random, nodes: int) -> tuple[int, ...]:
-    """In some runs some nodes, or all but one, are of the version before: an upgrade that takes its time."""
-    if nodes < 2 or rng.random() >= OUTDATED_SHARE:
-        return ()
-    return tuple(sorted(rng.sample(range(nodes), rng.randint(1, nodes - 1))))
 
 
 DNS_MOSTLY = ("all", "all", "all", "subset", "flapping")

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
-from ranvier_py.core.gossip.gossip import GossipStatistics
-from ranvier_py.core.gossip.membership.membership_counters import MembersStatistics
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.core.routing.backends import BackendStatistics, RegistryStatistics
@@ -51,31 +49,6 @@ def shadow_samples(shadows: Iterable[ShadowStatistics]) -> Iterator[Sample]:
         for reason, number in each.reasons.items():
             labels = {**label, "reason": reason}
             yield Sample("shadow_decisions", "counter", "Placements in the shadow by reason.", number, labels)
-
-
-def gossip_samples(gossip: GossipStatistics, net: Any) -> Iterator[Sample]:
-    """Samples of one node's packets and members, and of its sockets."""
-    members = gossip.members
-    yield from plain_samples("gossip_members", members, GOSSIP_MEMBERS_GAUGES)
-    for name, number in gossip.sessions.items():
-        kind: Literal["gauge", "counter"] = "gauge" if name in ("sessions", "own_addresses") else "counter"
-        yield Sample(f"gossip_sessions_{name}", kind, f"{name.replace('_', ' ')} of gossip sessions.", number)
-    for reason, number in gossip.refused.items():
-        yield Sample("gossip_refused", "counter", "Packets that were none, by reason.", number, {"reason": reason})
-    for key_id, number in gossip.opened_by_key.items():
-        help_text = "Packets by the key that opened them: a key that opens none can be taken away."
-        yield Sample("gossip_opened", "counter", help_text, number, {"key": str(key_id)})
-    for way, topics in (("sent", gossip.sent), ("received", gossip.received)):
-        for topic, traffic in topics.items():
-            labels = {"topic": topic}
-            yield Sample(f"gossip_packets_{way}", "counter", f"Packets {way}.", traffic.packets, labels)
-            yield Sample(f"gossip_bytes_{way}", "counter", f"Bytes {way}.", traffic.bytes, labels)
-    yield Sample("gossip_oversized", "counter", "Messages too long to be sealed, dropped.", gossip.oversized)
-    yield Sample("gossip_orders_refused", "counter", "Orders of peers not followed.", gossip.orders_refused)
-    yield from plain_samples("gossip_net", net, ("streams_out", "streams_in", "queued_bytes", "receive_buffer_bytes"))
-
-
-GOSSIP_MEMBERS_GAUGES = tuple(field.name for field in fields(MembersStatistics) if field.name != "counts")
 
 
 def router_samples(router: Router) -> Iterator[Sample]:

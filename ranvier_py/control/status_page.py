@@ -64,7 +64,7 @@ def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
 
 
 MEMBER_COLUMNS = (
-    *("name", "state", "address", "public", "incarnation", "since_s", "heard_s", "rtt_ms"),
+    *("name", "state", "address", "public", "incarnation", "since_s", "silent_s", "rtt_ms"),
     *("datagrams", "routes"),
 )
 CLUSTER_FACTS = (

@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.control.metric_list import gossip_samples, plain_samples
+from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.endpoints import GossipEndpoints, HostPort, is_wildcard, spelled
@@ -51,6 +51,7 @@ LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster o
 FINGERPRINT_VERSION = b"2"
 """Of how fingerprints are made from tokens and texts; raised when core/prompts/fingerprint.py changes its results."""
 
+NET_GAUGES = ("streams_out", "streams_in", "queued_bytes", "receive_buffer_bytes")
 PROFILES = {"lan": LAN, "wan": WAN}
 
 
@@ -197,7 +198,7 @@ class Clustering:
         if (stranger := self.peer.unopened()) is not None:
             text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
             self.net.traffic.complain("unopened", text)
-        given_up = self.peer.gossip.members.statistics().counts.datagrams_given_up
+        given_up = self.peer.gossip.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
             self.net.traffic.complain("datagrams", text)
@@ -256,10 +257,16 @@ class Clustering:
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
         peer, net = self.peer, self.net
-        yield from gossip_samples(peer.gossip.statistics(), net.statistics())
-        yield from samples("gossip_routes", peer.gossip.routes.counters)
+        gossip = peer.gossip
+        yield from samples("gossip", gossip.counters)
+        yield from samples("gossip_members", gossip.members.statistics())
+        yield from samples("gossip_sessions", gossip.sessions.statistics())
+        yield from samples("gossip_routes", gossip.routes.counters)
         yield from samples("gossip_route_sync", peer.routes.counters)
         yield from samples("gossip_facts", peer.facts.counters)
+        refused = peer.signed_commands.refused
+        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
+        yield from plain_samples("gossip_net", net.statistics(), NET_GAUGES)
         yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
         for name, statistics in self._files_and_names().items():
             yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ranvier_py.core.gossip.replication.removals import is_removal
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
 from cluster.simulation.sim_kv import Words
@@ -15,7 +16,6 @@ from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
-from ranvier_py.core.gossip.replication.removals import is_removal
 from ranvier_py.core.gossip.wire.messages import Holdings, Message, RouteUpdates
 from ranvier_py.replay.engine.block_cache import TokenIds
 

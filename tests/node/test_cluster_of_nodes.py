@@ -151,7 +151,9 @@ async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_pat
                 assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
             reply = answer.json()["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"And shelf {number}?"}]
-            told = (await nodes[number % 3].until("/admin/cluster", lambda view: view["route_sync"]["sent"] > 0))["route_sync"]
+            told = (await nodes[number % 3].until("/admin/cluster", lambda view: view["route_sync"]["sent"] > 0))[
+                "route_sync"
+            ]
             await heard(nodes[(number + 1) % 3], told["told"])
         assert len(served) == 1
 

@@ -1,15 +1,15 @@
 """Gossip: one object, bytes in, bytes out. It composes the machines below it and decides nothing itself.
 
     a packet    seal.open -> sessions.accept -> membership, routes or backends, by the kind of its message
-    time        each machine's tick -> letters
-    a letter    wire.encode -> seal -> Send, for the shell to carry
+    time        each machine's tick -> messages
+    a message   codec.encode -> seal -> Send, for the shell to carry
 
 A shell (io/gossip/gossip_port.py, or the lab's simulator) calls `receive`, `contact`, `unreachable` and `tick`, looks
 at `wake_at` after each, and carries what `take` gives it. Connections are the shell's: here are addresses and planes
 only.
 
 Rules: `receive` never raises, whatever the bytes. Nothing here waits, and nobody waits for it: a request is placed by
-what the tables say now. Letters that can't be written or sealed are dropped and counted, never tried again.
+what the tables say now. Messages that can't be written or sealed are dropped and counted, never tried again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from random import Random
 from struct import Struct
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
-from ranvier_py.core.gossip.membership.live_members import Company
+from ranvier_py.core.gossip.membership.live_members import LiveMembers
 from ranvier_py.core.gossip.membership.members import Members
-from ranvier_py.core.gossip.membership.membership_counters import MembersStatistics, MemberView
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.readers.reader_gossip import STREAM_MESSAGES, StreamGossip
@@ -37,13 +37,8 @@ from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import Commands, Facts, Loads, Message, Record, State
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
-from ranvier_py.core.gossip.wire.records import size_of
 from ranvier_py.core.gossip.wire.seal import Sealer, Subkeys
-
-VERSION_MIN, VERSION = 1, 2
-"""Of the protocol, as records tell it: what can be spoken, between two nodes the greatest that both know. Of what 2
-brought see `messages` and `routes.update batches`: whole tables are compared by one sum first, many turns are one route
-update."""
+from ranvier_py.core.metrics import counter
 
 STATE_HEAD = Struct("<4sQ")  # magic, epoch
 STATE_MAGIC = b"RGS1"
@@ -62,8 +57,7 @@ TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.HELLO, Kind.ECHO, Kind.CHALLENGE), "contact"),
     **dict.fromkeys((Kind.PING, Kind.ACK, Kind.PING_REQUEST, Kind.NACK, Kind.PUSH, Kind.MEMBERS), "membership"),
     **dict.fromkeys((Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
-    **dict.fromkeys((Kind.SUMS, Kind.TOTAL_SUM, Kind.PART_SUMS), "rows"),
-    **dict.fromkeys((Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
+    **dict.fromkeys((Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
     **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS_SINCE), "streams"),
     **dict.fromkeys((Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
@@ -73,7 +67,7 @@ TOPIC_OF: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GossipSettings:
-    """What one node is told about itself and its cluster.
+    """What one node knows of itself and its cluster.
 
     `session` must never have been used before. `state` is what `Gossip.state` gave before a restart, or nothing;
     `wall_ms` a first guess for the epoch, which peers correct.
@@ -93,37 +87,28 @@ class GossipSettings:
 
 
 @dataclass(slots=True)
-class Traffic:
-    """Packets and bytes of one plane, or of one kind of message, since the start."""
+class GossipCounters:
+    """Packets since the start. The first three are the sealer's own."""
 
-    packets: int = 0
-    bytes: int = 0
+    refused: dict[str, int] = counter("Packets that were none, by reason.", label="reason")
+    sealed: dict[int, int] = counter("Packets by the key that sealed them.", label="key")
+    opened: dict[int, int] = counter("Packets by the key that opened them: one that opens none can go.", label="key")
+    packets_sent: dict[str, int] = counter("Packets sent, by what they are about.", label="topic")
+    bytes_sent: dict[str, int] = counter("Bytes sent, by what they are about.", label="topic")
+    packets_received: dict[str, int] = counter("Packets received, by what they are about.", label="topic")
+    bytes_received: dict[str, int] = counter("Bytes received, by what they are about.", label="topic")
+    oversized: int = counter("Messages too long to be sealed, dropped.")
 
-    def count(self, size: int) -> None:
-        self.packets += 1
-        self.bytes += size
-
-
-@dataclass(frozen=True, slots=True)
-class GossipStatistics:
-    """All of gossip at one moment, for metrics."""
-
-    members: MembersStatistics
-    sessions: dict[str, int]
-    refused: dict[str, int]  # packets by what is wrong with them
-    sealed_by_key: dict[int, int]
-    opened_by_key: dict[int, int]
-    sent: dict[str, Traffic]  # by topic
-    received: dict[str, Traffic]
-    oversized: int
-    orders_refused: int
+    def __post_init__(self) -> None:
+        for by_topic in (self.packets_sent, self.bytes_sent, self.packets_received, self.bytes_received):
+            by_topic.update(dict.fromkeys(TOPICS, 0))
 
 
 class Gossip:
-    """Everything one node says to its peers and hears from them. Times are seconds of one monotonic clock.
+    """Everything one node sends to its peers and receives from them. Times are seconds of one monotonic clock.
 
-    `outbox` is the one that `facts`, `orders` and `streams` write to as well. `unopened` is where the last packet came
-    from that was sealed with another key or label; None when there was none, and whoever tells of it sets it back.
+    `sends` is the list that `facts`, `orders` and `streams` write to as well. `unopened` is where the last packet came
+    from that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -142,40 +127,26 @@ class Gossip:
     ) -> None:
         epoch, remembered = read_state(settings.state)
         me = record_of(settings, max(epoch + 1, settings.wall_ms))
+        room_bytes = DATAGRAM_BYTES_MAX - OVERHEAD_BYTES
         self.settings = settings
         self.orders = orders
         self.facts = facts
         self.streams = streams
         self.sealer = Sealer(settings.session, ring, settings.label, subkeys)
+        self.counters = GossipCounters(self.sealer.refused, self.sealer.sealed, self.sealer.opened)
         self.sessions = Sessions(me, outbox, rng)
         self.members = Members(
-            me,
-            settings.profile,
-            outbox,
-            rng,
-            now,
-            size_of=size_of,
-            room_bytes=DATAGRAM_BYTES_MAX - OVERHEAD_BYTES,
-            datagrams=settings.datagrams,
+            me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
         )
         self.routes = RouteGossip(
-            settings.session,
-            sync,
-            settings.routes,
-            outbox,
-            rng,
-            now,
-            round_trip_s=self._round_trip_s,
+            settings.session, sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )
-        self.oversized = 0
-        self.sent = {topic: Traffic() for topic in TOPICS}
-        self.received = {topic: Traffic() for topic in TOPICS}
-        self._outbox = outbox
-        self._effects: list[Send] = []
+        self.live_members = LiveMembers(self.members, self.routes, facts, orders, streams)
         self.unopened: Address | None = None
-        self._tried: dict[Address, bool] = {}
+        self._sends = outbox
+        self._effects: list[Send] = []
+        self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
         self._changes: list[MemberChange] = []
-        self._company = Company(self.members, self.routes, facts, orders, streams)
         self.members.remember(remembered, now)
         self._settle(now)
 
@@ -185,7 +156,7 @@ class Gossip:
     def wake_at(self) -> float:
         """When `tick` is wanted next. Any call may bring it nearer."""
         machines = min(self.members.wake_at, self.routes.wake_at, self.facts.wake_at, self.orders.wake_at)
-        return min(self._company.wake_at, self.streams.wake_at, machines)
+        return min(self.live_members.wake_at, self.streams.wake_at, machines)
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         """A packet came. Never raises."""
@@ -194,7 +165,9 @@ class Gossip:
         except BadFrame as bad:  # counted there
             self.unopened = source if bad.reason in SEALED_OTHERWISE else self.unopened
             return
-        self.received[TOPIC_OF.get(opened.kind, "contact")].count(len(data))
+        topic = TOPIC_OF.get(opened.kind, "contact")
+        self.counters.packets_received[topic] += 1
+        self.counters.bytes_received[topic] += len(data)
         incoming = self.sessions.accept(opened, source, now)
         if incoming is not None:
             self._take_in(incoming, plane, now)
@@ -219,8 +192,8 @@ class Gossip:
         self.members.tick(now)
         for address in self.members.needs_greeting(now):
             self._greet(address, now)
-        if now >= self._company.wake_at:
-            self._company.update(now)
+        if now >= self.live_members.wake_at:
+            self.live_members.update(now)
         self.routes.tick(now)
         self.facts.tick(now)
         self.orders.tick(now)
@@ -243,7 +216,7 @@ class Gossip:
         self._settle(now)
 
     def announce(self, route_update: bytes, at: float) -> None:
-        """Something was learned here, by evidence of that time. Told with the next tick of routes."""
+        """Something was learned here, by evidence of that time. Sent with the next tick of routes."""
         self.routes.announce(route_update, at)
 
     def rekey(self, ring: KeyRing) -> None:
@@ -257,11 +230,6 @@ class Gossip:
         return self.members.me
 
     @property
-    def version(self) -> int:
-        """Of the protocol, that every live member knows."""
-        return min(VERSION, self._company.version)
-
-    @property
     def alone(self) -> bool:
         """Nobody else is known to live: look for seeds more often."""
         return self.members.size() == 1
@@ -271,22 +239,6 @@ class Gossip:
         _, body = encode(MemberList(tuple(self.members.export()), False))
         return STATE_HEAD.pack(STATE_MAGIC, self.me.epoch) + body
 
-    def view(self, now: float) -> list[MemberView]:
-        return self.members.view(now)
-
-    def statistics(self) -> GossipStatistics:
-        return GossipStatistics(
-            members=self.members.statistics(),
-            sessions=self.sessions.statistics(),
-            refused=dict(self.sealer.refused),
-            sealed_by_key=dict(self.sealer.sealed),
-            opened_by_key=dict(self.sealer.opened),
-            sent={topic: Traffic(each.packets, each.bytes) for topic, each in self.sent.items()},
-            received={topic: Traffic(each.packets, each.bytes) for topic, each in self.received.items()},
-            oversized=self.oversized,
-            orders_refused=self.orders.refused,
-        )
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _take_in(self, incoming: Incoming, plane: Plane, now: float) -> None:
@@ -294,48 +246,44 @@ class Gossip:
         if proved is not None:
             self._tried.pop(peer.address, None)
             self.members.proved(proved, now)
-            self._company.proved(proved.session, now)
+            self.live_members.proved(proved.session, now)
         if message is None:
-            self.members.heard(peer.session, now)
+            self.members.received_from(peer.session, now)
         else:
             self._hand_on(peer, message, plane, now)
 
     def _hand_on(self, peer: Peer, message: Message, plane: Plane, now: float) -> None:
-        """To the machine whose message it is. All but membership hear from live members only."""
+        """To the machine whose message it is. All but membership take those of live members only."""
         if isinstance(message, ROUTE_MESSAGES):
-            self.members.heard(peer.session, now)
-            if self._company.admits(peer.session, now):
+            self.members.received_from(peer.session, now)
+            if self.live_members.admits(peer.session, now):
                 self.routes.receive(peer, message, now)
         elif isinstance(message, Loads | Facts):
-            self.members.heard(peer.session, now)
+            self.members.received_from(peer.session, now)
             self.facts.receive(peer, message, now)
         elif isinstance(message, Commands):
-            self.members.heard(peer.session, now)
+            self.members.received_from(peer.session, now)
             self.orders.receive(message)
         elif isinstance(message, STREAM_MESSAGES):
-            self.members.heard(peer.session, now)
+            self.members.received_from(peer.session, now)
             self.streams.receive(peer, message, now)
         else:
             self.members.receive(peer, message, now, plane)
 
     def _greet(self, address: Address, now: float) -> None:
-        """Say Hello, over datagrams and streams by turns: one of the two may be blocked."""
-        if self._is_live(self.sessions.session_at(address)):
+        """Send a Hello, over datagrams and streams in turn: one of the two may be blocked."""
+        session = self.sessions.session_at(address)
+        member = self.members.member(session) if session else None
+        if member is not None and member.live and member.proved:
             return
         streamed = self._tried.get(address, not self.settings.datagrams)
         if self.sessions.greet(address, now, Plane.PROBE if streamed else Plane.DATAGRAM) and self.settings.datagrams:
-            if len(self._tried) >= TRIED_MAX:
-                del self._tried[next(iter(self._tried))]
             self._tried[address] = not streamed
 
     def _round_trip_s(self, session: int) -> float:
         """The mean of direct pings; 0 when none was measured."""
         member = self.members.member(session)
         return member.rtt_s if member is not None and member.rtt_s > 0 else 0.0
-
-    def _is_live(self, session: int) -> bool:
-        member = self.members.member(session) if session else None
-        return member is not None and member.live and member.proved
 
     def _settle(self, now: float) -> None:
         """After whatever happened: follow membership, seal what waits."""
@@ -350,28 +298,30 @@ class Gossip:
         if members.changes:
             self._changes += members.changes
             members.changes.clear()
-            self._company.changed(now)
+            self.live_members.changed(now)
         self.sessions.me = members.me
-        if self._outbox:
+        if self._sends:
             self._seal(now)
 
     def _seal(self, now: float) -> None:
-        """Letters -> effects. One message to many is written once."""
-        outbox, last, kind, body = self._outbox, None, 0, b""
-        for letter in outbox:  # `sent` may append a greeting
-            to, session, plane, message = letter
-            self.sessions.sent(letter, now)
+        """Messages -> effects. One message to many is written once."""
+        sends, counters, last, kind, body = self._sends, self.counters, None, 0, b""
+        for outgoing in sends:  # `sent` may append a greeting
+            to, session, plane, message = outgoing
+            self.sessions.sent(outgoing, now)
             try:
                 if message is not last:
                     kind, body = encode(message)
                     last = message
                 data = self.sealer.seal(plane, session, kind, body)
             except ValueError:
-                self.oversized += 1
+                counters.oversized += 1
                 continue
-            self.sent[TOPIC_OF[kind]].count(len(data))
+            topic = TOPIC_OF[kind]
+            counters.packets_sent[topic] += 1
+            counters.bytes_sent[topic] += len(data)
             self._effects.append(Send(to, plane, data))
-        outbox.clear()
+        sends.clear()
 
 
 def record_of(settings: GossipSettings, epoch: int) -> Record:
@@ -383,8 +333,6 @@ def record_of(settings: GossipSettings, epoch: int) -> Record:
         state=State.ALIVE,
         host=settings.host,
         port=settings.port,
-        version_min=VERSION_MIN,
-        version_max=VERSION,
         schema=settings.routes.schema,
         public=settings.public,
     )

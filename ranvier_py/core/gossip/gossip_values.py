@@ -1,9 +1,8 @@
-"""The nouns of gossip: who is who, who is said to be what, what is sent where.
+"""The nouns of gossip: who is who, and what is sent where.
 
-A *session* is one run of one node: a random number that names the sender of every packet and the origin of every
-route update. A *name* outlives restarts; of two sessions with one name the higher epoch is the later one. A `Record` is
-all that is said about one member; of two records about one member `(epoch, incarnation, state)` decides, the greater
-wins.
+A *session* is one run of one node: a random number that names the sender of every packet and the origin of every route
+update. A *name* outlives restarts; of two sessions with one name the higher epoch is the later one. A `Record` is all
+that is said about one member; of two records about one member `(epoch, incarnation, state)` decides, the greater wins.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from ranvier_py.core.gossip.wire.messages import Message, Record
 
 Address = tuple[str, int]
-"""An IP literal and a port: where a node hears gossip. Never the address of a backend."""
+"""An IP literal and a port, where a node receives gossip. Never the address of a backend."""
 
 
 class Plane(IntEnum):
@@ -60,8 +59,8 @@ class Send(NamedTuple):
 class MemberChange(NamedTuple):
     """Something the operator wants to see.
 
-    `what` is joined, suspected, refuted, died, left, returned, renamed, or flooding: the member says more about others
-    than it may, and what is too much is ignored (membership/allowance).
+    `what` is joined, suspected, refuted, died, left, returned, renamed, or flooding: the member changes more of others
+    than it may, and what is too much is ignored (`merge_rules`).
     """
 
     what: str

@@ -27,7 +27,7 @@ from trio.lowlevel import ParkingLot
 
 from ranvier_py.core.gossip.endpoints import HostPort, is_wildcard, spelled
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
-from ranvier_py.core.gossip.wire.frame import MAGIC, PROTOCOL_MAJOR
+from ranvier_py.core.gossip.wire.frame import MAGIC, PROTOCOL_VERSION
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.io.gossip.datagrams import Datagrams
 from ranvier_py.io.gossip.inbound_streams import Acceptor
@@ -47,7 +47,7 @@ ROUNDS_MAX = 8  # of effects that follow from effects; what is left comes with t
 
 LATENESS_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0)
 
-OURS = MAGIC + bytes((PROTOCOL_MAJOR,))  # how each packet begins that can be opened here
+OURS = MAGIC + bytes((PROTOCOL_VERSION,))  # how each packet begins that can be opened here
 
 BIND_TRIES = 16  # for a port that is free for both UDP and TCP, where any will do
 LISTEN_BACKLOG = 256  # connections the kernel holds while we are busy: a cluster that restarts at once
@@ -183,7 +183,7 @@ class GossipNet:
         """Such a packet is refused and counted where it is opened. Anybody may have sent it, so it is told seldom."""
         if data.startswith(MAGIC) and len(data) > len(MAGIC):
             major, where = data[len(MAGIC)], spelled(source)
-            text = f"gossip.version packets of protocol {major} from {where} refused: {PROTOCOL_MAJOR} is spoken here"
+            text = f"gossip.version packets of protocol {major} from {where} refused: {PROTOCOL_VERSION} is spoken here"
             self.traffic.complain("major", text)
 
     def contact(self, addresses: Sequence[Address]) -> None:

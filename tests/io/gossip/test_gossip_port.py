@@ -179,7 +179,7 @@ async def test_effects_that_follow_from_effects_come_to_an_end() -> None:
 
 async def test_changes_of_members_are_passed_on() -> None:
     told: list[MemberChange] = []
-    change = MemberChange("joined", Record("a", 1, 1, 0, State.ALIVE, "10.0.0.2", 7, 1, 1, 1), "")
+    change = MemberChange("joined", Record("a", 1, 1, 0, State.ALIVE, "10.0.0.2", 7, 1), "")
     async with shell() as (net, gossip):
         net.changed = told.extend
         gossip.news.append(change)

@@ -115,6 +115,10 @@ class BackendFacts:
         """Backends that anything is known of."""
         return len(self._known)
 
+    def known(self) -> list[Fact]:
+        """All that is known, as peers are sent it."""
+        return [fact_of(backend, known) for backend, known in self._known.items()]
+
     # --- what we see ourselves --------------------------------------------------------------------------------------
 
     def observe(self, backend: int, verdict: Verdict, started_at: float) -> None:

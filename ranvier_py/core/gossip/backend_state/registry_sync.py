@@ -1,8 +1,8 @@
 """The registry among peers: what this node sees of its backends becomes facts, peers' facts become the registry's.
 
 Between nodes a backend is a key, the keyed hash of its URL: ids are numbers of one node, and a URL on the wire would be
-an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait. A process has
-two numbers: this node's generation of the backend, and the generation as all nodes count them (the facts').
+an address taken from gossip. Only backends that the registry has are ever ranked; facts about others wait. A process
+has two numbers: this node's generation of the backend, and the generation as all nodes count them (the facts').
 
 Out: `look` compares each backend with what it was at the last look (in flight, verdict, generation, draining), so that
 nothing is done on a request's path. In: `follow` applies what was received.

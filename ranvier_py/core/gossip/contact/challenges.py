@@ -1,27 +1,36 @@
-"""Numbers that a session has to repeat to prove that it is live, and how often strangers are told anything at all.
+"""Numbers that a session has to repeat to prove that it is live, and how often strangers are answered at all.
 
 An answer to a stranger carries a keyed hash of its session and the time, so that no stranger can make us remember it.
 A greeting, which we send on our own account and before we know any session, carries a random number that is kept for a
 while: it also tells which address was greeted. Each is good for CHALLENGE_S to 2 * CHALLENGE_S seconds, and only its
 session's key can seal the answer, so nobody can use what he overhears.
-Bounds: GREETINGS_MAX greetings, the oldest goes first. Cost: 1 us.
+
+An address may turn out to lead back to ourselves: DNS names us too, and a service's address may lead to any node. That
+is believed only when a greeting of our own came back whose number was sent to that very address less than 4 s ago; it
+is no proof, since whoever is on the wire can reflect it. So it is believed for OWN_S only, not at all where a proved
+session was received from since the greeting, and no longer when one is.
+Bounds: GREETINGS_MAX greetings, OWN_MAX addresses, the oldest goes first.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 from random import Random
-from typing import Generic, TypeVar
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.gossip_values import Address
-
-Key = TypeVar("Key")
 
 CHALLENGE_S = 2.0
 """Long enough for the way there and back over a stream that has to be opened first."""
 
 GREETINGS_MAX = 1024
 """Addresses greeted within 4 s: a whole cluster of the largest size we aim at."""
+
+OWN_S = 5.0
+"""A greeting of half a kilobyte to ourselves each five seconds costs nothing; an address that leads to one of several
+nodes is tried again, and a reflected greeting keeps us from its receiver no longer."""
+
+OWN_MAX = 64  # a host has few addresses, and a cluster few service names
 
 
 class Challenges:
@@ -30,8 +39,12 @@ class Challenges:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._secret = rng.randbytes(32)
-        self._greetings: dict[int, tuple[Address, float]] = {}
-        self.dropped = 0
+        self._greetings: BoundedDict[int, tuple[Address, float]] = BoundedDict(GREETINGS_MAX)
+
+    @property
+    def dropped(self) -> int:
+        """Greetings forgotten before their time."""
+        return self._greetings.dropped
 
     def ask(self, session: int, now: float) -> int:
         """A challenge for this session, not 0. The same one for CHALLENGE_S seconds; nothing is kept."""
@@ -40,9 +53,6 @@ class Challenges:
     def greet(self, address: Address, now: float) -> int:
         """A challenge for whoever is at this address, not 0."""
         self._expire(now)
-        if len(self._greetings) >= GREETINGS_MAX:
-            self.dropped += 1
-            del self._greetings[next(iter(self._greetings))]
         challenge = self._rng.getrandbits(64) or 1
         self._greetings[challenge] = (address, now)
         return challenge
@@ -72,18 +82,15 @@ class Challenges:
         return int.from_bytes(blake2b(data, digest_size=8, key=self._secret).digest(), "little") or 1
 
 
-class Pace(Generic[Key]):
-    """Leave for one key at most once in `interval_s`, and for `keys_max` keys in that time.
-
-    Bounded: keys older than the interval are forgotten, and when there are too many younger ones the answer is no.
-    """
+class RateLimit:
+    """Leave for one address at most once in `interval_s`, and for `keys_max` addresses in that time."""
 
     def __init__(self, interval_s: float, keys_max: int) -> None:
         self._interval_s = interval_s
         self._keys_max = keys_max
-        self._last: dict[Key, float] = {}
+        self._last: dict[Address, float] = {}
 
-    def may(self, key: Key, now: float) -> bool:
+    def may(self, key: Address, now: float) -> bool:
         """Whether it may be done now; if so, it counts as done."""
         while self._last:
             oldest = next(iter(self._last))
@@ -94,3 +101,22 @@ class Pace(Generic[Key]):
             return False
         self._last[key] = now
         return True
+
+
+class OwnAddresses(BoundedDict[Address, float]):
+    """Addresses that lead back to us, until when. `mine` is the one that we advertise, our own for ever."""
+
+    def __init__(self, mine: Address) -> None:
+        super().__init__(OWN_MAX)
+        self.mine = mine
+
+    def believe(self, address: Address, now: float) -> None:
+        """It leads back to us just now."""
+        self[address] = now + OWN_S
+
+    def holds(self, address: Address, now: float) -> bool:
+        """Whether it is not worth a greeting now."""
+        if address == self.mine or self.get(address, now) > now:
+            return True
+        self.pop(address, None)
+        return False

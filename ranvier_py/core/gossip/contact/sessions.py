@@ -12,33 +12,34 @@ Rules:
   and so a proof also shows that the advertised address leads back. Whoever replays a Hello can only make us write to
   the node that made it. So it does not matter which host a packet comes from, which NAT would change anyway.
 - Whatever else a stranger sends is dropped; a datagram is answered with a Challenge to where it came from. Answers to
-  strangers are never longer than what came, and paced per address and in all.
+  strangers are never longer than what came, and limited per address and in all.
 - A Challenge from a stranger is heeded only from an address that we wrote to within RESEND_S. The proof then takes the
-  message along that was dropped, so nothing that is said early is lost. A stream has nowhere to send a Challenge to, so
+  message along that was dropped, so nothing that is sent early is lost. A stream has nowhere to send a Challenge to, so
   whoever writes to a peer over one greets it until the peer has shown that it knows the writer.
 - A packet for another session than ours is refused; only a Hello may be for whoever is there. If its sender is a
   stranger it is challenged all the same: a node that comes back meets those who still probe its old session so.
 - A proved session changes its address only by another proof.
 - Who is right of two sessions with one name is for membership to say; only one with a higher epoch displaces the other
   at once.
-Bounds: SESSIONS_MAX sessions, longest silent out first; RESEND_MAX letters; RETIRED_MAX counters of forgotten sessions.
-Invariant: no packet is taken twice, even if its session is forgotten and proved again. Cost: 1 us for a packet from a
-proved session, without decoding it; 20 us for a proof.
+Bounds: SESSIONS_MAX sessions, longest silent out first; RESEND_MAX messages; RETIRED_MAX counters of forgotten
+sessions.
+Invariant: no packet is taken twice, even if its session is forgotten and proved again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from ranvier_py.core.gossip.contact.challenges import Challenges, Pace
-from ranvier_py.core.gossip.contact.own_addresses import OwnAddresses
-from ranvier_py.core.gossip.contact.replay_window import Window
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.gossip.contact.challenges import Challenges, OwnAddresses, RateLimit
 from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.codec import BODY_BYTES_MIN, Kind, decode, encode
-from ranvier_py.core.gossip.wire.frame import BadFrame, UnknownKind
+from ranvier_py.core.gossip.wire.frame import BadFrame
 from ranvier_py.core.gossip.wire.messages import Ack, Challenge, Echo, Hello, Message, Nack, Record
 from ranvier_py.core.gossip.wire.seal import Opened
+from ranvier_py.core.metrics import counter, gauge
 
 SESSIONS_MAX = 4096
 """Four times the largest cluster: room for the runs before a storm of restarts, until membership forgets them."""
@@ -46,7 +47,7 @@ SESSIONS_MAX = 4096
 RETIRED_MAX = 1024
 RESEND_S = 2.0
 RESEND_MAX = 1024
-"""One letter for each address, at most a datagram each: 1.2 MiB."""
+"""One message for each address, at most a datagram each: 1.2 MiB."""
 
 GREET_INTERVAL_S = 0.5
 """How soon the same address is greeted again: a lost Hello costs half a second."""
@@ -54,29 +55,45 @@ GREET_INTERVAL_S = 0.5
 GREETINGS_PER_INTERVAL = 1024
 ANSWER_INTERVAL_S = 0.2
 ANSWERS_PER_INTERVAL = 256
-"""1280 answers to strangers a second cost 3 % of a core; a thousand nodes that start at once are done in a second."""
+"""1280 answers to strangers a second; a thousand nodes that start at once are done in a second."""
 
 CONTACT = (Kind.HELLO, Kind.ECHO, Kind.CHALLENGE)
 
-DROPS = (
-    "own",  # our own packet came back
-    "receiver",  # meant for another session
-    "replay",  # came before, or is older than its sender's proof
-    "stranger",  # no proof yet; challenged if it was a datagram
-    "record",  # says that it is somebody else than who sealed it
-    "nonce",  # repeats no number that we asked for
-    "unsolicited",  # a challenge from where we sent nothing
-    "paced",  # an answer to a stranger that would have been too many
-    "short",  # a question shorter than its answer
-    "kind",  # of a later version
-    "body",  # broken
-)
+WINDOW = 4096
+"""Packets. A node of a large cluster sends 50 a second: whatever is later than 80 s is lost."""
+
+WINDOW_MASK = (1 << WINDOW) - 1
+
+
+@dataclass(slots=True)
+class SessionCounters:
+    """The gate's counters, and how many sessions are proved now."""
+
+    own: int = counter("Packets of our own that came back.")
+    receiver: int = counter("Packets meant for another session.")
+    replay: int = counter("Packets that came before, or are older than their sender's proof.")
+    stranger: int = counter("Packets of sessions without a proof, challenged if it was a datagram.")
+    record: int = counter("Handshakes whose record is not of who sealed them.")
+    nonce: int = counter("Proofs that repeat no number that we asked for.")
+    unsolicited: int = counter("Challenges from where we sent nothing.")
+    limited: int = counter("Answers to strangers not sent, too many having been.")
+    short: int = counter("Questions of strangers shorter than their answer.")
+    body: int = counter("Packets that opened, but hold no message.")
+    proved: int = counter("Sessions proved.")
+    replaced: int = counter("Sessions replaced by a later one of the same name.")
+    evicted: int = counter("Sessions forgotten, the table being full.")
+    resent: int = counter("Messages sent again with a proof.")
+    greetings: int = counter("Greetings sent.")
+    sessions: int = gauge("Sessions proved now.")
+    own_addresses: int = gauge("Addresses known to lead back to us.")
+    own_addresses_dropped: int = counter("Addresses that lead back to us dropped at the bound.")
+    greetings_dropped: int = counter("Greetings forgotten before their answer, too many being open.")
 
 
 class Incoming(NamedTuple):
     """A packet that was taken: a sign of life of `peer`, whatever else.
 
-    `message` is what it says, None if it was about contact or can't be read. `proved` is set once for each proof: the
+    `message` is its content, None if it was about contact or can't be read. `proved` is set once for each proof: the
     session is live now, and this is its record.
     """
 
@@ -85,23 +102,53 @@ class Incoming(NamedTuple):
     proved: Record | None = None
 
 
+class ReplayWindow:
+    """Which counters of one sender may still come: those above `floor`, each once.
+
+    It holds the highest counter so far, and one bit for each of the WINDOW counters up to it: set where that one has
+    not come yet. A counter is one of all packets that its sender makes for anybody, so gaps are the rule.
+    """
+
+    __slots__ = ("_missing", "highest")
+
+    def __init__(self, floor: int) -> None:
+        self.highest = floor
+        self._missing = 0
+
+    def take(self, counter: int) -> bool:
+        """Whether this counter has not come before, and is not too old to know."""
+        ahead = counter - self.highest
+        if ahead > 0:
+            skipped = (1 << ahead) - 2 if ahead < WINDOW else WINDOW_MASK - 1
+            self._missing = (self._missing << ahead | skipped) & WINDOW_MASK if ahead < WINDOW else skipped
+            self.highest = counter
+            return True
+        if -ahead >= WINDOW:
+            return False
+        bit = 1 << -ahead
+        if not self._missing & bit:
+            return False
+        self._missing ^= bit
+        return True
+
+
 class Known:
     """One proved session. `knows_us`: it has shown that we are proved to it as well."""
 
-    __slots__ = ("address", "floor", "heard_at", "knows_us", "record", "windows")
+    __slots__ = ("address", "floor", "knows_us", "received_at", "record", "windows")
 
     def __init__(self, record: Record, counter: int, now: float) -> None:
         self.record = record
         self.address: Address = (record.host, record.port)
         self.floor = counter
-        self.heard_at = now
+        self.received_at = now
         self.knows_us = False
-        self.windows: list[Window | None] = [None] * len(Plane)
+        self.windows: list[ReplayWindow | None] = [None] * len(Plane)
 
     def take(self, plane: Plane, counter: int) -> bool:
         window = self.windows[plane]
         if window is None:
-            window = self.windows[plane] = Window(self.floor)
+            window = self.windows[plane] = ReplayWindow(self.floor)
         return window.take(counter)
 
     def highest(self) -> int:
@@ -109,30 +156,28 @@ class Known:
 
 
 class Sessions:
-    """First contact and the gate. What it wants sent is appended to `outbox`; tell it of every letter by `sent`.
+    """First contact and the gate. What it wants sent is appended to `sends`; call `sent` with all that is sent.
 
     `me` is what we say of ourselves; replace it whenever membership does.
     """
 
-    def __init__(self, me: Record, outbox: list[Outgoing], rng: Random, sessions_max: int = SESSIONS_MAX) -> None:
+    def __init__(self, me: Record, sends: list[Outgoing], rng: Random, sessions_max: int = SESSIONS_MAX) -> None:
         self.me = me
-        self._outbox = outbox
+        self._sends = sends
         self._sessions_max = sessions_max
         self._challenges = Challenges(rng)
         self._own_addresses = OwnAddresses((me.host, me.port))
         self._known: dict[int, Known] = {}
         self._by_address: dict[Address, int] = {}
         self._by_name: dict[str, int] = {}
-        self._retired: dict[int, int] = {}
-        self._resend: dict[Address, tuple[Outgoing, float]] = {}
-        self._greetings: Pace[Address] = Pace(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
-        self._answers: Pace[Address] = Pace(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
-        self._counts = dict.fromkeys((*DROPS, "proved", "replaced", "evicted", "resent", "greetings"), 0)
-
-    # --- what others ask ----------------------------------------------------------------------------------------------
+        self._retired: BoundedDict[int, int] = BoundedDict(RETIRED_MAX)
+        self._resend: BoundedDict[Address, tuple[Outgoing, float]] = BoundedDict(RESEND_MAX)
+        self._greetings = RateLimit(GREET_INTERVAL_S, GREETINGS_PER_INTERVAL)
+        self._answers = RateLimit(ANSWER_INTERVAL_S, ANSWERS_PER_INTERVAL)
+        self._counters = SessionCounters()
 
     def address_of(self, session: int) -> Address | None:
-        """Where a proved session hears us."""
+        """Where a proved session receives what we send."""
         known = self._known.get(session)
         return None if known is None else known.address
 
@@ -140,55 +185,49 @@ class Sessions:
         """The session that last proved that it is at this address; 0 if none is known."""
         return self._by_address.get(address, 0)
 
-    def statistics(self) -> dict[str, int]:
-        """Counters since the start, and how many sessions are proved now."""
-        return {
-            **self._counts,
-            "sessions": len(self._known),
-            "own_addresses": len(self._own_addresses),
-            "own_addresses_dropped": self._own_addresses.dropped,
-            "greetings_dropped": self._challenges.dropped,
-        }
+    def statistics(self) -> SessionCounters:
+        """The counters, with the gauges as they are now."""
+        counters = self._counters
+        counters.sessions = len(self._known)
+        counters.own_addresses = len(self._own_addresses)
+        counters.own_addresses_dropped = self._own_addresses.dropped
+        counters.greetings_dropped = self._challenges.dropped
+        return counters
 
     # --- what we send -------------------------------------------------------------------------------------------------
 
     def greet(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> bool:
-        """Say Hello there, unless it leads back to us, or the last time is too short ago. Whether it was said."""
+        """Send a Hello there, unless it leads back to us, or the last time is too short ago. Whether it was sent."""
         if self._own_addresses.holds(address, now) or not self._greetings.may(address, now):
             return False
-        self._counts["greetings"] += 1
-        self._outbox.append(Outgoing(address, 0, plane, Hello(self.me, self._challenges.greet(address, now))))
+        self._counters.greetings += 1
+        self._send(address, 0, plane, Hello(self.me, self._challenges.greet(address, now)))
         return True
 
-    def sent(self, letter: Outgoing, now: float) -> None:
-        """A letter goes out now: it is kept for a while, in case its receiver does not know us any more.
+    def sent(self, outgoing: Outgoing, now: float) -> None:
+        """A message goes out now: it is kept for a while, in case its receiver does not know us any more.
 
         One for a session that we do not know is followed by a greeting: its answer would be refused. So is one over a
         stream to a session that may not know us: it would not say so.
         """
-        if isinstance(letter.message, Hello | Echo | Challenge):
+        to, session, plane, message = outgoing
+        if isinstance(message, Hello | Echo | Challenge):
             return
-        if letter.plane is Plane.DATAGRAM:
-            self._resend.pop(letter.to, None)
-            if len(self._resend) >= RESEND_MAX:
-                del self._resend[next(iter(self._resend))]
-            self._resend[letter.to] = (letter, now)
-        known = self._known.get(letter.session)
-        if known is None or not (known.knows_us or letter.plane is Plane.DATAGRAM):
-            self.greet(letter.to, now, letter.plane)
+        if plane is Plane.DATAGRAM:
+            self._resend[to] = (outgoing, now)
+        known = self._known.get(session)
+        if known is None or not (known.knows_us or plane is Plane.DATAGRAM):
+            self.greet(to, now, plane)
 
     def forget(self, session: int) -> None:
         """Membership has no more use for it. If it turns up again it has to prove itself again."""
         known = self._known.pop(session, None)
-        if known is None:
-            return
-        if self._by_address.get(known.address) == session:
-            del self._by_address[known.address]
-        if self._by_name.get(known.record.name) == session:
-            del self._by_name[known.record.name]
-        if len(self._retired) >= RETIRED_MAX:
-            del self._retired[next(iter(self._retired))]
-        self._retired[session] = known.highest()
+        if known is not None:
+            self._unbind(known)
+            self._retired[session] = known.highest()
+
+    def _send(self, to: Address, session: int, plane: Plane, message: Message) -> None:
+        self._sends.append(Outgoing(to, session, plane, message))
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
@@ -199,16 +238,16 @@ class Sessions:
             return None
         known = self._known.get(opened.session)
         if opened.receiver != self.me.session and (opened.receiver or opened.kind != Kind.HELLO):
-            self._drop("receiver")
+            self._counters.receiver += 1
             if known is None:
                 self._challenge(opened, source, now)
             return None
-        if not self._may_speak(opened, known, source, now):
+        if not self._may_pass(opened, known, source, now):
             return None
         try:
             message = decode(opened.kind, opened.body)
-        except BadFrame as bad:
-            self._drop("kind" if isinstance(bad, UnknownKind) else "body")
+        except BadFrame:
+            self._counters.body += 1
             return None if known is None else Incoming(Peer(opened.session, known.address))
         if isinstance(message, Hello):
             return self._hello(opened, message, known, now)
@@ -221,27 +260,24 @@ class Sessions:
             known.knows_us = True
         return Incoming(Peer(opened.session, known.address), message)
 
-    def _may_speak(self, opened: Opened, known: Known | None, source: Address, now: float) -> bool:
+    def _may_pass(self, opened: Opened, known: Known | None, source: Address, now: float) -> bool:
         """Whether a packet for us is to be read: one of a stranger who wants to be known, or one that is new."""
         if known is None:
             if opened.kind not in CONTACT:
-                self._drop("stranger")
+                self._counters.stranger += 1
                 self._challenge(opened, source, now)
                 return False
         elif not known.take(opened.plane, opened.counter):
-            self._drop("replay")
+            self._counters.replay += 1
             return False
         else:
-            known.heard_at = now
-            self._own_addresses.forget(known.address)
+            known.received_at = now
+            self._own_addresses.pop(known.address, None)
         return True
-
-    def _drop(self, why: str) -> None:
-        self._counts[why] += 1
 
     def _own(self, opened: Opened, now: float) -> None:
         """Our own packet: if it is a greeting, the address we sent it to is one of ours, for all we can see."""
-        self._drop("own")
+        self._counters.own += 1
         if opened.kind != Kind.HELLO:
             return
         try:
@@ -254,7 +290,7 @@ class Sessions:
             return
         address, greeted_at = greeted
         other = self._known.get(self._by_address.get(address, 0))
-        if other is None or other.heard_at < greeted_at:
+        if other is None or other.received_at < greeted_at:
             self._own_addresses.believe(address, now)
 
     def _challenge(self, opened: Opened, source: Address, now: float) -> None:
@@ -262,47 +298,47 @@ class Sessions:
         if opened.plane is not Plane.DATAGRAM:
             return
         if len(opened.body) < BODY_BYTES_MIN:
-            self._drop("short")
+            self._counters.short += 1
         elif not self._answers.may(source, now):
-            self._drop("paced")
+            self._counters.limited += 1
         else:
             question = Challenge(self._challenges.ask(opened.session, now))
-            self._outbox.append(Outgoing(source, opened.session, opened.plane, question))
+            self._send(source, opened.session, opened.plane, question)
 
     def _hello(self, opened: Opened, hello: Hello, known: Known | None, now: float) -> Incoming | None:
         """Prove ourselves, and ask for a proof unless there is one for this address."""
         record = hello.record
         if record.session != opened.session:
-            self._drop("record")
+            self._counters.record += 1
             return None
         address = (record.host, record.port)
         if known is not None and known.address == address:
             known.knows_us = False
-            self._outbox.append(Outgoing(address, record.session, opened.plane, Echo(self.me, hello.challenge, 0)))
+            self._send(address, record.session, opened.plane, Echo(self.me, hello.challenge, 0))
             return Incoming(Peer(record.session, address))
         echo = Echo(self.me, hello.challenge, self._challenges.ask(record.session, now))
         if len(encode(echo)[1]) > len(opened.body):
-            self._drop("short")
+            self._counters.short += 1
         elif not self._answers.may(address, now):
-            self._drop("paced")
+            self._counters.limited += 1
         else:
-            self._outbox.append(Outgoing(address, record.session, opened.plane, echo))
+            self._send(address, record.session, opened.plane, echo)
         return None if known is None else Incoming(Peer(record.session, known.address))
 
     def _echo(self, opened: Opened, echo: Echo, known: Known | None, now: float) -> Incoming | None:
         """A proof, if it repeats our number. Return one if it is asked for."""
         record = echo.record
         if record.session != opened.session:
-            self._drop("record")
+            self._counters.record += 1
             return None
         proof = self._challenges.answered(record.session, echo.nonce, now)
         if not proof and known is None:
-            self._drop("nonce")
+            self._counters.nonce += 1
             return None
         proved = None
         if known is None:
             if opened.counter <= self._retired.get(record.session, 0):
-                self._drop("replay")
+                self._counters.replay += 1
                 return None
             known = self._prove(record, opened.counter, now)
             proved = record
@@ -311,27 +347,25 @@ class Sessions:
             proved = record
         known.knows_us = not echo.challenge
         if echo.challenge:
-            answer = Echo(self.me, echo.challenge, 0)
-            self._outbox.append(Outgoing(known.address, record.session, opened.plane, answer))
+            self._send(known.address, record.session, opened.plane, Echo(self.me, echo.challenge, 0))
         return Incoming(Peer(record.session, known.address), proved=proved)
 
     def _challenged(
         self, opened: Opened, challenge: Challenge, known: Known | None, source: Address, now: float
     ) -> Incoming | None:
-        """Somebody did not know us: prove ourselves, and say again what was lost on it."""
+        """Somebody did not know us: prove ourselves, and send again what was lost on it."""
         address = source if known is None else known.address
-        letter, sent_at = self._resend.pop(address, (None, now))
-        if letter is None or sent_at < now - RESEND_S:
-            letter = None
+        again, sent_at = self._resend.pop(address, (None, now))
+        if again is None or sent_at < now - RESEND_S:
+            again = None
             if known is None:
-                self._drop("unsolicited")
+                self._counters.unsolicited += 1
                 return None
         ask = self._challenges.ask(opened.session, now) if known is None else 0
-        answer = Echo(self.me, challenge.challenge, ask)
-        self._outbox.append(Outgoing(address, opened.session, opened.plane, answer))
-        if letter is not None and letter.session == opened.session:
-            self._counts["resent"] += 1
-            self._outbox.append(letter)
+        self._send(address, opened.session, opened.plane, Echo(self.me, challenge.challenge, ask))
+        if again is not None and again.session == opened.session:
+            self._counters.resent += 1
+            self._sends.append(again)
         return None if known is None else Incoming(Peer(opened.session, address))
 
     # --- proofs -------------------------------------------------------------------------------------------------------
@@ -340,12 +374,12 @@ class Sessions:
         """Take up a session that is live. `counter` is its proof's: what was sealed before it is past."""
         other = self._by_name.get(record.name, 0)
         if other and self._known[other].record.epoch < record.epoch:
-            self._counts["replaced"] += 1
+            self._counters.replaced += 1
             self.forget(other)
         if len(self._known) >= self._sessions_max:
-            self._counts["evicted"] += 1
-            self.forget(min(self._known, key=lambda session: self._known[session].heard_at))
-        self._counts["proved"] += 1
+            self._counters.evicted += 1
+            self.forget(min(self._known, key=lambda session: self._known[session].received_at))
+        self._counters.proved += 1
         self._retired.pop(record.session, None)
         known = self._known[record.session] = Known(record, counter, now)
         self._bind(known, record)
@@ -353,11 +387,15 @@ class Sessions:
 
     def _bind(self, known: Known, record: Record) -> None:
         """This is its record now, and its address."""
-        if self._by_address.get(known.address) == record.session:
-            del self._by_address[known.address]
-        if self._by_name.get(known.record.name) == record.session:
-            del self._by_name[known.record.name]
+        self._unbind(known)
         known.record, known.address = record, (record.host, record.port)
-        self._own_addresses.forget(known.address)
+        self._own_addresses.pop(known.address, None)
         self._by_address[known.address] = record.session
         self._by_name.setdefault(record.name, record.session)
+
+    def _unbind(self, known: Known) -> None:
+        session = known.record.session
+        if self._by_address.get(known.address) == session:
+            del self._by_address[known.address]
+        if self._by_name.get(known.record.name) == session:
+            del self._by_name[known.record.name]

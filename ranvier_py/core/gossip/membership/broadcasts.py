@@ -1,12 +1,16 @@
-"""Updates on their way through the cluster: each is sent a few times, in whatever packet has room.
+"""Updates on their way through the cluster, and the messages of membership that they ride on.
 
 One slot for each subject: a newer update replaces the older one and starts again. An update is sent up to
 `mult * ceil(log10(members + 1))` times (SWIM; the number is memberlist's), the least often sent first; among new ones
 the latest first, so that a refutation leaves with the very next packet.
 
-While more than STORM wait, as when hundreds start together, who hears one of them again knows that others spread it,
+While more than STORM wait, as when hundreds start together, who receives one of them again knows that others spread it,
 and counts that like `mult` sendings of his own (rumours with feedback: Demers and others, PODC 1987). That ends a storm
 in seconds instead of a minute, but leaves a gap here and there, so lists are compared after it (`member_lists`).
+
+`MembershipOutbox` writes the messages. Every ping, answer and request for help has room for updates; what the receiver
+must know comes first, the rest is taken from the broadcasts. With datagrams off all of it goes on the PROBE stream,
+which carries nothing else, so that bulk never delays a probe.
 
 Bounds: `2 * members` updates, at least SLOTS_MIN; beyond, the most often sent goes. An update that no datagram could
 ever hold is not queued at all (cortex#4327, smg#808); the push-pull of whole lists carries it. Both are counted.
@@ -15,50 +19,43 @@ Cost: O(updates taken) for each packet; the size of an update is measured once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import chain
 from math import inf
 
-from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.wire.messages import Update
+from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
+from ranvier_py.core.gossip.membership.roster import Member
+from ranvier_py.core.gossip.wire.messages import Ack, Message, Nack, Ping, PingRequest, Push, Update
+from ranvier_py.core.gossip.wire.records import size_of
 
 STORM = 256
 """Updates: what a node sends in about a second, in packets of 17."""
 
 SLOTS_MIN = 64
-"""Also a node that knows hardly anybody relays what it hears while it joins."""
+"""Also a node that knows hardly anybody relays what it receives while it joins."""
 
 MISFITS_MAX = 4
 """Updates too large for the room left that are looked past before a packet is closed."""
+
+FIELDS_BYTES = 96
+"""The other fields of the longest message with updates (PingRequest: 45 bytes of address and three numbers)."""
+
+SEQ_MAX = 2**32 - 1
+"""What the wire holds."""
 
 
 class Broadcasts:
     """The queue. `members` is the number of live members, this node included; the owner keeps it up to date."""
 
-    __slots__ = (
-        "_counts",
-        "_interval_s",
-        "_mult",
-        "_room_bytes",
-        "_size_of",
-        "_tick_after",
-        "_tier_of",
-        "_tiers",
-        "members",
-        "wake_at",
-    )
-
-    def __init__(
-        self, mult: int, interval_s: float, size_of: Callable[[Update], int], room_bytes: int, counts: Counts
-    ) -> None:
+    def __init__(self, mult: int, interval_s: float, room_bytes: int, counters: MembershipCounters) -> None:
         self.members = 1
         self.wake_at = inf  # of the gossip tick: something waits
         self._tick_after = -inf  # a tick soon after another one waits for its time
         self._mult = mult
         self._interval_s = interval_s
-        self._size_of = size_of
         self._room_bytes = room_bytes
-        self._counts = counts
+        self._counters = counters
         self._tiers: list[dict[int, tuple[Update, int]]] = []  # by times sent: subject -> update and its size
         self._tier_of: dict[int, int] = {}
 
@@ -74,9 +71,9 @@ class Broadcasts:
         """Send it from now on, instead of whatever was said about the same member."""
         subject = update.record.session
         self.drop(subject)
-        size = self._size_of(update)
+        size = size_of(update)
         if size > self._room_bytes:
-            self._counts.updates_oversized += 1
+            self._counters.updates_oversized += 1
             return
         if len(self) >= max(SLOTS_MIN, 2 * self.members):
             self._drop_most_sent()
@@ -144,4 +141,74 @@ class Broadcasts:
     def _drop_most_sent(self) -> None:
         tier = next(tier for tier in reversed(self._tiers) if tier)
         self.drop(next(iter(tier)))
-        self._counts.updates_dropped += 1
+        self._counters.updates_dropped += 1
+
+
+class MembershipOutbox:
+    """Appends messages to `sends`. `room_bytes` is what a datagram holds of updates. Sequence numbers are one series
+    for own pings and for those in the name of others."""
+
+    def __init__(self, sends: list[Outgoing], broadcasts: Broadcasts, room_bytes: int, *, datagrams: bool) -> None:
+        self.datagrams = datagrams
+        self._sends = sends
+        self._broadcasts = broadcasts
+        self._room_bytes = room_bytes
+        self._seq = 0
+
+    def next_seq(self) -> int:
+        self._seq = self._seq % SEQ_MAX + 1
+        return self._seq
+
+    def ping(self, address: Address, session: int, seq: int, plane: Plane, first: Sequence[Update] = ()) -> None:
+        self._send(address, session, plane, Ping(seq, self._fill(first)))
+
+    def ack(self, peer: Peer, seq: int, plane: Plane) -> None:
+        self._send(peer.address, peer.session, plane, Ack(seq, self._fill(())))
+
+    def nack(self, peer: Peer, seq: int, plane: Plane) -> None:
+        self._send(peer.address, peer.session, plane, Nack(seq))
+
+    def request_ping(self, relay: Member, seq: int, target: Member, first: Sequence[Update]) -> None:
+        """Ask `relay` to ping `target`."""
+        host, port = target.address
+        request = PingRequest(seq, target.session, host, port, self._fill(first))
+        self._send(relay.address, relay.session, best_plane(relay), request)
+
+    def push(self, address: Address, session: int, updates: Sequence[Update], plane: Plane = Plane.DATAGRAM) -> None:
+        """Just these, as far as they fit."""
+        fitting = self._fitting(updates)
+        if fitting:
+            self._send(address, session, plane, Push(tuple(fitting)))
+
+    def gossip(self, member: Member) -> bool:
+        """What waits to be spread. Returns whether anything did."""
+        updates = self._fill(())
+        if updates:
+            self._send(member.address, member.session, best_plane(member), Push(updates))
+        return bool(updates)
+
+    def _fill(self, first: Sequence[Update]) -> tuple[Update, ...]:
+        if not first:
+            return self._broadcasts.take(self._room_bytes)
+        fitting = self._fitting(first)
+        room_bytes = self._room_bytes - sum(map(size_of, fitting))
+        return (*fitting, *self._broadcasts.take(room_bytes))
+
+    def _fitting(self, updates: Sequence[Update]) -> list[Update]:
+        """As many from the start as there is room for."""
+        fitting, room_bytes = [], self._room_bytes
+        for update in updates:
+            room_bytes -= size_of(update)
+            if room_bytes < 0:
+                break
+            fitting.append(update)
+        return fitting
+
+    def _send(self, address: Address, session: int, plane: Plane, message: Message) -> None:
+        if plane is Plane.DATAGRAM and not self.datagrams:
+            plane = Plane.PROBE
+        self._sends.append(Outgoing(address, session, plane, message))
+
+
+def best_plane(member: Member) -> Plane:
+    return Plane.DATAGRAM if member.datagrams else Plane.PROBE

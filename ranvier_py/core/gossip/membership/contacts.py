@@ -1,12 +1,11 @@
-"""Whom to greet: members that are known by reports of others only, and addresses where a member lived before it fell
-silent.
+"""Whom to greet: members known by report only, and addresses where a member lived before it fell silent.
 
-A member that others speak of has not proved its session to this node; a greeting (Hello) makes both prove it. One that
-this node is to know (`neighbours`) is greeted after a short random time, spread over the size of the cluster, and
+A member that others report has not proved its session to this node; a greeting (Hello) makes both prove it. One that
+this node is to know (`neighbour_set`) is greeted after a short random time, spread over the size of the cluster, and
 again, each time later, until it proves itself, is dead, or others have come between.
 
 The dead stay contacts for a day. One of them is greeted now and then, for ever: after a long cut nobody else would
-(weaviate#10698; foca keeps them 24 h, too). The pace is that of the whole cluster: of n live nodes each greets every
+(weaviate#10698; foca keeps them 24 h, too). The rate is that of the whole cluster: of n live nodes each greets every
 n seconds, at random times, so across a cut somebody greets somebody about every second. Contacts remembered from
 before a restart are greeted once, quickly, and then like the others.
 
@@ -21,7 +20,7 @@ from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address
-from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
 
@@ -43,7 +42,7 @@ CONTACT_S = 24 * 3600.0
 CONTACTS_MAX = 4096
 """As many as there may be members."""
 
-CONTACT_PACE_S = (1.0, 30.0)
+CONTACT_INTERVAL_S = (1.0, 30.0)
 """Between two greetings of contacts in the whole cluster, on average; and the longest such mean of one node."""
 
 REMEMBERED_S = 0.05
@@ -52,8 +51,6 @@ REMEMBERED_S = 0.05
 
 class Greetings:
     """Members to be greeted until they prove their session."""
-
-    __slots__ = ("_due", "_free_at", "_rng", "_urgent", "_waits", "wake_at")
 
     def __init__(self, rng: Random) -> None:
         self.wake_at = inf
@@ -69,7 +66,7 @@ class Greetings:
         self.wake_at = min(self.wake_at, now)
 
     def want(self, session: int, members: int, now: float) -> None:
-        """A member known by reports of others."""
+        """A member known by report."""
         if session not in self._waits:
             self._plan(session, now + self._rng.uniform(0, SPREAD_S * members), AGAIN_S[0])
             self.wake_at = min(self.wake_at, max(self._due[0][0], self._free_at))
@@ -106,12 +103,10 @@ class Greetings:
 class Contacts:
     """Addresses of the dead, in the order in which they will be greeted."""
 
-    __slots__ = ("_counts", "_fresh", "_rng", "_until", "wake_at")
-
-    def __init__(self, rng: Random, counts: Counts) -> None:
+    def __init__(self, rng: Random, counters: MembershipCounters) -> None:
         self.wake_at = inf
         self._rng = rng
-        self._counts = counts
+        self._counters = counters
         self._until: dict[Address, float] = {}
         self._fresh: dict[Address, None] = {}  # remembered from before a restart and not greeted yet
 
@@ -123,8 +118,8 @@ class Contacts:
         self._until[address] = now + CONTACT_S
         if len(self._until) > CONTACTS_MAX:
             self.remove(next(iter(self._until)))
-            self._counts.contacts_dropped += 1
-        self.wake_at = min(self.wake_at, now + self._rng.uniform(0.5, 1.0) * CONTACT_PACE_S[0])
+            self._counters.contacts_dropped += 1
+        self.wake_at = min(self.wake_at, now + self._rng.uniform(0.5, 1.0) * CONTACT_INTERVAL_S[0])
 
     def remember(self, address: Address, now: float) -> None:
         """From before a restart: greet it soon."""
@@ -150,6 +145,6 @@ class Contacts:
             return []
         self._fresh.pop(address, None)
         self._until[address] = self._until.pop(address)
-        pace_s = REMEMBERED_S if self._fresh else min(CONTACT_PACE_S[0] * members, CONTACT_PACE_S[1])
-        self.wake_at = now + self._rng.uniform(0.1, 1.9) * pace_s  # or all who saw a death would greet in step
+        interval_s = REMEMBERED_S if self._fresh else min(CONTACT_INTERVAL_S[0] * members, CONTACT_INTERVAL_S[1])
+        self.wake_at = now + self._rng.uniform(0.1, 1.9) * interval_s  # or all who saw a death would greet in step
         return [address]

@@ -1,14 +1,14 @@
 """One probe at a time, each in one interval (SWIM): is this member alive?
 
-    at 0           ping, by datagram; on the stream where `ways` knows that datagrams do not pass, now and then on both
-    at time-out    no answer: ping on the way that was not tried, and k random others are asked to ping it
+    at 0           ping, by datagram; on the stream where `Paths` knows that datagrams do not pass, now and then on both
+    at time-out    no answer: ping on the path that was not tried, and k random others are asked to ping it
     at interval    still no answer: the probe failed
 
 Any answer ends it: the member's own or a relay's. Relays that did not even say «not yet» point to trouble of our own,
 and so does failing without one to ask; that goes into local health. A probe that failed while packets of the member
-itself came in does not count: it lives, and only hears us badly. A member whose session is not proved is greeted
-instead of pinged, and proving itself is its answer; greetings take the two ways by turns, so it is probed GREETINGS
-times, soon after each other, before it is suspected: nobody is on account of one way alone.
+itself came in does not count: it lives, and only misses our packets. A member whose session is not proved is greeted
+instead of pinged, and proving itself is its answer; greetings take the two paths in turn, so it is probed GREETINGS
+times, soon after each other, before it is suspected: nobody is on account of one path alone.
 
 A send that the edge could not make ends the wait for the direct answer at once; failing for another member makes it the
 next one to be probed (memberlist#242: it counted as success, and an isolated node saw everybody alive). Not if it was a
@@ -20,13 +20,11 @@ Cost: O(relays) for each probe; a new round costs O(members) once in as many int
 
 from __future__ import annotations
 
-from random import Random
+from dataclasses import dataclass, field
 
 from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
-from ranvier_py.core.gossip.membership.local_health import LocalHealth
-from ranvier_py.core.gossip.membership.member_table import Ledger
-from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.membership.membership_outbox import Post
+from ranvier_py.core.gossip.membership.broadcasts import MembershipOutbox
+from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import State, Update
 
@@ -35,52 +33,38 @@ SPARE_RELAYS = 4
 
 GREETINGS = 3
 """Probes of a member without proof until it is suspected. They come a second apart and greetings to one address half a
-second; some of those that go by datagram follow pings in the name of others, so two may leave one way out."""
+second; some of those that go by datagram follow pings in the name of others, so two may leave one path out."""
 
 RTT_WEIGHT = 0.2
 """Of the newest measurement in the mean."""
 
 
+@dataclass(eq=False, slots=True)
 class Probe:
     """The one under way."""
 
-    __slots__ = (
-        "ends_at",
-        "help_at",
-        "helped",
-        "member",
-        "nacks",
-        "relays",
-        "seq",
-        "started_at",
-        "stream_first",
-        "stream_seq",
-        "tried",
-    )
-
-    def __init__(self, member: Member, seq: int, stream_seq: int, health: LocalHealth, now: float) -> None:
-        self.member = member
-        self.seq = seq
-        self.stream_seq = stream_seq
-        self.started_at = now
-        self.help_at = now + health.timeout_s
-        self.ends_at = now + health.interval_s
-        self.helped = False
-        self.stream_first = False
-        self.tried = False  # a datagram was sent
-        self.relays: dict[int, bool] = {}  # session -> whether it sent a nack
-        self.nacks = 0
+    member: Member
+    seq: int
+    stream_seq: int
+    started_at: float
+    help_at: float
+    ends_at: float
+    helped: bool = False
+    stream_first: bool = False
+    tried: bool = False  # a datagram was sent
+    relays: dict[int, bool] = field(default_factory=dict)  # session -> whether it sent a nack
+    nacks: int = 0
 
 
-class Prober:
+class FailureDetector:
     """Probes one member after the other."""
 
-    def __init__(self, ledger: Ledger, post: Post, health: LocalHealth, counts: Counts, rng: Random) -> None:
-        self._ledger = ledger
-        self._post = post
-        self._health = health
-        self._counts = counts
-        self._rng = rng
+    def __init__(self, table: MemberTable, outbox: MembershipOutbox) -> None:
+        self._table = table
+        self._outbox = outbox
+        self._health = table.health
+        self._counters = table.counters
+        self._rng = table.rng
         self._probe: Probe | None = None
         self._rescued: Probe | None = None  # answered on the stream; its datagram has until the next probe
         self._next_at = 0.0
@@ -123,9 +107,9 @@ class Prober:
         if direct and (seq == probe.seq or probe.stream_first):
             self._measure(probe, now)
         if direct and seq == probe.seq:
-            self._ledger.ways.passed(probe.member)
+            self._table.paths.passed(probe.member)
         elif direct:
-            self._counts.stream_rescues += 1
+            self._counters.stream_rescues += 1
             self._rescued = probe
         self._succeed(probe)
         return True
@@ -135,15 +119,9 @@ class Prober:
         probe = self._rescued
         if probe is None or seq != probe.seq or peer.session != probe.member.session:
             return False
-        self._ledger.ways.passed(probe.member)
+        self._table.paths.passed(probe.member)
         self._rescued = None
         return True
-
-    def _give_up_datagram(self, now: float) -> None:
-        """Of the last probe that the stream got through."""
-        rescued, self._rescued = self._rescued, None
-        if rescued is not None:
-            self._ledger.ways.missed(rescued.member, now, tried=rescued.tried)
 
     def nacked(self, session: int, seq: int) -> None:
         """A relay is well, but the target has not answered it."""
@@ -165,69 +143,73 @@ class Prober:
                 probe.help_at = min(probe.help_at, now)
                 self._arm()
             return
-        for member in () if relayed else self._ledger.roster.at(address):
-            self._ledger.turns.hasten(member.session)
+        for member in () if relayed else self._table.roster.at(address):
+            self._table.probe_order.hasten(member.session)
 
     def void(self, now: float) -> None:
         """This node was not awake: the probe under way says nothing. The next one starts after a pause."""
         if self._probe is not None:
-            self._counts.probes_void += 1
+            self._counters.probes_void += 1
             self._probe = None
         self._next_at = now + self._health.profile.probe_interval_s
         self._arm()
 
     def accusation(self, member: Member) -> tuple[Update, ...]:
-        """What a suspect must hear with a ping, so that it can refute."""
-        suspicion = self._ledger.suspicions.get(member.session)
+        """What a suspect must be sent with a ping, so that it can refute."""
+        suspicion = self._table.suspicions.get(member.session)
         return () if suspicion is None else (Update(member.record, suspicion.accuser),)
 
     def _first_plane(self, probe: Probe) -> Plane:
-        return Plane.PROBE if probe.stream_first or not self._post.datagrams else Plane.DATAGRAM
+        return Plane.PROBE if probe.stream_first or not self._outbox.datagrams else Plane.DATAGRAM
 
     def _begin(self, now: float) -> None:
-        self._next_at = now + self._health.interval_s
-        self._give_up_datagram(now)
-        member = self._ledger.turns.next(self._ledger.roster)
+        table, health = self._table, self._health
+        self._next_at = now + health.interval_s
+        rescued, self._rescued = self._rescued, None
+        if rescued is not None:  # the stream got the last probe through, and its datagram is given up
+            table.paths.missed(rescued.member, now, tried=rescued.tried)
+        member = table.probe_order.next(table.roster)
         if member is None:
             return
-        self._counts.probes += 1
-        probe = self._probe = Probe(member, self._post.next_seq(), self._post.next_seq(), self._health, now)
+        self._counters.probes += 1
+        seqs = self._outbox.next_seq(), self._outbox.next_seq()
+        probe = self._probe = Probe(member, *seqs, now, now + health.timeout_s, now + health.interval_s)
         if not member.proved:
-            self._ledger.greetings.urge(member.address, now)
+            table.greetings.urge(member.address, now)
             return
-        probe.stream_first = self._post.datagrams and not member.datagrams
+        probe.stream_first = self._outbox.datagrams and not member.datagrams
         if probe.stream_first:
-            self._counts.stream_first += 1
+            self._counters.stream_first += 1
             self._ping_stream(probe)
-        if not probe.stream_first or self._ledger.ways.wants_trial(member, now):
+        if not probe.stream_first or now >= member.trial_at:
             self._ping_datagram(probe)
 
     def _ping_datagram(self, probe: Probe) -> None:
         """On the stream, if there are no datagrams at all."""
         probe.tried = True
         member = probe.member
-        self._post.ping(member.address, member.session, probe.seq, Plane.DATAGRAM, self.accusation(member))
+        self._outbox.ping(member.address, member.session, probe.seq, Plane.DATAGRAM, self.accusation(member))
 
     def _ping_stream(self, probe: Probe) -> None:
         member = probe.member
-        self._post.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, self.accusation(member))
+        self._outbox.ping(member.address, member.session, probe.stream_seq, Plane.PROBE, self.accusation(member))
 
     def _get_help(self, probe: Probe) -> None:
         probe.helped = True
         member = probe.member
         accusation = self.accusation(member)
-        if self._post.datagrams and member.proved:
+        if self._outbox.datagrams and member.proved:
             if not probe.stream_first:
                 self._ping_stream(probe)
             elif not probe.tried:
                 self._ping_datagram(probe)
         for relay in self._draw_relays(member):
             probe.relays[relay.session] = False
-            self._post.ask(relay, probe.seq, member, accusation)
+            self._outbox.request_ping(relay, probe.seq, member, accusation)
 
     def _draw_relays(self, target: Member) -> list[Member]:
         """k others at random, the fit ones first. Drawing without repetition finds the only candidate, too."""
-        met = self._ledger.neighbours.acquainted()
+        met = self._table.neighbours.acquainted()
         wanted = self._health.profile.relays
         drawn = self._rng.sample(met, min(len(met), wanted + SPARE_RELAYS))
         fit = [member for member in drawn if member is not target]
@@ -240,22 +222,22 @@ class Prober:
         self._arm()
         self._health.better()
         self._health.answered(probe.helped)
-        self._counts.probes_helped += probe.helped
+        self._counters.probes_helped += probe.helped
 
     def _fail(self, probe: Probe) -> Member | None:
         self._probe = None
         member = probe.member
-        if not member.live or self._ledger.roster.get(member.session) is not member:
+        if not member.live or self._table.roster.get(member.session) is not member:
             return None  # buried or replaced by a later session while it was probed
-        if member.heard_at >= probe.started_at:
-            self._counts.probes_spared += 1
+        if member.received_at >= probe.started_at:
+            self._counters.probes_spared += 1
             return None
         member.failures = min(member.failures + 1, 255)
-        if not member.proved and member.failures < GREETINGS and self._post.datagrams:
-            self._counts.probes_repeated += 1
-            self._ledger.turns.hasten(member.session)
+        if not member.proved and member.failures < GREETINGS and self._outbox.datagrams:
+            self._counters.probes_repeated += 1
+            self._table.probe_order.hasten(member.session)
             return None
-        self._counts.probes_failed += 1
+        self._counters.probes_failed += 1
         self._health.worse(len(probe.relays) - probe.nacks if probe.relays else 1)
         return member
 

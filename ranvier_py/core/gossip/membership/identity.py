@@ -1,6 +1,5 @@
 """What this node says about itself, and how it answers what others say about it.
 
-Rules:
     accused         incarnation = the accusation's + 1, so one answer settles it
     absurdly high   an incarnation far above ours, or the last one there is, is not followed: a new epoch begins, which
                     beats every incarnation of the old one (memberlist#358: one such message evicted a member for ever)

@@ -1,11 +1,10 @@
-"""Who the planes above membership deal with: routes, backends, orders and streams hear of proved live members only.
+"""Who the planes above membership deal with: routes, backends, commands and streams know proved live members only.
 
-In a small cluster that is everybody. In a large one it is the neighbours (membership/circle), and the *guests*: members
-that take us for their neighbour because they see other members than we do, and speak to us of routes. What the others
+In a small cluster that is everybody. In a large one it is the neighbours (`neighbour_set`), and the *guests*: members
+that take us for their neighbour because they see other members than we do, and send us route updates. What the others
 know comes through these. Loads alone, which nobody passes on, go to some of all acquaintances, other ones each time.
 
-Bounds: GUESTS_MAX guests, the oldest goes. Cost: 0.3 us for each member where any has changed since the last update,
-which is therefore not made at each change.
+Bounds: GUESTS_MAX guests, the oldest goes. Cost: O(members) for each update, so it is not made at each change.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
@@ -22,27 +22,26 @@ from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
-"""So soon the planes hear who came or went: in a small cluster; in a large one, where a change among a few of many can
-wait; and there of one more who may be told of loads. At once would cost a node that joins N peers N² steps."""
+"""So soon the planes learn who came or went: in a small cluster; in a large one, where a change among a few of many can
+wait; and there of one more who may be sent loads. At once would cost a node that joins N peers N² steps."""
 
 GUESTS_MAX = 32
 
 
-class Company:
-    """Tells the planes who is there. `wake_at`: when `update` is wanted."""
+class LiveMembers:
+    """Hands the planes who is there. `wake_at`: when `update` is wanted. `sharing`: sessions that routes know."""
 
     def __init__(
         self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: SignedCommands, streams: StreamGossip
     ) -> None:
         self.wake_at = inf
-        self.version = members.me.version_max  # of the protocol: the greatest that all know
+        self.sharing: dict[int, None] = {}
         self._members = members
         self._routes = routes
         self._facts = facts
         self._orders = orders
         self._streams = streams
-        self._sharing: dict[int, None] = {}  # whom routes know as a peer
-        self._guests: dict[int, None] = {}
+        self._guests: BoundedDict[int, None] = BoundedDict(GUESTS_MAX)
         self._alive: Sequence[Member] | None = None
         self._everybody: Sequence[int] = ()
         self._able: Sequence[int] = ()  # the members of our schema
@@ -60,48 +59,40 @@ class Company:
             self.wake_at = min(self.wake_at, now + DELAY_FAR_S)
 
     def admits(self, session: int, now: float) -> bool:
-        """Whether routes hear what this session says. May make it a guest."""
-        if session in self._sharing:
+        """Whether routes take what this session sends. May make it a guest."""
+        if session in self.sharing:
             return True
         member = self._members.member(session)
         if member is None or not (member.live and member.proved and member.record.schema == self._members.me.schema):
             return False
         if not self._members.neighbours.wants(session):
             self._guests[session] = None
-            if len(self._guests) > GUESTS_MAX:
-                del self._guests[next(iter(self._guests))]
         self.update(now)
-        return session in self._sharing
+        return session in self.sharing
 
     def update(self, now: float) -> None:
-        """Tell all of them."""
+        """Hand all of them who is there."""
         self.wake_at = inf
         members, schema = self._members, self._members.me.schema
         close = self._close()
         peers = [Peer(member.session, member.address) for member in close]
         sharing = [Peer(member.session, member.address) for member in close if member.record.schema == schema]
         met = [Peer(member.session, member.address) for member in members.neighbours.acquainted()]
-        self._sharing = {peer.session: None for peer in sharing}
-        self._count(members.alive())
+        self.sharing = {peer.session: None for peer in sharing}
+        self._list(members.alive())
         self._routes.peers(sharing, now, self._everybody)
         self._facts.peers(peers, met)
         self._orders.peers(peers)
         self._streams.peers(sharing, met, self._able)
 
-    def _count(self, alive: Sequence[Member]) -> None:
-        """What all members say of themselves, if any of it has changed since the last time."""
+    def _list(self, alive: Sequence[Member]) -> None:
+        """All members, and those of our schema, if any has changed since the last time."""
         if alive is self._alive:
             return
         self._alive = alive
-        me = self._members.me
-        everybody, able, version, schema = [], [], me.version_max, me.schema
-        for member in alive:
-            record = member.record
-            everybody.append(record.session)
-            if record.schema == schema:
-                able.append(record.session)
-            version = min(version, record.version_max)
-        self._everybody, self.version = everybody, version
+        self._everybody = [member.record.session for member in alive]
+        schema = self._members.me.schema
+        able = [member.record.session for member in alive if member.record.schema == schema]
         if able != self._able:  # who is handed the same list has nothing to do
             self._able = able
 
@@ -112,5 +103,8 @@ class Company:
             self._guests.clear()
             return met
         near = neighbours.near()
-        self._guests = {member.session: None for member in met if member.session in self._guests}
+        for session in list(self._guests):
+            member = self._members.member(session)
+            if member is None or not (member.live and member.proved):
+                del self._guests[session]
         return [member for member in met if member.session in near or member.session in self._guests]

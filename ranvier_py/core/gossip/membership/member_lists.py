@@ -2,9 +2,9 @@
 
 With whom and when: with a session that has just proved itself while this node joins, or when it was held for dead (a
 cut has healed); then with a random live member every `exchange_interval_s`, stretched with the size of the cluster, and
-sooner when somebody has come back from the dead. A node that joins reads a few lists at a quick pace first, since its
-first partner may be as new as itself. A large cluster that grows fast is read about again soon, until a list brings
-nobody new: gossip leaves gaps then (`broadcasts`).
+sooner when somebody has come back from the dead. A node that joins reads a few lists quickly first, since its first
+partner may be as new as itself. A large cluster that grows fast is read about again soon, until a list brings nobody
+new: gossip leaves gaps then (`broadcasts`).
 
 A list has this node first, then what is held against the receiver, the live members, and the last of the dead, in parts
 that a receiver takes in within a millisecond or two. Small lists go by datagram, where they fit; others on BULK. So do
@@ -17,20 +17,16 @@ ANSWERED_RECORDS in all. Cost: O(members) for each list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import islice
-from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address, Outgoing, Peer, Plane
-from ranvier_py.core.gossip.membership.identity import Identity
-from ranvier_py.core.gossip.membership.local_health import LocalHealth
-from ranvier_py.core.gossip.membership.member_table import Ledger
-from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.messages import Record, Update
+from ranvier_py.core.gossip.wire.records import size_of
 
 LIST_RECORDS = 256
-"""In one part: some 20 KB, 54 KB if all names are as long as they may be, and about a millisecond to take in."""
+"""In one part: some 20 KB, 54 KB if all names are as long as they may be."""
 
 SMALL_LIST_RECORDS = 32
 """More never fit a datagram: each takes 40 bytes at least."""
@@ -39,10 +35,10 @@ DEAD_LISTED = 1024
 """The last dead in a list: enough to heal a cut in a cluster of two thousand at the first exchange."""
 
 JOIN_LISTS = 3
-"""Members whose lists a joining node reads at the quick pace, or all there are."""
+"""Members whose lists a joining node reads quickly, or all there are."""
 
 JOIN_S = 1.0
-"""That pace; slower each time while nobody answers. Also the shortest time between two exchanges when cuts heal."""
+"""Between them; longer each time while nobody answers. Also the shortest time between two exchanges when cuts heal."""
 
 GROWING_MEMBERS, GROWING_S = 64, 3.0
 """More members than these that have become more since the last exchange: the next one is so soon."""
@@ -56,31 +52,17 @@ ANSWERS_MAX = 256
 
 
 class MemberLists:
-    """When lists are exchanged, and their parts."""
+    """When lists are exchanged, and their parts. `datagram_bytes`: 0 where there are only streams."""
 
-    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
-        self,
-        identity: Identity,
-        ledger: Ledger,
-        health: LocalHealth,
-        outbox: list[Outgoing],
-        counts: Counts,
-        rng: Random,
-        *,
-        size_of: Callable[[Update], int],
-        datagram_bytes: int,
-    ) -> None:
+    def __init__(self, table: MemberTable, sends: list[Outgoing], datagram_bytes: int) -> None:
         self.wake_at = 0.0
-        self._identity = identity
-        self._ledger = ledger
-        self._health = health
-        self._outbox = outbox
-        self._counts = counts
-        self._rng = rng
-        self._size_of = size_of
+        self._table = table
+        self._sends = sends
+        self._counters = table.counters
+        self._rng = table.rng
         self._datagram_bytes = datagram_bytes
         self._read: dict[int, None] = {}  # whose lists this node has read, up to JOIN_LISTS
-        self._join_s = JOIN_S / 2  # doubled with each question, so the first pace is JOIN_S
+        self._join_s = JOIN_S / 2  # doubled with each question, so the first wait is JOIN_S
         self._asked_at: dict[int, float] = {}  # who asked within the last second
         self._met_at = -JOIN_S
         self._lived = 0  # live members at the last exchange
@@ -88,7 +70,7 @@ class MemberLists:
 
     @property
     def joining(self) -> bool:
-        return len(self._read) < min(JOIN_LISTS, self._ledger.roster.live)
+        return len(self._read) < min(JOIN_LISTS, self._table.roster.live)
 
     def start(self, now: float) -> None:
         self.wake_at = now + self._rng.uniform(0, JOIN_S)
@@ -97,14 +79,14 @@ class MemberLists:
         """Exchange with somebody, when it is time."""
         if now < self.wake_at:
             return
-        pace_s = self._health.profile.exchange_s(self._ledger.members)
+        interval_s, live = self._table.health.profile.exchange_s(self._table.members), self._table.roster.live
         if self.joining:
-            pace_s = self._join_s = min(2 * self._join_s, pace_s)
-        elif self._ledger.roster.live > max(self._lived, GROWING_MEMBERS):
-            pace_s = min(pace_s, GROWING_S)
-        self._lived = self._ledger.roster.live
-        self.wake_at = now + self._rng.uniform(0.8, 1.2) * pace_s
-        met = self._ledger.neighbours.acquainted()
+            interval_s = self._join_s = min(2 * self._join_s, interval_s)
+        elif live > max(self._lived, GROWING_MEMBERS):
+            interval_s = min(interval_s, GROWING_S)
+        self._lived = live
+        self.wake_at = now + self._rng.uniform(0.8, 1.2) * interval_s
+        met = self._table.neighbours.acquainted()
         if met:
             partner = self._rng.choice(met)
             self._ask(partner.address, partner.session)
@@ -120,7 +102,7 @@ class MemberLists:
             self.wake_at = min(self.wake_at, self._met_at + JOIN_S)
 
     def hurry(self, now: float) -> None:
-        """Compare soon: what refuted a death may have been said while nobody here could hear it."""
+        """Compare soon: what refuted a death may have been sent while nobody here could receive it."""
         self.wake_at = min(self.wake_at, now + self._rng.uniform(0.2, 1.0) * JOIN_S)
 
     def soon(self, now: float) -> None:
@@ -131,9 +113,9 @@ class MemberLists:
         """Send the list to somebody who asked for it there."""
         while self._asked_at and now - next(iter(self._asked_at.values())) >= 1.0:
             del self._asked_at[next(iter(self._asked_at))]
-        most = min(ANSWERS_MAX, max(1, ANSWERED_RECORDS // (len(self._ledger.roster) + 1)))
+        most = min(ANSWERS_MAX, max(1, ANSWERED_RECORDS // (len(self._table.roster) + 1)))
         if peer.session in self._asked_at or len(self._asked_at) >= most:
-            self._counts.exchanges_refused += 1
+            self._counters.exchanges_refused += 1
             return
         self._asked_at[peer.session] = now
         self._send(peer.address, peer.session, plane, reply=False)
@@ -146,30 +128,28 @@ class MemberLists:
             self._join_s = JOIN_S / 2
 
     def _ask(self, address: Address, session: int) -> None:
-        member = self._ledger.roster.get(session)
+        member = self._table.roster.get(session)
         passes = self._unanswered == 0 and (member is None or member.datagrams)
-        self._counts.exchanges += 1
+        self._counters.exchanges += 1
         self._unanswered += 1
         self._send(address, session, Plane.DATAGRAM if passes else Plane.BULK, reply=True)
 
     def _send(self, to: Address, session: int, plane: Plane, *, reply: bool) -> None:
         records = self._records(session)
-        if len(records) > SMALL_LIST_RECORDS or self._bytes(records) > self._datagram_bytes:
+        small = len(records) <= SMALL_LIST_RECORDS
+        if not small or sum([size_of(Update(record)) for record in records]) > self._datagram_bytes:
             plane = Plane.BULK
         for start in range(0, len(records), LIST_RECORDS):
             end = start + LIST_RECORDS
             asks = reply and end >= len(records)
-            self._outbox.append(Outgoing(to, session, plane, MemberList(tuple(records[start:end]), asks)))
-
-    def _bytes(self, records: Sequence[Record]) -> int:
-        return sum([self._size_of(Update(record)) for record in records])
+            self._sends.append(Outgoing(to, session, plane, MemberList(tuple(records[start:end]), asks)))
 
     def _records(self, receiver: int) -> list[Record]:
-        """What the receiver should hear first comes first."""
-        roster = self._ledger.roster
+        """What the receiver should read first comes first."""
+        roster = self._table.roster
         member = roster.get(receiver)
         held = [] if member is None else [member.record]
         live = [other.record for other in roster.alive() if other is not member]
-        dead = (roster.get(session) for session in islice(reversed(self._ledger.dead), DEAD_LISTED))
+        dead = (roster.get(session) for session in islice(reversed(self._table.dead), DEAD_LISTED))
         fallen = [other.record for other in dead if other is not None and other is not member]
-        return [self._identity.record, *held, *live, *fallen]
+        return [self._table.identity.record, *held, *live, *fallen]

@@ -1,17 +1,17 @@
-"""The tables of membership and every way a member changes in them.
+"""The tables of membership and every step by which a member changes in them.
 
-    (unknown) --joined--> ALIVE --suspect--> SUSPECT --bury--> DEAD | LEFT --forget--> (unknown)
-                            ^------absolve------+----------------+
+    (unknown) --join--> ALIVE --suspect--> SUSPECT --bury--> DEAD | LEFT --forget--> (unknown)
+                          ^------absolve------+----------------+
 
-Each step keeps the tables together: roster, suspicions, round of probing, greetings, contacts, what is spread, what the
-operator sees. Whether a step may be taken is decided elsewhere (`reports of others` for what others say, `members` for
+Each step keeps the tables together: roster, suspicions, order of probing, greetings, contacts, what is spread, what the
+operator sees. Whether a step may be taken is decided elsewhere (`merge_rules` for what others report, `members` for
 what this node sees itself); here is only what it means.
 
-The dead stay in the roster for a day, so that stale news of their life is known for what it is. Ten minutes after the
-death the planes above forget the session (`gone`): what it taught has expired by then.
+The dead stay in the roster for a day, so that a stale report of their life is known for what it is. Ten minutes after
+the death the planes above forget the session (`gone`): what it taught has expired by then.
 
 Bounds: MEMBERS_MAX live, beside those that come back from the dead; DEAD_MAX dead (the longest dead goes first);
-CHANGES_MAX undrained changes. Cost: O(1) for each step beside the heap of suspicions.
+CHANGES_MAX undrained changes. Cost: O(1) for each step beside suspicions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from random import Random
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
 from ranvier_py.core.gossip.membership.contacts import Contacts, Greetings
-from ranvier_py.core.gossip.membership.local_health import LocalHealth
-from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.identity import Identity
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
-from ranvier_py.core.gossip.membership.paths import Ways
-from ranvier_py.core.gossip.membership.roster import Member, Roster, Round
+from ranvier_py.core.gossip.membership.profile import LocalHealth, Profile
+from ranvier_py.core.gossip.membership.roster import Member, Paths, ProbeOrder, Roster
 from ranvier_py.core.gossip.membership.suspicion import Suspicions
 from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
@@ -46,30 +46,31 @@ CHANGES_MAX = 4096
 """Undrained changes; more are dropped and counted."""
 
 SECOND_OPINIONS = 3
-"""Members that probe a suspect at once because they heard of the suspicion, on average: they share or end it soon."""
+"""Members that probe a suspect at once because they learned of the suspicion, on average: they share or end it soon."""
 
 
-class Ledger:
-    """All tables. Others read them; only the steps here change a member's state."""
+class MemberTable:
+    """All tables, and what this node says of itself. Others read them; only the steps here change a member's state."""
 
-    def __init__(self, me: Record, broadcasts: Broadcasts, health: LocalHealth, counts: Counts, rng: Random) -> None:
+    def __init__(self, me: Record, profile: Profile, room_bytes: int, rng: Random) -> None:
+        """`room_bytes` is what a datagram holds of updates."""
+        self.identity = Identity(me)
+        self.health = LocalHealth(profile)
+        self.counters = counters = MembershipCounters()
+        self.rng = rng
         self.roster = Roster()
         self.neighbours = NeighbourSet(me.session, me.schema, self.roster)
         self.suspicions = Suspicions()
         self.greetings = Greetings(rng)
-        self.contacts = Contacts(rng, counts)
-        self.turns = Round(rng)
-        self.ways = Ways(self.roster, counts)
-        self.broadcasts = broadcasts
+        self.contacts = Contacts(rng, counters)
+        self.probe_order = ProbeOrder(rng)
+        self.paths = Paths(self.roster, counters)
+        self.broadcasts = Broadcasts(profile.retransmit_mult, profile.gossip_interval_s, room_bytes, counters)
         self.changes: list[MemberChange] = []
         self.gone: list[int] = []
         self.returned = False  # somebody held for dead lives: a cut has healed, and lists should be compared
         self.dead: dict[int, float] = {}  # session -> when it died, in that order
         self._lingering: dict[int, float] = {}  # those of them that the planes above still know
-        self._me = me.session
-        self._health = health
-        self._counts = counts
-        self._rng = rng
 
     @property
     def members(self) -> int:
@@ -79,16 +80,21 @@ class Ledger:
     def note(self, what: str, record: Record, why: str) -> None:
         """For the operator."""
         if len(self.changes) >= CHANGES_MAX:
-            self._counts.changes_dropped += 1
+            self.counters.changes_dropped += 1
         else:
             self.changes.append(MemberChange(what, record, why))
+
+    def held(self, member: Member) -> Update:
+        """What this node holds of a member, to be sent."""
+        suspicion = self.suspicions.get(member.session)
+        return Update(member.record, 0 if suspicion is None else suspicion.accuser)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def join(self, record: Record, now: float, why: str) -> Member | None:
         """Somebody new, live; not spread here. None when the table is full."""
         if self.roster.live >= MEMBERS_MAX:
-            self._counts.members_refused += 1
+            self.counters.members_refused += 1
             return None
         alive = record if record.state is State.ALIVE else record._replace(state=State.ALIVE)
         member = self.roster.add(alive, now)
@@ -97,7 +103,7 @@ class Ledger:
         return member
 
     def remember_dead(self, record: Record, now: float) -> None:
-        """Somebody this node never met is dead: kept, so that stale news of its life is refused. Not spread here."""
+        """Somebody this node never met is dead: kept, so that stale reports of its life are refused. Not spread."""
         member = self.roster.add(record, now)
         self._lay_out(member, now)
 
@@ -109,7 +115,7 @@ class Ledger:
             self._move(member, record, now)
             return
         self._revive(member, record, now)
-        self._counts.false_alarms += before is not State.LEFT
+        self.counters.false_alarms += before is not State.LEFT
         self.returned |= before is State.DEAD
         self.note("refuted" if before is State.SUSPECT else "returned", member.record, why)
 
@@ -119,17 +125,17 @@ class Ledger:
             self._move(member, record._replace(state=State.SUSPECT), now)
         else:  # suspected at a higher incarnation than it died at: so it had refuted that
             self._revive(member, record._replace(state=State.SUSPECT), now)
-        self.suspicions.begin(member.session, accuser, self._health.profile, self.members, now)
-        self._counts.suspicions += 1
+        self.suspicions.begin(member.session, accuser, self.health.profile, self.members, now)
+        self.counters.suspicions += 1
         self.note("suspected", member.record, why)
         self.broadcasts.push(Update(member.record, accuser), now)
-        if accuser != self._me and self._rng.random() * self.roster.live < SECOND_OPINIONS:
-            self.turns.hasten(member.session)
+        if accuser != self.identity.record.session and self.rng.random() * self.roster.live < SECOND_OPINIONS:
+            self.probe_order.hasten(member.session)
 
     def confirm(self, member: Member, accuser: int, now: float) -> None:
         """One more accuser of a suspect."""
-        if self.suspicions.confirm(member.session, accuser, self._health.profile, self.members):
-            self._counts.confirmations += 1
+        if self.suspicions.confirm(member.session, accuser, self.health.profile, self.members):
+            self.counters.confirmations += 1
             self.broadcasts.push(Update(member.record, accuser), now)
 
     def bury(self, member: Member, record: Record, now: float, why: str) -> None:
@@ -140,7 +146,7 @@ class Ledger:
         self._lay_out(member, now)
         self.broadcasts.push(Update(member.record), now)
         if was_live:
-            self._counts.deaths += record.state is State.DEAD
+            self.counters.deaths += record.state is State.DEAD
             self.note("died" if record.state is State.DEAD else "left", member.record, why)
 
     def forget(self, member: Member) -> None:
@@ -179,8 +185,8 @@ class Ledger:
     def _settle(self, member: Member, now: float) -> None:
         """It is live from now on."""
         self.broadcasts.members = self.members
-        self.turns.insert(member.session)
-        self.ways.met(member)
+        self.probe_order.insert(member.session)
+        self.paths.met(member)
         self.neighbours.join(member)
         if not member.proved and self.neighbours.wants(member.session):
             self.greetings.want(member.session, self.members, now)
@@ -212,9 +218,8 @@ class Ledger:
 
     def _lay_out(self, member: Member, now: float) -> None:
         session = member.session
-        self.dead.pop(session, None)
-        self._lingering.pop(session, None)
-        self.dead[session] = now
-        self._lingering[session] = now
+        for table in (self.dead, self._lingering):
+            table.pop(session, None)
+            table[session] = now
         if member.record.state is State.DEAD:
             self.contacts.add(member.address, now)

@@ -1,23 +1,15 @@
 """Membership: who is in the cluster and alive. SWIM with Lifeguard, and packets as evidence of life.
 
 A synchronous state machine over messages. It never sees bytes, keys or sockets; `sessions` proves who sent a message
-before it gets here. The rules are in the parts:
-
-    identity        what this node says about itself, refuting, its epoch and name
-    reports of others         what to believe of what others say
-    ledger          the tables, and each step of a member through them; `roster` finds members and orders the probes
-    probing         one probe in each interval; `relays` pings for others
-    suspicion       time-outs, shortened by confirmations
-    local_health    slower when this node or the network is unwell; `profile` has the numbers
-    broadcasts      updates that spread; `post` writes the letters they ride on
-    member_lists    push-pull of whole lists
-    circle          whom to know directly: everybody, or in a large cluster the neighbours on some rings
-    contacts        whom to greet: members known by reports of others, and the dead, for a day
+before it gets here. The rules are in the parts: `identity` (what this node says about itself), `merge_rules` (what to
+believe of what others report), `member_table` (the tables, and each step of a member through them), `failure_detector`
+and `relays` (probes), `suspicion`, `profile` (intervals, and how they stretch), `broadcasts` and `member_lists` (how
+updates spread), `neighbour_set` and `contacts` (whom to know and to greet).
 
 A call that comes more than a probe interval after the time of the next tick means that this node was not awake: nobody
-is to blame for what went unanswered. So the probe under way is void, suspicions are put off by as long, who was heard
-just before counts as heard just now, and local health is at its worst. Packets that waited should still be received
-before the tick.
+is to blame for what went unanswered. So the probe under way is void, suspicions are put off by as long, who was
+received from just before counts as received from just now, and local health is at its worst. Packets that waited should
+still be received before the tick.
 
 Invariants: this node never takes itself for dead; (epoch, incarnation) held for a session never falls. Cost: O(1) for
 each message beside the updates in it; O(members) for lists, and once in each round of probes.
@@ -25,21 +17,17 @@ each message beside the updates in it; O(members) for lists, and once in each ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Peer, Plane
-from ranvier_py.core.gossip.membership.broadcasts import Broadcasts
-from ranvier_py.core.gossip.membership.failure_detector import Prober
-from ranvier_py.core.gossip.membership.identity import Identity
-from ranvier_py.core.gossip.membership.local_health import LocalHealth
+from ranvier_py.core.gossip.membership.broadcasts import FIELDS_BYTES, MembershipOutbox, best_plane
+from ranvier_py.core.gossip.membership.failure_detector import FailureDetector
 from ranvier_py.core.gossip.membership.member_lists import MemberLists
-from ranvier_py.core.gossip.membership.member_table import Ledger
-from ranvier_py.core.gossip.membership.membership_counters import Counts, MembersStatistics, MemberView
-from ranvier_py.core.gossip.membership.membership_outbox import FIELDS_BYTES, Post
+from ranvier_py.core.gossip.membership.member_table import MemberTable
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.membership.merge_rules import MergeRules
 from ranvier_py.core.gossip.membership.profile import Profile
 from ranvier_py.core.gossip.membership.relays import Relays
@@ -51,7 +39,7 @@ CORRECTIONS_MAX = 8
 """Answers to stale records in one message; the sender's next message brings the next ones."""
 
 FAREWELLS_MAX = 32
-"""Members told of leaving directly. Gossip tells the others within a second."""
+"""Members that are sent this node's leaving directly. Gossip tells the others within a second."""
 
 EXPORTED_MAX = 256
 """Records kept across a restart: under 64 KiB, and far more than is needed to find the cluster again."""
@@ -60,41 +48,39 @@ EXPORTED_MAX = 256
 class Members:
     """All of membership behind one object. Times are seconds of one monotonic clock.
 
-    `size_of` tells the bytes of an update on the wire; `room_bytes` what a datagram holds of a message's body;
-    `datagrams` False sends everything on streams. Whoever owns this drains `outbox` (its own list), `changes`, `gone`
-    and `needs_greeting` after each call, and calls `tick` at `wake_at` or later.
+    `room_bytes` is what a datagram holds of a message's body; `datagrams` False sends everything on streams. Whoever
+    owns this drains `sends` (its own list), `changes`, `gone` and `needs_greeting` after each call, and calls `tick` at
+    `wake_at` or later.
     """
 
-    def __init__(  # noqa: PLR0913  # a place where parts meet, each named
+    def __init__(
         self,
         me: Record,
         profile: Profile,
-        outbox: list[Outgoing],
+        sends: list[Outgoing],
         rng: Random,
         now: float,
         *,
-        size_of: Callable[[Update], int],
         room_bytes: int,
         datagrams: bool = True,
     ) -> None:
         room = room_bytes - FIELDS_BYTES
-        self._counts = counts = Counts()
+        self._table = table = MemberTable(me, profile, room, rng)
         self._rng = rng
-        self._identity = Identity(me)
-        self._health = LocalHealth(profile)
-        self._broadcasts = Broadcasts(profile.retransmit_mult, profile.gossip_interval_s, size_of, room, counts)
-        self._post = Post(outbox, self._broadcasts, size_of=size_of, room_bytes=room, datagrams=datagrams)
-        self._ledger = Ledger(me, self._broadcasts, self._health, counts, rng)
-        self._prober = Prober(self._ledger, self._post, self._health, counts, rng)
-        self._relays = Relays(self._ledger.roster, self._post, counts)
-        self._merge_rules = MergeRules(self._identity, self._ledger, self._post, self._health, counts)
-        parts = self._identity, self._ledger, self._health
-        self._lists = MemberLists(*parts, outbox, counts, rng, size_of=size_of, datagram_bytes=room if datagrams else 0)
-        self.neighbours = self._ledger.neighbours
-        self.left_at = inf  # after `leave`: when the news has spread and this node may stop
+        self._identity = table.identity
+        self._health = table.health
+        self._counters = table.counters
+        self._broadcasts = table.broadcasts
+        self._outbox = MembershipOutbox(sends, table.broadcasts, room, datagrams=datagrams)
+        self._detector = FailureDetector(table, self._outbox)
+        self._relays = Relays(table, self._outbox)
+        self._rules = MergeRules(table, self._outbox)
+        self._lists = MemberLists(table, sends, room if datagrams else 0)
+        self.neighbours = table.neighbours
+        self.left_at = inf  # after `leave`: when that has spread and this node may stop
         self._awake_at = now  # lateness before this is settled
         self._ticked_at = now
-        self._prober.start(now)
+        self._detector.start(now)
         self._lists.start(now)
         self._broadcasts.push(Update(me), now)
 
@@ -108,56 +94,62 @@ class Members:
     @property
     def changes(self) -> list[MemberChange]:
         """What the operator wants to see. Drain it."""
-        return self._ledger.changes
+        return self._table.changes
 
     @property
     def gone(self) -> list[int]:
         """Sessions to forget everywhere. Drain it."""
-        return self._ledger.gone
+        return self._table.gone
 
     def alive(self) -> Sequence[Member]:
         """The others that are ALIVE or SUSPECT. The same object until something changes."""
-        return self._ledger.roster.alive()
+        return self._table.roster.alive()
+
+    def everybody(self) -> Iterable[Member]:
+        """The dead, too."""
+        return self._table.roster.everybody()
 
     def member(self, session: int) -> Member | None:
         """Somebody known, perhaps dead."""
-        return self._ledger.roster.get(session)
-
-    def by_name(self, name: str) -> Member | None:
-        """The latest session of this name, perhaps dead."""
-        return self._ledger.roster.named(name)
+        return self._table.roster.get(session)
 
     def size(self) -> int:
         """Live members, this node included."""
-        return self._ledger.members
+        return self._table.members
+
+    def statistics(self) -> MembershipCounters:
+        """The counters, with the gauges as they are now."""
+        table, counters = self._table, self._counters
+        counters.alive = table.roster.live
+        counters.suspects = len(table.suspicions)
+        counters.dead = len(table.dead)
+        counters.contacts = len(table.contacts)
+        counters.queued = len(self._broadcasts)
+        counters.relays = len(self._relays)
+        counters.health = self._health.score
+        counters.helped_share = self._health.helped_share
+        counters.strained = self._health.strained
+        return counters
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     @property
     def wake_at(self) -> float:
         """When `tick`, and `needs_greeting` after it, are wanted next. Any call may bring it nearer."""
-        ledger = self._ledger
+        table = self._table
         if self._identity.record.state is State.LEFT:
             return min(self._broadcasts.wake_at, self._relays.wake_at)
-        if ledger.neighbours.widened:
+        if table.neighbours.widened:
             return 0.0
-        return min(
-            self._prober.wake_at,
-            self._relays.wake_at,
-            self._broadcasts.wake_at,
-            ledger.suspicions.wake_at,
-            self._lists.wake_at,
-            ledger.greetings.wake_at,
-            ledger.contacts.wake_at,
-        )
+        return min(self._timers_at, table.greetings.wake_at, table.contacts.wake_at)
 
     @property
     def _timers_at(self) -> float:
         return min(
-            self._prober.wake_at,
+            self._detector.wake_at,
             self._relays.wake_at,
             self._broadcasts.wake_at,
-            self._ledger.suspicions.wake_at,
+            self._table.suspicions.wake_at,
             self._lists.wake_at,
         )
 
@@ -168,7 +160,7 @@ class Members:
             self._probe(now)
             self._expire(now)
             self._lists.tick(now)
-            self._ledger.reap(now)
+            self._table.reap(now)
         self._relays.tick(now)
         if now >= self._broadcasts.wake_at:
             self._gossip(now)
@@ -178,50 +170,50 @@ class Members:
         """Addresses to send a Hello to now. Each is given once; the rate is limited here."""
         if self._identity.leaving:
             return []
-        ledger = self._ledger
-        for session in ledger.neighbours.unmet() if ledger.neighbours.widened else ():
-            ledger.greetings.want(session, ledger.members, now)
-        if now < ledger.greetings.wake_at and now < ledger.contacts.wake_at:
+        table = self._table
+        for session in table.neighbours.unmet() if table.neighbours.widened else ():
+            table.greetings.want(session, table.members, now)
+        if now < table.greetings.wake_at and now < table.contacts.wake_at:
             return []
-        wanted = dict.fromkeys(ledger.greetings.due(ledger.roster, ledger.neighbours, now))
-        for address in ledger.contacts.due(ledger.members, now):
-            if not ledger.roster.at(address):
+        wanted = dict.fromkeys(table.greetings.due(table.roster, table.neighbours, now))
+        for address in table.contacts.due(table.members, now):
+            if not table.roster.at(address):
                 wanted[address] = None
         wanted.pop((self.me.host, self.me.port), None)
-        self._counts.greetings += len(wanted)
+        self._counters.greetings += len(wanted)
         return list(wanted)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float, plane: Plane = Plane.DATAGRAM) -> None:
-        """A message from a proved session. `plane` is where it came from, so that the answer takes the same way."""
+        """A message from a proved session. `plane` is where it came from, so that the answer takes the same path."""
         self._wake_up(now)
-        self.heard(peer.session, now)
-        if correction := self._merge_rules.superseded(peer.session):
+        self.received_from(peer.session, now)
+        if correction := self._rules.superseded(peer.session):
             self._correct(peer, [correction])
         match message:
             case Ping(seq, updates):
                 self._take_in(peer, updates, now)
-                self._post.ack(peer, seq, plane)
+                self._outbox.ack(peer, seq, plane)
             case Ack(seq, updates):
-                if not self._prober.acked(peer, seq, now):
+                if not self._detector.acked(peer, seq, now):
                     self._relays.acked(peer.session, seq)
                 self._take_in(peer, updates, now)
             case PingRequest():
                 self._take_in(peer, message.updates, now)
                 target = self.member(message.session)
-                first = () if target is None else self._prober.accusation(target)
-                self._relays.ask(peer, message, plane, first, self._health.profile, now)
+                first = () if target is None else self._detector.accusation(target)
+                self._relays.relay(peer, message, plane, first, now)
             case Nack(seq):
-                self._prober.nacked(peer.session, seq)
+                self._detector.nacked(peer.session, seq)
             case Push(updates):
                 self._take_in(peer, updates, now)
             case MemberList():
                 self._read_list(peer, message, now, plane)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message of membership")
-        if self._ledger.returned:
-            self._ledger.returned = False
+        if self._table.returned:
+            self._table.returned = False
             self._lists.hurry(now)
 
     def proved(self, record: Record, now: float) -> None:
@@ -234,77 +226,55 @@ class Members:
         before = self.member(record.session)
         was_dead = before is not None and not before.live
         address = (record.host, record.port)
-        correction = self._merge_rules.hear(Update(record), record.session, now)
+        correction = self._rules.merge(Update(record), record.session, now)
         member = self.member(record.session)
         if member is not None:
-            self._ledger.proved(member)
-            self._prober.proved(record.session)
-            self.heard(record.session, now)
+            self._table.proved(member)
+            self._detector.proved(record.session)
+            self.received_from(record.session, now)
         elif correction is not None:  # it has lost its name
             self._correct(Peer(record.session, address), [correction])
         self._lists.met(address, record.session, was_dead, now)
 
-    def heard(self, session: int, now: float) -> None:
+    def received_from(self, session: int, now: float) -> None:
         """A packet of this session opened: it is alive, whatever others say."""
         member = self.member(session)
         if member is None:
             return
-        member.heard_at = now
+        member.received_at = now
         if member.record.state is State.ALIVE:
             return
         if member.record.state is not State.LEFT or now - member.since > self._farewell_s:
-            self._merge_rules.accuse(member, now)
+            self._rules.accuse(member, now)
 
     def unreachable(self, address: Address, now: float, plane: Plane = Plane.DATAGRAM) -> None:
         """The edge could not send there: as good as a ping without an answer."""
-        self._counts.sends_failed += 1
-        self._prober.unreachable(address, plane, now, relayed=self._relays.pinging(address))
+        self._counters.sends_failed += 1
+        self._detector.unreachable(address, plane, now, relayed=self._relays.pinging(address))
 
     def leave(self, now: float) -> None:
-        """Say goodbye. Until `left_at` the news spreads, and pings are answered as long as this object lives."""
+        """Say goodbye. Until `left_at` that spreads, and pings are answered as long as this object lives."""
         if self._identity.leaving:
             return
         self._identity.leave()
         self._broadcasts.push(Update(self.me), now)
         met = self.neighbours.acquainted()
         for member in self._rng.sample(met, min(len(met), FAREWELLS_MAX)):
-            self._post.tell(member.address, member.session, [Update(self.me)], self._post.best_plane(member))
+            self._outbox.push(member.address, member.session, [Update(self.me)], best_plane(member))
         self.left_at = now + self._farewell_s
 
     # --- across restarts ----------------------------------------------------------------------------------------------
 
     def export(self) -> list[Record]:
         """Whom to look for after a restart: the live, then the last of the dead."""
-        dead = (self.member(session) for session in reversed(self._ledger.dead))
+        dead = (self.member(session) for session in reversed(self._table.dead))
         fallen = (member.record for member in dead if member is not None and member.record.state is State.DEAD)
         return list(islice(chain((member.record for member in self.alive()), fallen), EXPORTED_MAX))
 
     def remember(self, records: Sequence[Record], now: float) -> None:
         """What `export` gave before the restart. Only the addresses count: whoever is there now proves itself."""
         for record in records:
-            self._ledger.contacts.remember((record.host, record.port), now)
-
-    # --- what it shows ------------------------------------------------------------------------------------------------
-
-    def statistics(self) -> MembersStatistics:
-        """Counters and sizes."""
-        ledger = self._ledger
-        return MembersStatistics(
-            counts=replace(self._counts),
-            alive=ledger.roster.live,
-            suspects=len(ledger.suspicions),
-            dead=len(ledger.dead),
-            contacts=len(ledger.contacts),
-            queued=len(self._broadcasts),
-            relays=len(self._relays),
-            health=self._health.score,
-            helped_share=self._health.helped_share,
-            strained=self._health.strained,
-        )
-
-    def view(self, now: float) -> list[MemberView]:
-        """Every member, the dead included. O(members)."""
-        return [MemberView.of(member, now) for member in self._ledger.roster.everybody()]
+            self._table.contacts.remember((record.host, record.port), now)
 
     # --- parts of the above -------------------------------------------------------------------------------------------
 
@@ -314,35 +284,34 @@ class Members:
         return self._health.profile.gossip_interval_s * self._broadcasts.times
 
     def _take_in(self, peer: Peer, updates: Sequence[Update], now: float) -> None:
-        """News from somebody. What it has wrong it is told."""
+        """Updates from somebody, who is sent what it has wrong."""
         if updates:
-            told = [self._merge_rules.hear(update, peer.session, now) for update in updates]
-            self._correct(peer, [correction for correction in told if correction is not None])
+            answers = [self._rules.merge(update, peer.session, now) for update in updates]
+            self._correct(peer, [correction for correction in answers if correction is not None])
 
     def _read_list(self, peer: Peer, message: MemberList, now: float, plane: Plane) -> None:
-        self._merge_rules.joining = self._lists.joining
-        told = self._merge_rules.hear_list(message.records, peer.session, now)
+        self._rules.joining = self._lists.joining
+        corrections = self._rules.merge_list(message.records, peer.session, now)
         if message.reply:
             self._lists.answer(peer, now, plane)
         else:
             self._lists.read(peer.session)
-            self._correct(peer, told)
+            self._correct(peer, corrections)
 
     def _correct(self, peer: Peer, corrections: Sequence[Update]) -> None:
         if not corrections:
             return
-        self._counts.corrections += min(len(corrections), CORRECTIONS_MAX)
-        self._counts.corrections_dropped += max(0, len(corrections) - CORRECTIONS_MAX)
+        self._counters.corrections += min(len(corrections), CORRECTIONS_MAX)
+        self._counters.corrections_dropped += max(0, len(corrections) - CORRECTIONS_MAX)
         member = self.member(peer.session)
-        plane = Plane.DATAGRAM if member is None else self._post.best_plane(member)
-        self._post.tell(peer.address, peer.session, corrections[:CORRECTIONS_MAX], plane)
+        plane = Plane.DATAGRAM if member is None else best_plane(member)
+        self._outbox.push(peer.address, peer.session, corrections[:CORRECTIONS_MAX], plane)
 
     def _wake_up(self, now: float) -> None:
         """Before what is said about others is judged: was this node awake? The usual case costs one comparison."""
-        if now - self._ticked_at > self._health.profile.probe_interval_s and not self._identity.leaving:
-            late_s = self._late_s(now)
-            if late_s > self._health.profile.probe_interval_s:
-                self._start_over(late_s, now)
+        interval_s = self._health.profile.probe_interval_s
+        if now - self._ticked_at > interval_s and not self._identity.leaving and self._late_s(now) > interval_s:
+            self._start_over(now)
 
     def _late_s(self, now: float) -> float:
         return now - max(self._timers_at, self._awake_at)
@@ -350,52 +319,53 @@ class Members:
     def _note_lateness(self, now: float) -> None:
         late_s = self._late_s(now)
         if late_s > self._health.profile.probe_interval_s:
-            self._start_over(late_s, now)
+            self._start_over(now)
         elif late_s > self._health.profile.probe_timeout_s / 2:
-            self._counts.late_ticks += 1
+            self._counters.late_ticks += 1
             self._health.worse()
 
-    def _start_over(self, late_s: float, now: float) -> None:
-        """This node was not awake for so long."""
+    def _start_over(self, now: float) -> None:
+        """This node was not awake."""
+        late_s = self._late_s(now)
         self._awake_at = now
-        self._counts.late_wakes += 1
+        self._counters.late_wakes += 1
         self._health.worst()
-        self._prober.void(now)
+        self._detector.void(now)
         self._relays.clear()
-        self._ledger.suspicions.postpone(late_s)
+        self._table.suspicions.postpone(late_s)
         for member in self.alive():
-            member.heard_at = min(now, member.heard_at + late_s)
+            member.received_at = min(now, member.received_at + late_s)
 
     def _probe(self, now: float) -> None:
-        failed = self._prober.tick(now)
+        failed = self._detector.tick(now)
         if failed is None:
             return
         if failed.record.state is State.ALIVE:
-            self._ledger.suspect(failed, failed.record, self.me.session, now, "did not answer a probe")
+            self._table.suspect(failed, failed.record, self.me.session, now, "did not answer a probe")
         else:
-            self._ledger.confirm(failed, self.me.session, now)
-        self._merge_rules.accuse(failed, now)
+            self._table.confirm(failed, self.me.session, now)
+        self._rules.accuse(failed, now)
 
     def _expire(self, now: float) -> None:
-        """Suspicions that are over: death, unless the member itself was heard meanwhile."""
-        for session in self._ledger.suspicions.expired(now):
-            member, suspicion = self.member(session), self._ledger.suspicions.get(session)
+        """Suspicions that are over: death, unless a packet of the member itself came meanwhile."""
+        for session in self._table.suspicions.expired(now):
+            member, suspicion = self.member(session), self._table.suspicions.get(session)
             assert member is not None
             assert suspicion is not None
-            evidence_until = member.heard_at + self._health.profile.evidence_s
-            if member.heard_at > suspicion.since and now < evidence_until:
-                self._counts.vetoes += 1
-                self._ledger.suspicions.rearm(session, evidence_until)
+            evidence_until = member.received_at + self._health.profile.evidence_s
+            if member.received_at > suspicion.since and now < evidence_until:
+                self._counters.vetoes += 1
+                self._table.suspicions.rearm(session, evidence_until)
             else:
                 why = f"suspected by {len(suspicion.accusers)} for {now - suspicion.since:.1f} s"
-                self._ledger.bury(member, member.record._replace(state=State.DEAD), now, why)
-            self._merge_rules.accuse(member, now)
+                self._table.bury(member, member.record._replace(state=State.DEAD), now, why)
+            self._rules.accuse(member, now)
 
     def _gossip(self, now: float) -> None:
         """Send what waits to a few members at random."""
         met = self.neighbours.acquainted()
         for member in self._rng.sample(met, min(len(met), self._health.profile.gossip_fanout)):
-            if not self._post.gossip(member):
+            if not self._outbox.gossip(member):
                 break
         self._broadcasts.ticked(now)
         if self._broadcasts.storming:

@@ -1,107 +1,60 @@
-"""What membership counts, and what it shows of itself. Counters only grow; each drop, veto and bound has one."""
+"""What membership counts: each drop, veto and bound has a counter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ranvier_py.core.gossip.gossip_values import Address
-from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.metrics import counter, gauge
 
 
 @dataclass(slots=True)
-class Counts:
-    """Since the start. One field for each kind of event."""
+class MembershipCounters:
+    """Counters since the start; the gauges are set when somebody looks (`Members.statistics`)."""
 
-    probes: int = 0
-    probes_helped: int = 0  # answered, but only through a relay or the stream
-    probes_failed: int = 0
-    probes_spared: int = 0  # failed, but the member itself was heard meanwhile
-    probes_void: int = 0  # under way when this node woke up late
-    probes_repeated: int = 0  # failed, but only one of the two ways had been tried
-    stream_rescues: int = 0  # answered on the stream alone: datagrams do not pass
-    stream_first: int = 0  # sent on the stream at once, since datagrams do not pass
-    datagrams_missed: int = 0  # of probes that the stream got through
-    datagrams_given_up: int = 0  # how often they reached hardly anybody
-    sends_failed: int = 0  # the edge could not send
-    relayed: int = 0  # pings in the name of others
-    relays_dropped: int = 0  # too many at once
-    nacks: int = 0  # sent
-    suspicions: int = 0  # begun here, by our own probe or by reports of others
-    confirmations: int = 0
-    refutations: int = 0  # of what was said about this node
-    false_alarms: int = 0  # members that refuted a suspicion or a death held here
-    deaths: int = 0
-    vetoes: int = 0  # deaths not believed, because the member itself was heard
-    accusations: int = 0  # told to the accused
-    corrections: int = 0  # told to senders of stale records
-    corrections_dropped: int = 0
-    late_ticks: int = 0
-    late_wakes: int = 0  # later than a probe interval: outstanding probes void, suspicions put off
-    overtaken: int = 0  # another session had this node's name and a higher epoch
-    renamed: int = 0
-    supplanted: int = 0  # sessions of others replaced by a later one of the same name
-    absurd: int = 0  # records with an epoch nobody can have
-    members_refused: int = 0  # table full
-    contacts_dropped: int = 0
-    updates_oversized: int = 0  # larger than a datagram: never sent by gossip
-    updates_dropped: int = 0  # queue full
-    exchanges: int = 0
-    exchanges_refused: int = 0  # asked for the list too often
-    greetings: int = 0
-    changes_refused: int = 0  # of members, by a peer that changed too much already
-    changes_dropped: int = 0  # nobody drained `changes`
-
-
-@dataclass(frozen=True, slots=True)
-class MembersStatistics:
-    """One moment. `counts` is a copy."""
-
-    counts: Counts
-    alive: int  # others, suspects included
-    suspects: int
-    dead: int  # remembered: DEAD and LEFT
-    contacts: int
-    queued: int  # updates waiting to be sent
-    relays: int  # pings under way for others
-    health: int  # 0 well … health_max
-    helped_share: float  # of answered probes
-    strained: bool  # the profile is doubled
-
-
-@dataclass(frozen=True, slots=True)
-class MemberView:
-    """One member as this node sees it, for status. Ages in seconds; infinite when never."""
-
-    name: str
-    session: int
-    address: Address
-    public: str
-    state: State
-    epoch: int
-    incarnation: int
-    state_age_s: float
-    heard_age_s: float
-    rtt_s: float  # mean of direct pings; NaN when none was measured
-    proved: bool
-    datagrams: bool  # False: only the stream reaches it
-    schema: int  # of its routes
-
-    @classmethod
-    def of(cls, member: Member, now: float) -> MemberView:
-        record = member.record
-        return cls(
-            name=record.name,
-            session=record.session,
-            address=member.address,
-            public=record.public,
-            state=record.state,
-            epoch=record.epoch,
-            incarnation=record.incarnation,
-            state_age_s=now - member.since,
-            heard_age_s=now - member.heard_at,
-            rtt_s=member.rtt_s,
-            proved=member.proved,
-            datagrams=member.datagrams,
-            schema=record.schema,
-        )
+    probes: int = counter("Members probed.")
+    probes_helped: int = counter("Probes answered only through a relay or the stream.")
+    probes_failed: int = counter("Probes without an answer.")
+    probes_spared: int = counter("Failed probes of a member that was received from meanwhile.")
+    probes_void: int = counter("Probes under way when this node woke up late.")
+    probes_repeated: int = counter("Failed probes for which one of the two paths was not tried yet.")
+    stream_rescues: int = counter("Probes answered on the stream alone.")
+    stream_first: int = counter("Probes sent on the stream at once, since datagrams do not pass.")
+    datagrams_missed: int = counter("Datagrams of probes that only the stream got through.")
+    datagrams_given_up: int = counter("Times that datagrams reached hardly anybody.")
+    sends_failed: int = counter("Sends that the edge could not make.")
+    relayed: int = counter("Pings in the name of others.")
+    relays_dropped: int = counter("Pings not relayed, too many being under way.")
+    nacks: int = counter("Answers «not yet» sent by this node as a relay.")
+    suspicions: int = counter("Suspicions begun here, by our own probe or a peer's report.")
+    confirmations: int = counter("Further accusers of a suspect.")
+    refutations: int = counter("Accusations of this node that it refuted.")
+    false_alarms: int = counter("Members that refuted a suspicion or a death held here.")
+    deaths: int = counter("Members declared dead here.")
+    vetoes: int = counter("Deaths not believed, since the member itself was received from.")
+    accusations: int = counter("Accusations sent to the accused.")
+    corrections: int = counter("Corrections sent to senders of stale records.")
+    corrections_dropped: int = counter("Corrections beyond the bound of one message.")
+    late_ticks: int = counter("Ticks that came late.")
+    late_wakes: int = counter("Ticks later than a probe interval: probes void, suspicions put off.")
+    overtaken: int = counter("Other sessions with this node's name and a higher epoch.")
+    renamed: int = counter("Times that this node gave up its name.")
+    supplanted: int = counter("Sessions replaced by a later one of the same name.")
+    absurd: int = counter("Records with an epoch nobody can have.")
+    members_refused: int = counter("Members not taken, the table being full.")
+    contacts_dropped: int = counter("Addresses of the dead dropped at the bound.")
+    updates_oversized: int = counter("Updates larger than a datagram, never sent by gossip.")
+    updates_dropped: int = counter("Updates dropped, the queue being full.")
+    exchanges: int = counter("Exchanges of whole lists begun.")
+    exchanges_refused: int = counter("Lists not sent, asked for too often.")
+    greetings: int = counter("Greetings wanted.")
+    changes_refused: int = counter("Changes by a peer beyond its allowance.")
+    changes_dropped: int = counter("Changes dropped, nobody having drained them.")
+    alive: int = gauge("Other members that live, suspects included.")
+    suspects: int = gauge("Members suspected now.")
+    dead: int = gauge("Members remembered that are dead or left.")
+    contacts: int = gauge("Addresses of the dead that are greeted now and then.")
+    queued: int = gauge("Updates waiting to be sent.")
+    relays: int = gauge("Pings under way for others.")
+    health: int = gauge("Local health, 0 when well.")
+    helped_share: float = gauge("Share of answered probes that needed help.")
+    strained: bool = gauge("1 while the network loses so much that the profile is doubled.")

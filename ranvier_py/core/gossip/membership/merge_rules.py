@@ -3,32 +3,37 @@
 Of two records about one session the greater (epoch, incarnation, state) holds. Beyond that:
 
     stale life       an ALIVE older than the suspicion or death held here is answered with that accusation, so that its
-                     sender, and through it the accused, hears of it (memberlist#311); an accusation older than what is
+                     sender, and through it the accused, learns of it (memberlist#311); an accusation older than what is
                      held here is answered with that, too
     unknown dead     a suspicion or death of somebody unknown is kept and relayed (memberlist#345)
     monotone         a greater record is kept even when it changes nothing (al8n/memberlist#197)
-    own evidence     a death of a member heard within `evidence_s` is only a suspicion, and told to it
+    own evidence     a death of a member received from within `evidence_s` is only a suspicion, and sent to it
     lists            a death read in a whole list is a suspicion: it may be as old as a cut (memberlist's mergeState)
-    one name         of two sessions with one name the later epoch holds, at once; the other is told so
+    one name         of two sessions with one name the later epoch holds, at once; the other is sent that
     me               accusations are outbid; a namesake is overtaken, or gets the name
-    too much         what one peer changes beyond its `allowance` is ignored
+    too much         what one peer changes beyond its allowance is ignored
 
-`hear` returns what the sender should be told, if anything. It is strictly greater than what was sent, so two nodes
+Allowance: whoever has the cluster's key could else rewrite everybody's list of members. Each peer has a bucket of
+changes: so many at once, so many a second. What only repeats what is known is free. A change costs 1; one about the
+peer itself and an accusation of this node cost SELF_COST, since each makes the whole cluster talk. In a healthy cluster
+a change is new from one peer only; whole lists bring many at once when cuts heal, hence a bucket that grows with the
+cluster. Lists read while joining are free: they are what was asked for. What the bucket does not cover is ignored as if
+the packet had been lost, and counted; the operator is told once until the bucket is full again.
+
+`merge` returns what the sender should be sent, if anything. It is strictly greater than what was sent, so two nodes
 that correct each other come to an end. Invariant: the pair (epoch, incarnation) held for a session never falls, and
-DEAD becomes ALIVE only with a higher one. Cost: O(1) for each record.
+DEAD becomes ALIVE only with a higher one. Bounds: SUPERSEDED_MAX, PEERS_MAX buckets. Cost: O(1) for each record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ranvier_py.core.gossip.gossip_values import Plane
-from ranvier_py.core.gossip.membership.allowance import SELF_COST, Allowance
-from ranvier_py.core.gossip.membership.identity import EPOCH_MAX, Identity
-from ranvier_py.core.gossip.membership.local_health import LocalHealth
-from ranvier_py.core.gossip.membership.member_table import Ledger
-from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.membership.membership_outbox import Post
+from ranvier_py.core.gossip.membership.broadcasts import MembershipOutbox, best_plane
+from ranvier_py.core.gossip.membership.identity import EPOCH_MAX
+from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.wire.messages import Record, State, Update
 
@@ -37,79 +42,132 @@ SUPERSEDED_MAX = 64
 
 SPREAD_LISTED_MAX = 64
 """In clusters up to this size a joining node spreads what it reads in lists, as two parts may just be meeting. In
-larger ones it would send everybody everything that they told it."""
+larger ones it would send everybody everything that they sent it."""
+
+BURST = 512
+"""Changes at once, in the smallest cluster. Two large ones that meet need more lists than one."""
+
+BURST_PER_MEMBER = 4
+"""More for each member: a list after a cut has each of them changed, and the updates before it some once more."""
+
+FILL_S = 8.0
+"""An empty bucket is full after it: 64 changes a second in a small cluster."""
+
+SELF_COST = 16
+"""So 4 refutations a second and 32 at once; honest ones are as seldom as probes of this member fail."""
+
+PEERS_MAX = 4096
+"""Buckets, as many as the largest membership; the one used longest ago goes first."""
+
+REPORTED = "reported by a member"
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Of one peer. `warned`: the operator was told."""
+
+    left: float
+    at: float
+    warned: bool = False
+
+
+class Allowance:
+    """How much each peer may still change, by session."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, Bucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def spend(self, peer: int, cost: int, members: int, now: float) -> bool:
+        """Whether this peer may make this change, in a cluster of so many."""
+        most = BURST + BURST_PER_MEMBER * members
+        bucket = self._buckets.pop(peer, None)
+        if bucket is None:
+            if len(self._buckets) >= PEERS_MAX:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = Bucket(most, now)
+        self._buckets[peer] = bucket
+        bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / FILL_S)
+        bucket.at = now
+        bucket.warned = bucket.warned and bucket.left < most
+        if bucket.left < cost:
+            return False
+        bucket.left -= cost
+        return True
+
+    def warn(self, peer: int) -> bool:
+        """Whether the operator should be told of this peer now: once until its bucket is full again."""
+        bucket = self._buckets[peer]
+        warned, bucket.warned = bucket.warned, True
+        return not warned
 
 
 class MergeRules:
     """Judges records. `joining`: this node is still reading its first lists."""
 
-    def __init__(self, identity: Identity, ledger: Ledger, post: Post, health: LocalHealth, counts: Counts) -> None:
+    def __init__(self, table: MemberTable, outbox: MembershipOutbox) -> None:
         self.joining = True
-        self._identity = identity
-        self._ledger = ledger
-        self._post = post
-        self._health = health
-        self._counts = counts
+        self._table = table
+        self._outbox = outbox
+        self._identity = table.identity
+        self._health = table.health
+        self._counters = table.counters
         self._superseded: dict[int, str] = {}  # session -> the name it lost
         self._allowance = Allowance()
 
-    def hear(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
-        """Take in one record. `listed`: from a whole list rather than as news. Returns what to tell the sender."""
+    def merge(self, update: Update, sender: int, now: float, listed: bool = False) -> Update | None:
+        """Take in one record. `listed`: from a whole list rather than as an update. Returns what to send the sender."""
         record = update.record
-        known = self._ledger.roster.get(record.session)
-        if known is not None and known.record is record and record.state is State.ALIVE:
+        member = self._table.roster.get(record.session)
+        if member is not None and member.record is record and record.state is State.ALIVE:
             if not listed:
-                self._ledger.broadcasts.echoed(record.session)
-            return None  # most of what goes about in a large cluster; one row is one object (`packets.records`)
+                self._table.broadcasts.echoed(record.session)
+            return None  # most of what goes about in a large cluster; one row is one object (`records`)
         if record.epoch > EPOCH_MAX:
-            self._counts.absurd += 1
+            self._counters.absurd += 1
             return None
         if record.session == self._identity.record.session:
             return self._about_me(record, sender, now)
         if record.name == self._identity.record.name:
             return self._about_my_name(record, sender, now)
-        member = self._ledger.roster.get(record.session)
         if member is not None and (record.name == member.record.name or self._may_take_name(member, record)):
             return self._about_member(member, update, sender, now, listed)
         if member is not None:
             return self._lost_name(member, record)
         return self._about_stranger(update, sender, now, listed)
 
-    def hear_list(self, records: Sequence[Record], sender: int, now: float) -> list[Update]:
-        """Take in a whole list. Returns what to tell the sender. 0.1 us for each record that is held as it is."""
-        known, told = self._ledger.roster.get, []
+    def merge_list(self, records: Sequence[Record], sender: int, now: float) -> list[Update]:
+        """Take in a whole list. Returns what to send the sender."""
+        known, corrections = self._table.roster.get, []
         for record in records:
             member = known(record.session)
             if member is not None and member.record is record and record.state is State.ALIVE:
                 continue
-            correction = self.hear(Update(record), sender, now, listed=True)
+            correction = self.merge(Update(record), sender, now, listed=True)
             if correction is not None:
-                told.append(correction)
-        return told
+                corrections.append(correction)
+        return corrections
 
     def superseded(self, session: int) -> Update | None:
-        """What to tell a live session that has lost its name: who has it now."""
+        """What to send a live session that has lost its name: who has it now."""
         name = self._superseded.get(session)
-        if name is None or self._ledger.roster.get(session) is not None:
+        if name is None or self._table.roster.get(session) is not None:
             return None
         return self._holder(name)
 
     def accuse(self, member: Member, now: float) -> None:
-        """Tell a member what is held against it, so that it refutes: at most once in a probe interval."""
+        """Send a member what is held against it, so that it refutes: at most once in a probe interval."""
         if now - member.accused_at < self._health.profile.probe_interval_s:
             return
         member.accused_at = now
-        self._counts.accusations += 1
-        said = [self.held(member)]
-        best = self._post.best_plane(member)
-        self._post.tell(member.address, member.session, said, best)
+        self._counters.accusations += 1
+        accusation = [self._table.held(member)]
+        best = best_plane(member)
+        self._outbox.push(member.address, member.session, accusation, best)
         if member.misses and best is Plane.DATAGRAM:  # it may not pass
-            self._post.tell(member.address, member.session, said, Plane.PROBE)
-
-    def held(self, member: Member) -> Update:
-        """What this node says of a member."""
-        suspicion = self._ledger.suspicions.get(member.session)
-        return Update(member.record, 0 if suspicion is None else suspicion.accuser)
+            self._outbox.push(member.address, member.session, accusation, Plane.PROBE)
 
     # --- this node ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +181,7 @@ class MergeRules:
             return None
         accused = record.state is not State.ALIVE
         self._identity.outbid(record)
-        self._counts.refutations += accused
+        self._counters.refutations += accused
         if accused:
             self._health.worse()
         return self._announce(now)
@@ -133,15 +191,15 @@ class MergeRules:
             return Update(self._identity.record) if record.state <= State.SUSPECT else None
         if not self._may_change(sender, SELF_COST, now):
             return None
-        self._counts.overtaken += 1
+        self._counters.overtaken += 1
         if self._identity.overtake(record):
-            self._counts.renamed += 1
-            self._ledger.note("renamed", self._identity.record, f"another node lives under the name {record.name}")
+            self._counters.renamed += 1
+            self._table.note("renamed", self._identity.record, f"another node lives under the name {record.name}")
         return self._announce(now)
 
     def _announce(self, now: float) -> Update:
         update = Update(self._identity.record)
-        self._ledger.broadcasts.push(update, now)
+        self._table.broadcasts.push(update, now)
         return update
 
     # --- names --------------------------------------------------------------------------------------------------------
@@ -149,19 +207,19 @@ class MergeRules:
     def _holder(self, name: str) -> Update | None:
         if name == self._identity.record.name:
             return Update(self._identity.record)
-        holder = self._ledger.roster.named(name)
-        return None if holder is None else self.held(holder)
+        holder = self._table.roster.named(name)
+        return None if holder is None else self._table.held(holder)
 
     def _may_take_name(self, member: Member, record: Record) -> bool:
         """Whether a known session may go by the new name in `record`, which an earlier session may have."""
         if rank(record) <= rank(member.record):
             return True  # stale: the name does not matter
-        holder = self._ledger.roster.named(record.name)
+        holder = self._table.roster.named(record.name)
         return holder is None or by_epoch(record) >= by_epoch(holder.record)
 
     def _lost_name(self, member: Member, record: Record) -> Update | None:
         """A known session calls itself by a name that a later session has."""
-        self._ledger.forget(member)
+        self._table.forget(member)
         self._supersede(record)
         return self._holder(record.name)
 
@@ -174,32 +232,32 @@ class MergeRules:
     # --- others -------------------------------------------------------------------------------------------------------
 
     def _about_stranger(self, update: Update, sender: int, now: float, listed: bool) -> Update | None:
-        record = update.record
-        holder = self._ledger.roster.named(record.name)
-        why = "proved itself" if sender == record.session else "told by a member"
+        record, table = update.record, self._table
+        holder = table.roster.named(record.name)
+        why = "proved itself" if sender == record.session else REPORTED
         if holder is not None:
             if by_epoch(record) < by_epoch(holder.record):
                 if sender == record.session:
                     self._supersede(record)
-                return self.held(holder) if record.state <= State.SUSPECT else None
+                return table.held(holder) if record.state <= State.SUSPECT else None
             why = "a new session of this name"
         if not (listed and self.joining) and not self._may_change(sender, 1, now):
             return None
         if holder is not None:
-            self._counts.supplanted += 1
-            self._ledger.forget(holder)
+            self._counters.supplanted += 1
+            table.forget(holder)
         self._superseded.pop(record.session, None)
-        spread = not (listed and self.joining and self._ledger.members > SPREAD_LISTED_MAX)
+        spread = not (listed and self.joining and table.members > SPREAD_LISTED_MAX)
         if record.state > State.SUSPECT:
-            self._ledger.remember_dead(record, now)
+            table.remember_dead(record, now)
             if not listed:
-                self._ledger.broadcasts.push(Update(record), now)
+                table.broadcasts.push(Update(record), now)
             return None
-        member = self._ledger.join(record, now, why)
+        member = table.join(record, now, why)
         if member is not None and record.state is State.SUSPECT:
-            self._ledger.suspect(member, record, update.accuser or sender, now, "told by a member")
+            table.suspect(member, record, update.accuser or sender, now, REPORTED)
         elif member is not None and spread:
-            self._ledger.broadcasts.push(Update(member.record), now)
+            table.broadcasts.push(Update(member.record), now)
         return None
 
     def _about_member(self, member: Member, update: Update, sender: int, now: float, listed: bool) -> Update | None:
@@ -209,53 +267,55 @@ class MergeRules:
             record = record._replace(state=State.SUSPECT)
         if order(record) <= order(held):
             if record.state is held.state is State.SUSPECT and rank(record) == rank(held) and not listed:
-                self._ledger.confirm(member, accuser, now)
+                self._table.confirm(member, accuser, now)
             stale_life = record.state is State.ALIVE and held.state is not State.ALIVE
             stale_death = record.state is not State.ALIVE and rank(record) < rank(held)
-            return self.held(member) if stale_life or stale_death else None
+            return self._table.held(member) if stale_life or stale_death else None
         cost = SELF_COST if sender == record.session else 1
         if not (listed and self.joining) and not self._may_change(sender, cost, now):
             return None
         if rank(record) == rank(held):
             record = held._replace(state=record.state)  # all else only the member itself changes, and then raises it
-        elif record.name != held.name and (holder := self._ledger.roster.named(record.name)) is not None:
-            self._ledger.forget(holder)
-        if record.state is State.ALIVE:
-            self._ledger.absolve(member, record, now, "its own word")
-        elif record.state is State.SUSPECT:
-            self._ledger.suspect(member, record, accuser, now, "told by a member")
-            if self._heard_lately(member, now):
-                self.accuse(member, now)
-        elif record.state is State.DEAD and self._heard_lately(member, now):
-            self._veto(member, record, sender, now)
-        else:
-            self._ledger.bury(member, record, now, "told by a member")
+        elif record.name != held.name and (holder := self._table.roster.named(record.name)) is not None:
+            self._table.forget(holder)
+        self._apply(member, record, accuser, sender, now)
         return None
 
+    def _apply(self, member: Member, record: Record, accuser: int, sender: int, now: float) -> None:
+        """A greater record about a known member."""
+        table = self._table
+        received_lately = now - member.received_at < self._health.profile.evidence_s
+        if record.state is State.ALIVE:
+            table.absolve(member, record, now, "its own report")
+        elif record.state is State.SUSPECT:
+            table.suspect(member, record, accuser, now, REPORTED)
+            if received_lately:
+                self.accuse(member, now)
+        elif record.state is State.DEAD and received_lately:
+            self._veto(member, record, sender, now)
+        else:
+            table.bury(member, record, now, REPORTED)
+
     def _veto(self, member: Member, record: Record, sender: int, now: float) -> None:
-        """Others say that it is dead, but it was heard just now: a suspicion, and it may speak for itself."""
-        self._counts.vetoes += 1
+        """Others report that it is dead, but a packet of it came just now: a suspicion, and it may refute."""
+        self._counters.vetoes += 1
         suspected = record._replace(state=State.SUSPECT)
         if order(suspected) > order(member.record):
-            self._ledger.suspect(member, suspected, sender, now, "said to be dead, but heard")
+            self._table.suspect(member, suspected, sender, now, "reported dead, but received from")
         elif member.live:
-            self._ledger.confirm(member, sender, now)
+            self._table.confirm(member, sender, now)
         self.accuse(member, now)
 
     def _may_change(self, sender: int, cost: int, now: float) -> bool:
         """Whether this peer has not changed too much already."""
-        if self._allowance.spend(sender, cost, self._ledger.members, now):
+        if self._allowance.spend(sender, cost, self._table.members, now):
             return True
-        self._counts.changes_refused += 1
-        member = self._ledger.roster.get(sender)
+        self._counters.changes_refused += 1
+        member = self._table.roster.get(sender)
         if member is not None and self._allowance.warn(sender):
-            self._ledger.note(
-                "flooding", member.record, "changes more members than it may; what is too much is ignored"
-            )
+            why = "changes more members than it may; what is too much is ignored"
+            self._table.note("flooding", member.record, why)
         return False
-
-    def _heard_lately(self, member: Member, now: float) -> bool:
-        return now - member.heard_at < self._health.profile.evidence_s
 
 
 def rank(record: Record) -> tuple[int, int]:

@@ -1,34 +1,45 @@
 """Whom a node has to do with directly: everybody in a small cluster, its neighbours in a large one.
 
 Sessions prove themselves to each other by a handshake. Up to MESH_MEMBERS_MAX members each two do that as soon as they
-hear of each other. Beyond, N² / 2 handshakes would buy little: there each node seeks out its *neighbours* alone, which
-are the next and the last STEPS live members on some rings (`rings`). Three rings have the members of its own schema,
-who share routes, one has all. Everybody else proves itself when it is probed, so in the course of one round of probes
-(N intervals) each still meets all, at no cost: a proof answers a probe as well as a ping does.
+know of each other. Beyond, N² / 2 handshakes would buy little: there each node seeks out its *neighbours* alone. All
+live sessions stand on a few rings, each in a pseudo-random order that is the same at every node; the next and the last
+STEPS on some ring are neighbours. Three rings have the members of its own schema, who share routes, one has all. Each
+ring alone leads to everybody; a few together are a random graph, in which any two nodes are a few steps apart.
+Everybody else proves itself when it is probed, so in the course of one round of probes each still meets all.
 
-*Acquaintances* are the live members that have proved themselves: they are told things, asked for help and drawn at
-random. A proof holds as long as the member lives: 3 KiB, bounded by the members.
+*Acquaintances* are the live members that have proved themselves: they are sent things, asked for help and drawn at
+random. A proof holds as long as the member lives.
 
 Invariant: neighbours are neighbours of each other wherever two nodes see the same members; who is a neighbour only ever
-changes by a join or a death. Cost: 2 us for a join; a death among the neighbours costs O(members).
+changes by a join or a death. Cost: O(1) for a join; a death among the neighbours costs O(members).
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from functools import lru_cache
 
-from ranvier_py.core.gossip.membership.rings import positions_of
 from ranvier_py.core.gossip.membership.roster import Member, Roster
-from ranvier_py.core.prompts.fingerprint import MASK
+from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, mix
 
 MESH_MEMBERS_MAX = 64
 """This node included. So many sessions are proved in a second by 2000 handshakes in the whole cluster."""
 
 SHARED_RINGS, ALL_RINGS = (0, 1, 2), (3,)
-"""Of members with the same schema; of all. Routes are told along the first ones (`route_post`)."""
+"""Of members with the same schema; of all. Route updates are spread along the first ones (`route_outbox`)."""
 
 STEPS = 2
 """On each ring, each way: some 16 neighbours. One of them may be unreachable without a gap in the ring."""
+
+RINGS_MAX = 8
+POSITIONS_REMEMBERED = 8192
+"""Sessions of the largest cluster, twice; 1 MiB. A pure function, so forgetting only costs time."""
+
+
+@lru_cache(POSITIONS_REMEMBERED)
+def positions_of(session: int) -> tuple[int, ...]:
+    """Where a session stands on each of RINGS_MAX rings: u64."""
+    return tuple(mix((session + ring * GOLDEN) & MASK) for ring in range(RINGS_MAX))
 
 
 class Side:
@@ -48,16 +59,14 @@ class Side:
 
 
 class NeighbourSet:
-    """See the module. `Ledger` says who of the roster is live."""
-
-    __slots__ = ("_acquainted", "_drawn", "_near", "_places", "_roster", "_schema", "_sides", "_stale", "widened")
+    """See the module. `MemberTable` says who of the roster is live."""
 
     def __init__(self, session: int, schema: int, roster: Roster) -> None:
         self.widened = False
         """Somebody known before may be wanted now, who was not: see `unmet`."""
         self._schema = schema
         self._roster = roster
-        self._places = positions_of(session)
+        self._positions = positions_of(session)
         self._acquainted: dict[int, Member] = {}
         self._drawn: tuple[Member, ...] | None = ()
         self._near: dict[int, None] | None = {}
@@ -106,14 +115,10 @@ class NeighbourSet:
     def near(self) -> dict[int, None]:
         """Sessions of the neighbours, in no order that means anything. Proved or not."""
         if self._stale:
-            self._look_around()
+            self._rebuild()
         if self._near is None:
-            self._near = {
-                session: None
-                for _, ahead, behind in self._sides
-                for side in (ahead, behind)
-                for _, session in side.nearest
-            }
+            sides = [side for _, ahead, behind in self._sides for side in (ahead, behind)]
+            self._near = {session: None for side in sides for _, session in side.nearest}
         return self._near
 
     def acquainted(self) -> tuple[Member, ...]:
@@ -123,7 +128,7 @@ class NeighbourSet:
         return self._drawn
 
     def unmet(self) -> list[int]:
-        """Sessions to be greeted after the circle has widened. O(members) in a small cluster."""
+        """Sessions to be greeted after the set has widened. O(members) in a small cluster."""
         self.widened = False
         sought = [member.session for member in self._roster.alive()] if self.is_mesh else self.near()
         return [session for session in sought if session not in self._acquainted]
@@ -131,7 +136,7 @@ class NeighbourSet:
     # --- rings --------------------------------------------------------------------------------------------------------
 
     def _offer(self, session: int, schema: int) -> None:
-        theirs, mine = positions_of(session), self._places
+        theirs, mine = positions_of(session), self._positions
         for ring, ahead, behind in self._sides if schema == self._schema else self._sides[-len(ALL_RINGS) :]:
             distance = (theirs[ring] - mine[ring]) & MASK
             if distance < ahead.reach:
@@ -141,8 +146,7 @@ class NeighbourSet:
                 behind.offer(MASK - distance, session)
                 self._near = None
 
-    def _look_around(self) -> None:
-        """All rings anew."""
+    def _rebuild(self) -> None:
         self._sides = [(ring, Side(), Side()) for ring, _, _ in self._sides]
         for member in self._roster.alive():
             self._offer(member.record.session, member.record.schema)

@@ -1,15 +1,30 @@
-"""How fast membership works: every interval, time-out and count of SWIM and Lifeguard, for a LAN and for a WAN.
+"""How fast membership works: every interval, time-out and count of SWIM and Lifeguard, and how they stretch.
 
 LAN is twice as fast as the LAN defaults of memberlist (probe 1 s / 500 ms, mult 4): a false «dead» costs a node little,
-because routes point to backends and outlive the peer that taught them. WAN has memberlist's WAN numbers as they are.
-Health multiplies interval and time-out by up to 8 (Lifeguard, arXiv 1707.00788); a network that loses much doubles
-interval and mult (`doubled`). Formulas of suspicion and of push-pull are memberlist's (suspicion.go, util.go).
+because routes point to backends and outlive the peer that taught them. WAN has memberlist's WAN numbers. The formulas
+of suspicion and of push-pull are memberlist's (suspicion.go, util.go).
+
+`LocalHealth` (Lifeguard, arXiv 1707.00788): a node that is slow itself must not call others dead. Its score, 0 (well)
+to `health_max`, multiplies interval and time-out by score + 1. It falls with each answered probe and rises with what
+points to ourselves: a probe that failed although relays were asked and stayed silent too, a suspicion of this node that
+it had to refute, a tick that came late. It measures the network, too: the share of answered probes that needed help (a
+relay or the stream). Above HARD the profile is doubled, below EASY it goes back. 10 % loss each way makes 19 % of pings
+need help, which the fast profile stands; 30 % makes 51 %, where every SWIM flaps. So HARD lies between them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, log, log2, log10
+
+HARD = 1 / 3
+"""Share of answered probes that needed help: above, the profile is doubled. About 18 % loss each way."""
+
+EASY = 1 / 4
+"""Below this share the profile is the plain one again. About 13 % loss each way."""
+
+MEMORY_PROBES = 64
+"""The mean forgets at this rate: half a minute at two probes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +33,7 @@ class Profile:
 
     probe_interval_s: float = 0.5  # one member is probed in each
     probe_timeout_s: float = 0.2  # for the direct answer; then others are asked
-    nack_after_s: float = 0.15  # a relay says «not yet» early enough to be heard within the interval
+    nack_after_s: float = 0.15  # a relay says «not yet» early enough to arrive within the interval
     relays: int = 3  # asked to ping in our name
     suspicion_mult: int = 3  # of the interval: the shortest suspicion; two fewer confirmations make it that short
     suspicion_max_mult: int = 6  # the longest suspicion, as a multiple of the shortest
@@ -27,7 +42,7 @@ class Profile:
     gossip_fanout: int = 3
     retransmit_mult: int = 4  # times the digits of the member count: how often an update is sent
     exchange_interval_s: float = 30.0  # between push-pulls of the whole list
-    evidence_s: float = 2.0  # a packet from a member speaks for its life so long
+    evidence_s: float = 2.0  # a packet from a member proves its life so long
 
     def suspicion_min_s(self, members: int) -> float:
         """The shortest suspicion in a cluster of so many members, this node included."""
@@ -68,3 +83,46 @@ WAN = Profile(
     exchange_interval_s=60.0,
     evidence_s=20.0,  # four probe intervals, as in the LAN
 )
+
+
+class LocalHealth:
+    """The score, and the profile that goes with the network's state."""
+
+    __slots__ = ("_doubled", "_plain", "helped_share", "profile", "score")
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.score = 0
+        self.helped_share = 0.0
+        self._plain = profile
+        self._doubled = profile.doubled()
+
+    @property
+    def interval_s(self) -> float:
+        return self.profile.probe_interval_s * (self.score + 1)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.profile.probe_timeout_s * (self.score + 1)
+
+    @property
+    def strained(self) -> bool:
+        """Whether the network loses so much that the profile is doubled."""
+        return self.profile is self._doubled
+
+    def better(self) -> None:
+        self.score = max(0, self.score - 1)
+
+    def worse(self, by: int = 1) -> None:
+        self.score = min(self._plain.health_max, self.score + by)
+
+    def worst(self) -> None:
+        self.score = self._plain.health_max
+
+    def answered(self, helped: bool) -> None:
+        """A probe was answered, with help or without."""
+        self.helped_share += (helped - self.helped_share) / MEMORY_PROBES
+        if self.helped_share > HARD:
+            self.profile = self._doubled
+        elif self.helped_share < EASY:
+            self.profile = self._plain

@@ -3,7 +3,7 @@
 The relay pings the target under a sequence number of its own. An answer goes back to the asker under the asker's; when
 none came in time a nack goes back, so that the asker knows that the relay at least is well (Lifeguard), and a ping that
 went by datagram is repeated on the stream. An answer that comes after the nack still goes back, while the asker may
-wait for it. What goes back takes the way the question came, or the stream where datagrams do not reach the asker.
+wait for it. What goes back takes the path the question came, or the stream where datagrams do not reach the asker.
 
 Bound: RELAYS_MAX pings under way; more are not relayed, and counted. Cost: O(log pings) for each.
 """
@@ -16,10 +16,8 @@ from math import inf
 from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Address, Peer, Plane
-from ranvier_py.core.gossip.membership.membership_counters import Counts
-from ranvier_py.core.gossip.membership.membership_outbox import Post
-from ranvier_py.core.gossip.membership.profile import Profile
-from ranvier_py.core.gossip.membership.roster import Roster
+from ranvier_py.core.gossip.membership.broadcasts import MembershipOutbox, best_plane
+from ranvier_py.core.gossip.membership.member_table import MemberTable
 from ranvier_py.core.gossip.wire.messages import PingRequest, Update
 
 RELAYS_MAX = 1024
@@ -32,8 +30,8 @@ class Relayed(NamedTuple):
     asker: Peer
     seq: int  # the asker's
     target: Peer
-    plane: Plane  # on which the asker asked
-    first: Sequence[Update]  # what the target must hear
+    plane: Plane  # for what goes back
+    first: Sequence[Update]  # what the target must be sent
     out: Plane  # on which the target was pinged
     ends_at: float
 
@@ -41,36 +39,34 @@ class Relayed(NamedTuple):
 class Relays:
     """All pings under way for others, by their sequence number."""
 
-    __slots__ = ("_counts", "_due", "_pings", "_post", "_roster", "wake_at")
-
-    def __init__(self, roster: Roster, post: Post, counts: Counts) -> None:
+    def __init__(self, table: MemberTable, outbox: MembershipOutbox) -> None:
         self.wake_at = inf
-        self._roster = roster
-        self._post = post
-        self._counts = counts
+        self._table = table
+        self._outbox = outbox
+        self._counters = table.counters
         self._pings: dict[int, Relayed] = {}
         self._due: list[tuple[float, int]] = []  # nacks first, then ends, by time
 
     def __len__(self) -> int:
         return len(self._pings)
 
-    def ask(
-        self, asker: Peer, request: PingRequest, plane: Plane, first: Sequence[Update], profile: Profile, now: float
-    ) -> None:
-        """Ping the target of this request. `first` is what the target must hear with it."""
+    def relay(self, asker: Peer, request: PingRequest, plane: Plane, first: Sequence[Update], now: float) -> None:
+        """Ping the target of this request. `first` is what the target must be sent with it."""
         if len(self._pings) >= RELAYS_MAX:
-            self._counts.relays_dropped += 1
+            self._counters.relays_dropped += 1
             return
-        self._counts.relayed += 1
-        seq = self._post.next_seq()
+        self._counters.relayed += 1
+        roster, profile = self._table.roster, self._table.health.profile
+        seq = self._outbox.next_seq()
         ends_at = now + profile.probe_interval_s
-        member = self._roster.get(request.session)
-        out = self._post.best_plane(member) if member is not None else Plane.DATAGRAM
+        member, known_asker = roster.get(request.session), roster.get(asker.session)
+        out = best_plane(member) if member is not None else Plane.DATAGRAM
+        back = Plane.PROBE if known_asker is not None and not known_asker.datagrams else plane
         target = Peer(request.session, (request.host, request.port))
-        self._pings[seq] = Relayed(asker, request.seq, target, self._way_back(asker, plane), first, out, ends_at)
+        self._pings[seq] = Relayed(asker, request.seq, target, back, first, out, ends_at)
         heappush(self._due, (now + profile.nack_after_s, seq))
         self.wake_at = self._due[0][0]
-        self._post.ping(target.address, target.session, seq, out, first)
+        self._outbox.ping(target.address, target.session, seq, out, first)
 
     def pinging(self, address: Address) -> bool:
         """Whether a ping to this address is under way."""
@@ -81,7 +77,7 @@ class Relays:
         ping = self._pings.get(seq)
         if ping is not None and ping.target.session == session:
             del self._pings[seq]
-            self._post.ack(ping.asker, ping.seq, ping.plane)
+            self._outbox.ack(ping.asker, ping.seq, ping.plane)
 
     def tick(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
@@ -92,16 +88,12 @@ class Relays:
             if at >= ping.ends_at:
                 del self._pings[seq]
             else:
-                self._post.nack(ping.asker, ping.seq, ping.plane)
-                self._counts.nacks += 1
-                if ping.out is Plane.DATAGRAM and self._post.datagrams:
-                    self._post.ping(ping.target.address, ping.target.session, seq, Plane.PROBE, ping.first)
+                self._outbox.nack(ping.asker, ping.seq, ping.plane)
+                self._counters.nacks += 1
+                if ping.out is Plane.DATAGRAM and self._outbox.datagrams:
+                    self._outbox.ping(ping.target.address, ping.target.session, seq, Plane.PROBE, ping.first)
                 heappush(self._due, (ping.ends_at, seq))
         self.wake_at = self._due[0][0] if self._due else inf
-
-    def _way_back(self, asker: Peer, plane: Plane) -> Plane:
-        member = self._roster.get(asker.session)
-        return Plane.PROBE if member is not None and not member.datagrams else plane
 
     def clear(self) -> None:
         """After a pause: the askers have long given up."""

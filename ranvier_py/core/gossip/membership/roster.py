@@ -1,55 +1,64 @@
-"""Who is known: members by session and by name, and the order in which they are probed.
+"""Who is known: the other members, by which path each is reached, and in which order they are probed.
 
-The roster holds others only, the dead included, until they are forgotten. A name points to its latest session. Live
-members (ALIVE and SUSPECT) are kept as one tuple, made anew when it is asked for after a change, so that drawing random
-members costs no pass over the table.
+The roster finds members by session and by name, the dead included until they are forgotten. A name points to its latest
+session. Live members (ALIVE and
+SUSPECT) are kept as one tuple, made anew when it is asked for after a change: drawing random members costs no pass.
+
+Paths: datagrams, or the stream. Some networks drop UDP and say nothing (consul#19965, #2200). memberlist finds that out
+anew with every probe; here what the probes of this node found is remembered:
+
+    one member    MISSES_MAX probes in a row that only the stream got through, or its first one: from then on its
+                  stream comes first
+    nearly all    of the last WINDOW probes that were answered: then so it is for everybody, newcomers included
+
+One datagram in answer and the member is back on datagrams. They are tried beside the stream, at once after the verdict
+and then ever more seldom, up to TRIAL_S. The two thresholds lie far apart (7/8 and 1/2), so that a network that only
+loses much never swings between them. A wrong verdict costs a stream that was not needed, until the next probe.
 
 Invariants: each member's session and name lead to it; `live` counts the live ones.
-Cost: O(1) for each change, plus O(members) for the first `alive` after some changes. About 0.5 KB for each member.
+Cost: O(1) for each change; O(members) for the first `alive` after some changes, and when nearly all paths change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf, nan
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Address
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.wire.messages import Record, State
 
 MISSES_MAX = 3
 """So many probes in a row that only the stream got through: datagrams do not reach this member any more. At 10 % loss
 each way chance alone makes that of one probe in a hundred and fifty. One is enough for a member that never answered a
-datagram; `ways` tells what a wrong verdict costs."""
+datagram."""
+
+WINDOW = 16
+"""Probes: eight seconds of them."""
+
+FIRST = 4
+"""So many are enough at the start. At 30 % loss chance alone makes four misses in a row of one start in fifteen."""
+
+TRIAL_S = 60.0
+"""The longest time between two datagrams to a member that none reaches; from 1 s, doubled each time."""
 
 
+@dataclass(eq=False, slots=True)
 class Member:
     """One other member. Times are in seconds of this node's clock; -inf is never."""
 
-    __slots__ = (
-        "accused_at",
-        "failures",
-        "heard_at",
-        "misses",
-        "passed",
-        "proved",
-        "record",
-        "rtt_s",
-        "since",
-        "trial_at",
-    )
-
-    def __init__(self, record: Record, now: float) -> None:
-        self.record = record
-        self.since = now  # of the state
-        self.heard_at = -inf  # any packet from the member itself
-        self.accused_at = -inf  # when it was last told what is held against it
-        self.proved = False  # whether its session proved to be live, to us
-        self.misses = 0  # probes in a row whose datagram came to nothing while the stream passed
-        self.passed = False  # whether it ever answered a datagram
-        self.trial_at = -inf  # when a datagram is tried again beside the stream
-        self.failures = 0  # probes in a row without any answer
-        self.rtt_s = nan
+    record: Record
+    since: float  # of the state
+    received_at: float = -inf  # any packet from the member itself
+    accused_at: float = -inf  # when it was last sent what is held against it
+    proved: bool = False  # whether its session proved to be live, to us
+    misses: int = 0  # probes in a row whose datagram came to nothing while the stream passed
+    passed: bool = False  # whether it ever answered a datagram
+    trial_at: float = -inf  # when a datagram is tried again beside the stream
+    failures: int = 0  # probes in a row without any answer
+    rtt_s: float = nan
 
     @property
     def session(self) -> int:
@@ -95,8 +104,8 @@ class Roster:
         return None if session is None else self._members[session]
 
     def alive(self) -> tuple[Member, ...]:
-        """The live ones, in the order in which they became known. The same object until somebody comes or goes, or says
-        that it has another version or schema."""
+        """The live ones, in the order in which they became known. The same object until somebody comes or goes, or
+        has another schema."""
         if self._alive is None:
             self._alive = tuple([one for one in self._members.values() if one.record.state <= State.SUSPECT])
         return self._alive
@@ -122,15 +131,15 @@ class Roster:
     def change(self, member: Member, record: Record, now: float) -> None:
         """Another record about this member. A new name must be free."""
         before, was_live = member.record, member.live
-        if record.name != member.record.name:
+        if record.name != before.name:
             assert record.name not in self._names
-            del self._names[member.record.name]
+            del self._names[before.name]
             self._names[record.name] = record.session
-        if record.state is not member.state:
+        if record.state is not before.state:
             member.since = now
         member.record = record
         self.live += member.live - was_live
-        if member.live is not was_live or (record.version_max, record.schema) != (before.version_max, before.schema):
+        if member.live is not was_live or record.schema != before.schema:
             self._alive = None
 
     def remove(self, member: Member) -> None:
@@ -144,6 +153,58 @@ class Roster:
             self.live += by
 
 
+class Paths:
+    """What the probes of this node found out about datagrams. `passing`: they reach more than a few members."""
+
+    __slots__ = ("_answered", "_counters", "_missed", "_roster", "passing")
+
+    def __init__(self, roster: Roster, counters: MembershipCounters) -> None:
+        self.passing = True
+        self._roster = roster
+        self._counters = counters
+        self._missed = 0  # a bit for each answered probe, the newest lowest: whether only the stream answered
+        self._answered = 0  # how many of them there are, up to WINDOW
+
+    def met(self, member: Member) -> None:
+        """A newcomer: what holds for nearly all is presumed of it, and tried with its first probe."""
+        if not self.passing:
+            presume_missed(member)
+
+    def passed(self, member: Member) -> None:
+        """It answered a datagram."""
+        member.misses = 0
+        member.passed = True
+        member.trial_at = -inf
+        self._note(0)
+
+    def missed(self, member: Member, now: float, *, tried: bool = True) -> None:
+        """It answered on the stream alone. Not `tried`: no datagram was sent."""
+        if tried:
+            self._counters.datagrams_missed += 1
+            member.misses = min(member.misses + 1, 255)
+            over = member.misses - MISSES_MAX
+            member.trial_at = now + min(2.0 ** (over - 1), TRIAL_S) if over > 0 else -inf
+        self._note(1)
+
+    def _note(self, missed: int) -> None:
+        self._answered = min(self._answered + 1, WINDOW)
+        self._missed = (self._missed << 1 | missed) & ((1 << WINDOW) - 1)
+        misses = self._missed.bit_count()
+        if self.passing and self._answered >= FIRST and 8 * misses >= 7 * self._answered:
+            self.passing = False
+            self._counters.datagrams_given_up += 1
+            for member in self._roster.alive():
+                presume_missed(member)
+        elif not self.passing and 2 * misses <= self._answered:
+            self.passing = True
+
+
+def presume_missed(member: Member) -> None:
+    if member.misses < MISSES_MAX:
+        member.misses = MISSES_MAX
+        member.trial_at = -inf
+
+
 URGENT_MAX = 16
 """Members to be probed before their turn; more can wait for the round."""
 
@@ -152,7 +213,7 @@ LOOK_AHEAD = 8
 ten nodes, where the eight are nearly the whole round."""
 
 
-class Round:
+class ProbeOrder:
     """The order of probing: all live members, shuffled, each once; newcomers at random places (SWIM 4.3).
 
     Between two probes of one member lie at most 2n - 2 others; twice as many while there is always somebody urgent, who
@@ -205,7 +266,7 @@ class Round:
             chosen, chosen_at = None, self._next
             for at in range(self._next, min(self._next + LOOK_AHEAD, len(self._order))):
                 member = roster.get(self._order[at])
-                if member is not None and member.live and (chosen is None or member.heard_at < chosen.heard_at):
+                if member is not None and member.live and (chosen is None or member.received_at < chosen.received_at):
                     chosen, chosen_at = member, at
             self._order[chosen_at] = self._order[self._next]
             self._next += 1

@@ -11,7 +11,7 @@ Rules: what is sent late or not at all costs cache hits, never a request. Whoeve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from random import Random
 from typing import Any
@@ -21,9 +21,9 @@ from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.endpoints import spelled
-from ranvier_py.core.gossip.gossip import Gossip, GossipSettings
+from ranvier_py.core.gossip.gossip import TOPICS, Gossip, GossipSettings
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Plane, Send
-from ranvier_py.core.gossip.membership.membership_counters import MemberView
+from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
 from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
@@ -175,7 +175,7 @@ class RouterPeer:
 
     def view(self, now: float) -> dict[str, Any]:
         """This node among its peers, as JSON has it."""
-        me, statistics = self.gossip.me, self.gossip.statistics()
+        me, counters = self.gossip.me, self.gossip.counters
         return {
             "name": me.name,
             "session": f"{me.session:016x}",
@@ -184,20 +184,23 @@ class RouterPeer:
             "state": me.state.name.lower(),
             "address": spelled((me.host, me.port)),
             "synced": self.synced,
-            "members": [member_view(member, me.schema) for member in self.gossip.view(now)],
+            "members": [member_view(each, me.schema, now) for each in self.gossip.members.everybody()],
             "topics": {
-                topic: {"sent": asdict(statistics.sent[topic]), "received": asdict(statistics.received[topic])}
-                for topic in statistics.sent
+                topic: {
+                    "sent": {"packets": counters.packets_sent[topic], "bytes": counters.bytes_sent[topic]},
+                    "received": {"packets": counters.packets_received[topic], "bytes": counters.bytes_received[topic]},
+                }
+                for topic in TOPICS
             },
             "routes": values(self.gossip.routes.counters),
             "route_sync": values(self.routes.counters),
             "facts": values(self.facts.counters),
             **self.streams.view(),
-            "membership": asdict(statistics.members),
+            "membership": values(self.gossip.members.statistics()),
             "lag_ms": quantiles_ms(self.gossip.routes.lag),
-            "sessions": statistics.sessions,
-            "refused": statistics.refused,
-            "opened_by_key": statistics.opened_by_key,
+            "sessions": values(self.gossip.sessions.statistics()),
+            "refused": dict(counters.refused),
+            "opened_by_key": dict(counters.opened),
         }
 
     # --- what the node does with the rest ---------------------------------------------------------------------------
@@ -228,25 +231,26 @@ class RouterPeer:
         return commands
 
 
-def member_view(member: MemberView, schema: int) -> dict[str, Any]:
+def member_view(member: Member, schema: int, now: float) -> dict[str, Any]:
     """One line of the table of members. Ages in seconds, round trips in milliseconds; None where never.
 
     `routes`: whether its fingerprints are made like ours, by `schema`; else it shares none.
     """
+    record = member.record
     return {
-        "name": member.name,
+        "name": record.name,
         "state": member.state.name.lower(),
         "address": spelled(member.address),
-        "public": member.public,
-        "incarnation": member.incarnation,
-        "epoch": member.epoch,
+        "public": record.public,
+        "incarnation": record.incarnation,
+        "epoch": record.epoch,
         "session": f"{member.session:016x}",
-        "since_s": round(member.state_age_s, 1),
-        "heard_s": rounded(member.heard_age_s, 1),
+        "since_s": round(now - member.since, 1),
+        "silent_s": rounded(now - member.received_at, 1),
         "rtt_ms": rounded(member.rtt_s * 1000, 2),
         "proved": member.proved,
         "datagrams": member.datagrams,
-        "routes": member.schema == schema,
+        "routes": record.schema == schema,
     }
 
 

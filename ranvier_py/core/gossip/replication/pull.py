@@ -155,7 +155,7 @@ class Pull:
             if not self.synced:
                 self._join(now)
             elif now >= self._audit_at:
-                self._audit(now)
+                self.audit(now)
         elif now >= self._deadline:
             self._late(now)
         else:
@@ -209,7 +209,7 @@ class Pull:
             self._compare(peer, now)
             self._targets = {origin: base}
 
-    def _audit(self, now: float) -> None:
+    def audit(self, now: float) -> None:
         """Compare with some peer."""
         wait_s = self._audit_interval_s * self._rng.uniform(0.8, 1.2)
         if self._soon:

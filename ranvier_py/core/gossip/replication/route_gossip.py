@@ -163,6 +163,10 @@ class RouteGossip:
         """The table may lack what the logs say it has."""
         self._pull.disturbed(now)
 
+    def compare_now(self, now: float) -> None:
+        """With some peer."""
+        self._pull.audit(now)
+
     def forget(self, session: int, now: float) -> None:
         """A member is gone for good. What it sent stays until it expires."""
         if session in self._outbox.peers:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
-from ranvier_py.core.gossip.membership.rings import RINGS_MAX, positions_of
+from ranvier_py.core.gossip.membership.neighbour_set import RINGS_MAX, positions_of
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Message, Rows

@@ -21,7 +21,7 @@ from itertools import pairwise
 from struct import Struct, error, pack, unpack
 from typing import NamedTuple
 
-ROWS_MAX = 64
+ROWS_MAX = 128
 """Rows of one update: more go as several."""
 
 TOKENS, TEXTS, PARENTS = 1, 2, 4
@@ -88,7 +88,7 @@ def decode_rows(data: bytes) -> Sequence[UpdateRow]:
     try:
         kinds, backends_count = data[0], data[1]
         at = HEAD.size + backends_count * BACKEND.size
-        if count > ROWS_MAX or not 0 < kinds & (TOKENS | TEXTS) <= kinds < 2 * PARENTS:
+        if not backends_count or count > ROWS_MAX or not 0 < kinds & (TOKENS | TEXTS) <= kinds < 2 * PARENTS:
             raise BadRouteUpdate(f"{count} rows of kinds {kinds}")
         backends = tuple(BACKEND.iter_unpack(data[HEAD.size : at]))
         numbers = unpack(layout(kinds, backends_count, count), data[at:])

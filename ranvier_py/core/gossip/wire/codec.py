@@ -1,16 +1,13 @@
 """Messages <-> bytes: `encode` and `decode`, the only way a message gets into a packet and out of it.
 
-A body is a flat msgpack array (`fields`); what has many rows is one byte string of rows (`records`) or of columns
+A body is a flat msgpack array (`frame`); what has many rows is one byte string of rows (`records`) or of columns
 (`columns`). Every width, length and bound is checked here, so that nobody behind has to.
 
 Rules: decode(*encode(message)) is the message, with hosts in canonical spelling. Arbitrary bytes raise BadFrame and
-nothing else; a kind that is not known raises UnknownKind. Kinds keep their numbers for ever and only ever get fields
-appended, which older versions ignore; a new state or verdict is a new protocol version. No body is shorter than a
-Challenge and no Hello shorter than an Echo, so that the answer to a stranger is never longer than what it sent. The
-order of rows is kept; whether they repeat each other is for the machines behind to see.
-Cost: 2 us each way for a Ping, 0.1 to 2 us more for each update (`records`), 11 and 36 us for 100 route updates.
-Memory: less than 4 x the input for what is no well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty
-route updates.
+nothing else. Whatever changes this table changes PROTOCOL_VERSION. No body is shorter than a Challenge and no Hello
+shorter than an Echo, so that the answer to a stranger is never longer than what it sent. The order of rows is kept;
+whether they repeat each other is for the machines behind to see. Memory: less than 4 x the input for what is no
+well-formed body; else the objects, up to 16 x, and 1 MiB for 4096 empty route updates.
 """
 
 from __future__ import annotations
@@ -18,76 +15,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple
 
-from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, FRAME_BYTES_MAX
-from ranvier_py.core.gossip.wire.columns import (
-    check_part,
-    check_rows,
-    pack_backends,
-    pack_commands,
-    pack_entries,
-    pack_facts,
-    pack_loads,
-    pack_standings,
-    pack_vector,
-    pack_waits,
-    rows_column,
-    unpack_backends,
-    unpack_buckets,
-    unpack_commands,
-    unpack_entries,
-    unpack_facts,
-    unpack_group_sums,
-    unpack_groups,
-    unpack_holdings_head,
-    unpack_loads,
-    unpack_standings,
-    unpack_sums,
-    unpack_vector,
-    unpack_waits,
-)
-from ranvier_py.core.gossip.wire.fields import bad, fields_of, flag, identity, pack, u16, u32, u64
-from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason, UnknownKind
-from ranvier_py.core.gossip.wire.messages import (
-    Ack,
-    Busy,
-    Challenge,
-    Commands,
-    Digest,
-    Echo,
-    Facts,
-    Hello,
-    Holdings,
-    HoldingsRefused,
-    HoldingsSince,
-    HoldingsWanted,
-    Loads,
-    Members,
-    Message,
-    Nack,
-    PartSums,
-    Ping,
-    PingRequest,
-    Push,
-    Reset,
-    RouteUpdates,
-    Rows,
-    RowsWanted,
-    Standings,
-    Sums,
-    TotalSum,
-    Vector,
-)
-from ranvier_py.core.gossip.wire.records import (
-    pack_host,
-    pack_record,
-    pack_records,
-    pack_updates,
-    unpack_host,
-    unpack_record,
-    unpack_records,
-    unpack_updates,
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
+from ranvier_py.core.gossip.wire import columns, records
+from ranvier_py.core.gossip.wire import messages as m
+from ranvier_py.core.gossip.wire.columns import BACKENDS, FACTS, LOADS, STANDINGS, VECTOR, WAITS, Field
+from ranvier_py.core.gossip.wire.frame import (
+    OVERHEAD_BYTES,
+    BadFrame,
+    Reason,
+    bad,
+    fields_of,
+    flag,
+    identity,
+    pack,
+    u16,
+    u32,
+    u64,
 )
 
 BODY_BYTES_MIN = 10
@@ -96,12 +40,9 @@ BODY_BYTES_MIN = 10
 HELLO_BODY_BYTES_MIN = 512 - OVERHEAD_BYTES
 """Makes the packet 512 bytes: more than any Echo, less than every path carries."""
 
-UPDATES_ROOM_BYTES = DATAGRAM_BYTES_MAX - OVERHEAD_BYTES - 40
-"""What updates may take in any message that fits a datagram. The 40 bytes are a PingRequest without updates."""
-
 
 class Kind(IntEnum):
-    """The number of each message in a packet. Never reused."""
+    """The number of each message in a packet."""
 
     HELLO = 1
     ECHO = 2
@@ -116,7 +57,6 @@ class Kind(IntEnum):
     DIGEST = 33
     VECTOR = 34
     RESET = 35
-    SUMS = 36
     ROWS_WANTED = 37
     ROWS = 38
     BUSY = 39
@@ -132,75 +72,61 @@ class Kind(IntEnum):
     HOLDINGS_SINCE = 67
 
 
-class Field(NamedTuple):
-    """How one member of a message becomes a field (None: as it is), and how a field becomes it, checked."""
-
-    pack: Callable[[Any], object] | None
-    unpack: Callable[[Any], object]
-
-
 def port(value: object) -> int:
     return u16(value) or bad("port 0")
 
 
 def host(value: object) -> str:
-    return unpack_host(value) if type(value) is bytes else bad("host")
+    return records.unpack_host(value) if type(value) is bytes else bad("host")
 
 
 U16, U32, U64, IDENTITY, FLAG, PORT = (Field(None, check) for check in (u16, u32, u64, identity, flag, port))
-SUMS, BUCKETS, COLUMN = (Field(None, check) for check in (unpack_sums, unpack_buckets, rows_column))
-HOST = Field(pack_host, host)
-RECORD = Field(pack_record, unpack_record)
-RECORDS = Field(pack_records, unpack_records)
-UPDATES = Field(pack_updates, unpack_updates)
-ENTRIES = Field(pack_entries, unpack_entries)
-VECTOR = Field(pack_vector, unpack_vector)
-BACKENDS = Field(pack_backends, unpack_backends)
-LOADS = Field(pack_loads, unpack_loads)
-WAITS = Field(pack_waits, unpack_waits)
-FACTS = Field(pack_facts, unpack_facts)
-COMMANDS = Field(pack_commands, unpack_commands)
-STANDINGS = Field(pack_standings, unpack_standings)
-HOLDINGS_HEAD = Field(None, unpack_holdings_head)
-GROUPS, GROUP_SUMS = Field(None, unpack_groups), Field(None, unpack_group_sums)
+HOST = Field(records.pack_host, host)
+RECORD = Field(records.pack_record, records.unpack_record)
+RECORDS = Field(records.pack_records, records.unpack_records)
+UPDATES = Field(records.pack_updates, records.unpack_updates)
+ENTRIES = Field(columns.pack_entries, columns.unpack_entries)
+COMMANDS = Field(columns.pack_commands, columns.unpack_commands)
+BUCKETS, COLUMN = Field(None, columns.unpack_buckets), Field(None, columns.rows_column)
+GROUPS, GROUP_SUMS = Field(None, columns.unpack_groups), Field(None, columns.unpack_group_sums)
+HOLDINGS_HEAD = Field(None, columns.unpack_holdings_head)
 
-LAYOUT: tuple[tuple[Kind, Callable[..., Message], tuple[Field, ...]], ...] = (
-    (Kind.HELLO, Hello, (RECORD, IDENTITY)),
-    (Kind.ECHO, Echo, (RECORD, IDENTITY, U64)),
-    (Kind.CHALLENGE, Challenge, (IDENTITY,)),
-    (Kind.PING, Ping, (U32, UPDATES)),
-    (Kind.ACK, Ack, (U32, UPDATES)),
-    (Kind.PING_REQUEST, PingRequest, (U32, IDENTITY, HOST, PORT, UPDATES)),
-    (Kind.NACK, Nack, (U32,)),
-    (Kind.PUSH, Push, (UPDATES,)),
-    (Kind.MEMBERS, Members, (RECORDS, FLAG)),
-    (Kind.ROUTE_UPDATES, RouteUpdates, (U64, U64, ENTRIES, U16)),
-    (Kind.DIGEST, Digest, (U64, U64)),
-    (Kind.VECTOR, Vector, (VECTOR, FLAG)),
-    (Kind.RESET, Reset, (IDENTITY, U64)),
-    (Kind.SUMS, Sums, (SUMS, FLAG, U32)),
-    (Kind.ROWS_WANTED, RowsWanted, (U32, U32, BUCKETS)),
-    (Kind.ROWS, Rows, (U32, U32, FLAG, BACKENDS, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN, COLUMN)),
-    (Kind.BUSY, Busy, (U32,)),
-    (Kind.TOTAL_SUM, TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
-    (Kind.PART_SUMS, PartSums, (GROUPS, COLUMN, FLAG, U32)),
-    (Kind.LOADS, Loads, (U32, LOADS, WAITS)),
-    (Kind.FACTS, Facts, (IDENTITY, U32, FACTS)),
-    (Kind.COMMANDS, Commands, (COMMANDS,)),
-    (Kind.STANDINGS, Standings, (STANDINGS,)),
-    (Kind.HOLDINGS_WANTED, HoldingsWanted, (U32, U64, U16, U32)),
-    (Kind.HOLDINGS, Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
-    (Kind.HOLDINGS_REFUSED, HoldingsRefused, (U32, FLAG)),
-    (Kind.HOLDINGS_SINCE, HoldingsSince, (U32, U64, U16, U64, U64)),
+LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
+    (Kind.HELLO, m.Hello, (RECORD, IDENTITY)),
+    (Kind.ECHO, m.Echo, (RECORD, IDENTITY, U64)),
+    (Kind.CHALLENGE, m.Challenge, (IDENTITY,)),
+    (Kind.PING, m.Ping, (U32, UPDATES)),
+    (Kind.ACK, m.Ack, (U32, UPDATES)),
+    (Kind.PING_REQUEST, m.PingRequest, (U32, IDENTITY, HOST, PORT, UPDATES)),
+    (Kind.NACK, m.Nack, (U32,)),
+    (Kind.PUSH, m.Push, (UPDATES,)),
+    (Kind.MEMBERS, m.Members, (RECORDS, FLAG)),
+    (Kind.ROUTE_UPDATES, m.RouteUpdates, (U64, U64, ENTRIES, U16)),
+    (Kind.DIGEST, m.Digest, (U64, U64)),
+    (Kind.VECTOR, m.Vector, (VECTOR, FLAG)),
+    (Kind.RESET, m.Reset, (IDENTITY, U64)),
+    (Kind.ROWS_WANTED, m.RowsWanted, (U32, U32, BUCKETS)),
+    (Kind.ROWS, m.Rows, (U32, U32, FLAG, BACKENDS, *(COLUMN,) * 6)),
+    (Kind.BUSY, m.Busy, (U32,)),
+    (Kind.TOTAL_SUM, m.TotalSum, (U64, GROUP_SUMS, FLAG, U32)),
+    (Kind.PART_SUMS, m.PartSums, (GROUPS, COLUMN, FLAG, U32)),
+    (Kind.LOADS, m.Loads, (U32, LOADS, WAITS)),
+    (Kind.FACTS, m.Facts, (IDENTITY, U32, FACTS)),
+    (Kind.COMMANDS, m.Commands, (COMMANDS,)),
+    (Kind.STANDINGS, m.Standings, (STANDINGS,)),
+    (Kind.HOLDINGS_WANTED, m.HoldingsWanted, (U32, U64, U16, U32)),
+    (Kind.HOLDINGS, m.Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
+    (Kind.HOLDINGS_REFUSED, m.HoldingsRefused, (U32, FLAG)),
+    (Kind.HOLDINGS_SINCE, m.HoldingsSince, (U32, U64, U16, U64, U64)),
 )
-"""Each message's fields in their order: the protocol. New fields are appended, never taken away."""
+"""Each message's fields in their order: the protocol."""
 
 KIND_OF = {make: kind for kind, make, _ in LAYOUT}
 PACKERS = {make: tuple(field.pack for field in fields) for _, make, fields in LAYOUT}
 UNPACKERS = {int(kind): (make, tuple(field.unpack for field in fields)) for kind, make, fields in LAYOUT}
 
 
-def encode(message: Message) -> tuple[int, bytes]:
+def encode(message: m.Message) -> tuple[int, bytes]:
     """(kind, body). Raises ValueError for a message beyond the bounds, which is a mistake of ours."""
     make = type(message)
     kind = KIND_OF[make]
@@ -225,11 +151,11 @@ def padded(body: bytes, least: int) -> bytes:
     return bytes((body[0] + 1,)) + body[1:] + field
 
 
-def decode(kind: int, body: bytes) -> Message:
-    """The message. Raises UnknownKind for a kind of a later version, BadFrame for everything else that is wrong."""
+def decode(kind: int, body: bytes) -> m.Message:
+    """The message. Raises BadFrame for everything that is wrong."""
     form = UNPACKERS.get(kind)
     if form is None:
-        raise UnknownKind(kind)
+        bad("kind")
     if len(body) > FRAME_BYTES_MAX:
         raise BadFrame(Reason.SIZE, "body")
     make, unpackers = form
@@ -237,8 +163,8 @@ def decode(kind: int, body: bytes) -> Message:
     if len(fields) < len(unpackers):
         bad("too few fields")
     message = make(*[unpack(field) for unpack, field in zip(unpackers, fields, strict=False)])
-    if type(message) is Rows:
-        check_rows(message)
-    elif type(message) is PartSums:
-        check_part(message)
+    if type(message) is m.Rows:
+        columns.check_rows(message)
+    elif type(message) is m.PartSums:
+        columns.check_part(message)
     return message

@@ -1,10 +1,9 @@
-"""Every message between nodes, as plain values. `wire` turns them into bytes and back and checks every bound.
+"""Every message between nodes, as plain values. `codec` turns them into bytes and back and checks every bound.
 
     contact     Hello, Echo, Challenge                        two sessions prove to each other that they are live
     membership  Ping, Ack, PingRequest, Nack, Push, Members   SWIM with Lifeguard, and push-pull of the whole list
-    routes      Route updates, Digest, Vector, Reset                eager batches, and repair by version vectors
-                TotalSum, PartSums, Sums, RowsWanted, Rows,   repair of whole tables by buckets, and the first sync
-                Busy
+    routes      RouteUpdates, Digest, Vector, Reset           eager updates, and repair by version vectors
+                TotalSum, PartSums, RowsWanted, Rows, Busy    repair of whole tables by buckets, and the first sync
     backends    Loads, Facts, Commands                        in-flight counts, generations, verdicts, signed commands
     streams     Standings, HoldingsWanted, HoldingsSince,     who reads which engine's events, and copies of what an
                 Holdings, HoldingsRefused                     engine holds
@@ -38,8 +37,6 @@ class Record(NamedTuple):
     state: State
     host: str  # at most 45 bytes
     port: int  # u16, not 0
-    version_min: int  # u8: of the protocol
-    version_max: int  # u8
     schema: int  # u64: how fingerprints are made; routes of another schema are ignored
     public: str = ""  # host:port of the public port, to show; at most 80 bytes
 
@@ -55,7 +52,7 @@ class Update(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """First word to an address. Padded on the wire: the answer to a stranger is never longer than the question."""
+    """The first message to an address, padded: the answer to a stranger is never longer than the question."""
 
     record: Record
     challenge: int  # u64, not 0: to be echoed
@@ -120,18 +117,12 @@ class Members(NamedTuple):
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
-SHORT_SUMS_VERSION = 2
-"""Of the protocol: whoever speaks it knows TotalSum and PartSums. Others compare by Sums."""
-
-
 class Entry(NamedTuple):
     """One route update in a batch. `age_s` is the age of its evidence when sent: durations travel, never times of
     day."""
 
     age_s: int  # u16, whole seconds, rounded up: nothing gets younger on its way
-    route_update: (
-        bytes  # as `route updates.encode` makes it: opaque to the log. Empty: it expired, only its number counts
-    )
+    route_update: bytes  # of `route_updates.encode`: opaque to the log. Empty: it expired, only its number counts
 
 
 class RouteUpdates(NamedTuple):
@@ -165,21 +156,11 @@ class Reset(NamedTuple):
     base: int
 
 
-class Sums(NamedTuple):
-    """Bucket fingerprints of the sender's table: 8 bytes for each bucket, little-endian. `reply` asks for the other's.
-
-    `request` is chosen by the asker and comes back with the answer.
-    """
-
-    sums: bytes
-    reply: bool
-    request: int  # u32
-
-
 class TotalSum(NamedTuple):
     """All bucket sums of the sender's table in one: equal ones end a comparison after 8 bytes.
 
-    With `reply` a question; `request` as in Sums. Who has another total answers with the sums of its groups, too.
+    With `reply` a question; `request` is chosen by the asker and comes back with the answer. Who has another total
+    answers with the sums of its groups, too.
     """
 
     total: int  # u64
@@ -335,7 +316,7 @@ class HoldingsRefused(NamedTuple):
 Message = (
     Hello | Echo | Challenge
     | Ping | Ack | PingRequest | Nack | Push | Members
-    | RouteUpdates | Digest | Vector | Reset | Sums | TotalSum | PartSums | RowsWanted | Rows | Busy
+    | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | Rows | Busy
     | Loads | Facts | Commands
     | Standings | HoldingsWanted | HoldingsSince | Holdings | HoldingsRefused
 )  # fmt: skip

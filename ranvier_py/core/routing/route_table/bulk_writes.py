@@ -1,7 +1,7 @@
 """Writing many peers' claims into the route table at once, column by column.
 
 A merge takes claims in columns, parents before children, and does what `RouteTable.learn` would do with each; their
-trust is REMOTE. Rows that are wholly new, which is nearly all when a node joins, are appended with a few numpy calls and
+trust is REMOTE. Rows that are wholly new, nearly all of them when a node joins, are appended with a few numpy calls and
 one update of the index; a claim for a row that is known climbs from there; whatever else there is (a text that gets its
 tokens, two rows that turn out to be one) is stored like any path.
 

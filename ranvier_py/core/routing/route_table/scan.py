@@ -13,7 +13,8 @@ Invariant: no view of a column outlives a step, for an array with views can't gr
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,8 @@ class Chosen(NamedTuple):
         return Chosen._make(column[places] for column in self)
 
     def plus(self, more: Chosen) -> Chosen:
-        return Chosen._make(np.concatenate(columns) for columns in zip(self, more, strict=True))
+        pairs: Iterable[Any] = zip(self, more, strict=True)
+        return Chosen._make(map(np.concatenate, pairs))
 
 
 class Chunk(NamedTuple):

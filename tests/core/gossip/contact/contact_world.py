@@ -19,7 +19,7 @@ ELSEWHERE = ("192.0.2.66", 666)
 """Where nobody is: for forged sources."""
 
 
-class Attempt(NamedTuple):
+class Delivery(NamedTuple):
     """A packet on its way. `letter` is what was sealed in it."""
 
     data: bytes
@@ -29,16 +29,16 @@ class Attempt(NamedTuple):
     letter: Outgoing
 
 
-def kinds(attempts: list[Attempt]) -> list[str]:
+def kinds(deliveries: list[Delivery]) -> list[str]:
     """The messages of these packets, by their names."""
-    return [type(attempt.letter.message).__name__ for attempt in attempts]
+    return [type(delivery.letter.message).__name__ for delivery in deliveries]
 
 
 class Node:
     """One run of one node, as the composer drives it. `taken` has what the gate let in, with the packet's counter."""
 
     def __init__(self, name: str, session: int, address: Address, epoch: int = 1, sessions_max: int = 64) -> None:
-        self.record = Record(name, session, epoch, 0, State.ALIVE, *address, 1, 1, 0)
+        self.record = Record(name, session, epoch, 0, State.ALIVE, *address, 0)
         self.session = session
         self.address = address
         self.outbox: list[Outgoing] = []
@@ -59,16 +59,16 @@ class Node:
                 self.proved_at.append((opened.session, now))
         return incoming
 
-    def drain(self, now: float) -> list[Attempt]:
+    def drain(self, now: float) -> list[Delivery]:
         """What goes out now, with what that makes go out."""
-        attempts = []
+        deliveries = []
         while self.outbox:
             letter = self.outbox.pop(0)
             self.sessions.sent(letter, now)
             kind, body = encode(letter.message)
             data = self.sealer.seal(letter.plane, letter.session, kind, body)
-            attempts.append(Attempt(data, self.address, letter.to, letter.plane, letter))
-        return attempts
+            deliveries.append(Delivery(data, self.address, letter.to, letter.plane, letter))
+        return deliveries
 
     def say(self, peer: Peer, message: Message, plane: Plane = Plane.DATAGRAM) -> None:
         self.outbox.append(Outgoing(peer.address, peer.session, plane, message))
@@ -87,7 +87,7 @@ class Node:
         return self.sessions.address_of(other.session) == other.address
 
     def count(self, name: str) -> int:
-        return self.sessions.statistics()[name]
+        return int(getattr(self.sessions.statistics(), name))
 
 
 class World:
@@ -96,31 +96,31 @@ class World:
     def __init__(self, *nodes: Node) -> None:
         self.now = 100.0
         self.nodes: dict[Address, Node] = {node.address: node for node in nodes}
-        self.log: list[Attempt] = []
+        self.log: list[Delivery] = []
 
     def put(self, node: Node) -> Node:
         """It hears at its address from now on; whoever did before is gone."""
         self.nodes[node.address] = node
         return node
 
-    def run(self, lost: Callable[[Attempt], bool] = lambda _: False, rounds_max: int = 20) -> list[Attempt]:
+    def run(self, lost: Callable[[Delivery], bool] = lambda _: False, rounds_max: int = 20) -> list[Delivery]:
         """Deliver until nothing is under way; the packets of this run, lost ones too."""
-        sent: list[Attempt] = []
+        sent: list[Delivery] = []
         for _ in range(rounds_max):
-            attempts = [attempt for node in list(self.nodes.values()) for attempt in node.drain(self.now)]
-            if not attempts:
+            deliveries = [delivery for node in list(self.nodes.values()) for delivery in node.drain(self.now)]
+            if not deliveries:
                 return sent
-            sent.extend(attempts)
-            self.log.extend(attempts)
-            for attempt in attempts:
-                if not lost(attempt) and attempt.to in self.nodes:
-                    self.deliver(attempt)
-        raise AssertionError(f"they never stop: {[attempt.letter.message for attempt in sent[-6:]]}")
+            sent.extend(deliveries)
+            self.log.extend(deliveries)
+            for delivery in deliveries:
+                if not lost(delivery) and delivery.to in self.nodes:
+                    self.deliver(delivery)
+        raise AssertionError(f"they never stop: {[delivery.letter.message for delivery in sent[-6:]]}")
 
-    def deliver(self, attempt: Attempt) -> Incoming | None:
+    def deliver(self, delivery: Delivery) -> Incoming | None:
         """Streams come from any port."""
-        source = attempt.source if attempt.plane is Plane.DATAGRAM else (attempt.source[0], 50_000)
-        return self.nodes[attempt.to].receive(attempt.data, source, attempt.plane, self.now)
+        source = delivery.source if delivery.plane is Plane.DATAGRAM else (delivery.source[0], 50_000)
+        return self.nodes[delivery.to].receive(delivery.data, source, delivery.plane, self.now)
 
 
 def pair() -> tuple[Node, Node, World]:

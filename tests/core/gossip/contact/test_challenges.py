@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S, GREETINGS_MAX, Challenges, Pace
+from ranvier_py.core.gossip.contact.challenges import CHALLENGE_S, GREETINGS_MAX, Challenges, RateLimit
 
 PLACE = ("10.0.0.1", 7946)
 
@@ -60,13 +60,15 @@ def test_greetings_are_bounded_and_the_oldest_goes_first() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0, 1.5)), max_size=40))
-def test_a_pace_lets_each_key_through_once_in_its_interval_and_not_too_many(tries: list[tuple[str, float]]) -> None:
-    pace: Pace[str] = Pace(1.0, 2)
+def test_a_rate_limit_lets_each_through_once_in_its_interval_and_not_too_many(
+    tries: list[tuple[str, float]],
+) -> None:
+    limit = RateLimit(1.0, 2)
     now = 0.0
     done: list[tuple[str, float]] = []
     for key, step in tries:
         now += step
         recent = [other for other, at in done if at > now - 1.0]
-        assert pace.may(key, now) == (key not in recent and len(recent) < 2)
+        assert limit.may((key, 1), now) == (key not in recent and len(recent) < 2)
         if key not in recent and len(recent) < 2:
             done.append((key, now))

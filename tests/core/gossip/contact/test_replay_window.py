@@ -7,7 +7,7 @@ from sys import getsizeof
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.contact.replay_window import WINDOW, Window
+from ranvier_py.core.gossip.contact.sessions import WINDOW, ReplayWindow
 
 
 @settings(max_examples=200, deadline=None)
@@ -16,7 +16,7 @@ from ranvier_py.core.gossip.contact.replay_window import WINDOW, Window
     st.lists(st.integers(-3, 9) | st.sampled_from([-WINDOW, 1 - WINDOW, -1 - WINDOW, WINDOW - 1, WINDOW, WINDOW + 1])),
 )
 def test_a_counter_is_taken_once_and_not_below_the_floor_or_the_window(floor: int, steps: list[int]) -> None:
-    window, taken, highest = Window(floor), set(), floor
+    window, taken, highest = ReplayWindow(floor), set(), floor
     for step in steps:
         counter = max(0, highest + step)
         expected = counter > floor and counter > highest - WINDOW and counter not in taken
@@ -28,7 +28,7 @@ def test_a_counter_is_taken_once_and_not_below_the_floor_or_the_window(floor: in
 
 
 def test_what_was_overtaken_by_a_whole_window_is_lost_and_by_one_less_is_not() -> None:
-    window = Window(0)
+    window = ReplayWindow(0)
     assert window.take(WINDOW + 5)
     assert window.take(6)
     assert not window.take(6)
@@ -37,7 +37,7 @@ def test_what_was_overtaken_by_a_whole_window_is_lost_and_by_one_less_is_not() -
 
 def test_a_window_stays_small_whatever_comes() -> None:
     """A counter far ahead or behind must not make a number of that many bits."""
-    window = Window(0)
+    window = ReplayWindow(0)
     for counter in (1, 2**64 - 1, 0, 5, 2**63, 2**64 - WINDOW, 2**64 - 2):
         window.take(counter)
         assert getsizeof(window._missing) <= WINDOW // 8 + 100

@@ -67,11 +67,11 @@ class Adversary(RuleBasedStateMachine):
     @precondition(lambda self: self.world.log)
     @rule(data=st.data(), to=who, forged=st.booleans())
     def replay(self, data: st.DataObject, to: int, forged: bool) -> None:
-        attempt = self.world.log[-1 - data.draw(st.integers(0, len(self.world.log) - 1))]
+        delivery = self.world.log[-1 - data.draw(st.integers(0, len(self.world.log) - 1))]
         receiver = self.nodes[to]
         if forged:
-            self.forged_bytes += len(attempt.data)
-        receiver.receive(attempt.data, ELSEWHERE if forged else attempt.source, attempt.plane, self.world.now)
+            self.forged_bytes += len(delivery.data)
+        receiver.receive(delivery.data, ELSEWHERE if forged else delivery.source, delivery.plane, self.world.now)
 
     @invariant()
     def every_packet_is_taken_once_and_by_whom_it_was_meant_for(self) -> None:
@@ -91,7 +91,7 @@ class Adversary(RuleBasedStateMachine):
     @invariant()
     def nobody_is_flooded_who_never_asked(self) -> None:
         """What goes to an address that only ever was a forged source is no more than what was sent in its name."""
-        assert sum(len(attempt.data) for attempt in self.world.log if attempt.to == ELSEWHERE) <= self.forged_bytes
+        assert sum(len(delivery.data) for delivery in self.world.log if delivery.to == ELSEWHERE) <= self.forged_bytes
 
 
 Adversary.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -81,7 +81,7 @@ def test_answers_to_strangers_are_paced() -> None:
         two.receive(hello.data, one.address, Plane.DATAGRAM, world.now)
         world.now += 0.01
     assert len(two.drain(world.now)) == 3  # in half a second
-    assert two.count("paced") == 47
+    assert two.count("limited") == 47
     for number in range(400):
         stranger = Node("x", 0x1000 + number, ("10.2.0.1", 1 + number))
         kind, body = encode(Ping(1))
@@ -121,8 +121,8 @@ def test_one_letter_is_said_again_once() -> None:
     two.sessions.forget(one.session)
     one.ping(two, 1)
     one.ping(two, 2)
-    attempts = world.run(lost=lambda _: True)
-    stranger_sees = [two.receive(attempt.data, one.address, attempt.plane, world.now + 1) for attempt in attempts]
+    deliveries = world.run(lost=lambda _: True)
+    stranger_sees = [two.receive(delivery.data, one.address, delivery.plane, world.now + 1) for delivery in deliveries]
     assert stranger_sees == [None, None]
     challenge = two.drain(world.now + 1)
     assert kinds(challenge) == ["Challenge"]
@@ -147,8 +147,8 @@ def test_a_letter_for_an_old_session_is_not_said_to_the_new_one() -> None:
 def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
     one, two, world = acquainted()
     two.say(Peer(one.session, one.address), Challenge(5))
-    (attempt,) = two.drain(world.now)
-    assert one.receive(attempt.data, ELSEWHERE, attempt.plane, world.now) == Incoming(Peer(two.session, two.address))
+    (delivery,) = two.drain(world.now)
+    assert one.receive(delivery.data, ELSEWHERE, delivery.plane, world.now) == Incoming(Peer(two.session, two.address))
     assert [(answer.to, answer.letter.message) for answer in one.drain(world.now)] == [
         (two.address, Echo(one.record, 5, 0))
     ]

@@ -16,23 +16,22 @@ from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.wire.messages import Message, Record, State, Update
+from ranvier_py.core.gossip.wire.messages import Message, Record, State
 
 PORT = 7946
 ROOM_BYTES = 1100
 
 
-def size_of(update: Update) -> int:
-    """Like the real one: 44 bytes and the strings."""
-    record = update.record
-    return 44 + len(record.name) + len(record.public) + (8 if update.accuser else 0)
-
-
 def record_of(name: str, session: int, epoch: int = 1, host: str = "", incarnation: int = 0, **more: object) -> Record:
     number = int("".join(filter(str.isdigit, name)) or 0)
     host = host or f"10.0.{number >> 8}.{number & 255}"
-    record = Record(name, session, epoch, incarnation, State.ALIVE, host, PORT, 1, 1, 7, "")
+    record = Record(name, session, epoch, incarnation, State.ALIVE, host, PORT, 7)
     return record._replace(**more)  # type: ignore[arg-type]
+
+
+def named(members: Members, name: str) -> Member | None:
+    """The member of this name, perhaps dead."""
+    return next((member for member in members.everybody() if member.record.name == name), None)
 
 
 class Host:
@@ -47,7 +46,6 @@ class Host:
             self.outbox,
             Random(f"{cluster.seed}/{me.session}"),
             cluster.now,
-            size_of=size_of,
             room_bytes=ROOM_BYTES,
             datagrams=cluster.datagrams,
         )

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.membership.allowance import (
+from ranvier_py.core.gossip.membership.members import Members
+from ranvier_py.core.gossip.membership.merge_rules import (
     BURST,
     BURST_PER_MEMBER,
     FILL_S,
@@ -15,11 +16,10 @@ from ranvier_py.core.gossip.membership.allowance import (
     SELF_COST,
     Allowance,
 )
-from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
 from ranvier_py.core.gossip.wire.messages import Push, Record, State, Update
-from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
+from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, named, record_of
 
 ME = record_of("n0", 1000)
 
@@ -30,7 +30,7 @@ class Listener:
     def __init__(self) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES)
+        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES)
         self.peers = {number: record_of(f"n{number}", number) for number in (1, 2, 3)}
         for record in self.peers.values():
             self.members.proved(record, self.now)
@@ -44,7 +44,7 @@ class Listener:
 
     @property
     def refused(self) -> int:
-        return self.members.statistics().counts.changes_refused
+        return self.members.statistics().changes_refused
 
 
 def strangers(count: int, first: int = 10_000) -> list[Record]:
@@ -103,10 +103,10 @@ def test_whoever_accuses_this_node_without_end_is_answered_a_few_times_a_second(
     node = Listener()
     for _ in range(1000):
         node.told(1, node.members.me._replace(state=State.SUSPECT), accuser=1)
-    counts = node.members.statistics().counts
-    assert counts.refutations == node.members.me.incarnation < 50
+    refutations = node.members.statistics().refutations
+    assert refutations == node.members.me.incarnation < 50
     node.told(2, node.members.me._replace(state=State.DEAD))
-    assert node.members.me.incarnation == counts.refutations + 1, "an accusation by somebody else is"
+    assert node.members.me.incarnation == refutations + 1, "an accusation by somebody else is"
 
 
 def test_the_operator_hears_of_a_flood_once() -> None:
@@ -123,7 +123,7 @@ def test_the_operator_hears_of_a_flood_once() -> None:
 def test_a_list_read_while_joining_is_taken_whole() -> None:
     """It is what was asked for, and in a large cluster longer than any flood."""
     outbox: list[Outgoing] = []
-    members = Members(ME, LAN, outbox, Random(1), 100.0, size_of=size_of, room_bytes=ROOM_BYTES)
+    members = Members(ME, LAN, outbox, Random(1), 100.0, room_bytes=ROOM_BYTES)
     friend = record_of("n1", 1)
     members.proved(friend, 100.0)
     members.receive(Peer(1, (friend.host, 7946)), MemberList(tuple(strangers(3000)), False), 100.0)
@@ -134,7 +134,7 @@ def test_a_name_is_not_taken_from_anybody_by_who_may_change_no_more() -> None:
     node = Listener()
     node.told(1, *strangers(4000))
     node.told(1, node.peers[1]._replace(name="n2", epoch=9))
-    assert node.members.by_name("n2") == node.members.member(2)
+    assert named(node.members, "n2") == node.members.member(2)
     assert node.members.member(2) is not None
 
 
@@ -145,7 +145,7 @@ def test_an_accusation_can_not_rename_the_accused() -> None:
     accused = node.members.member(2)
     assert accused is not None
     assert (accused.record.name, accused.state) == ("n2", State.SUSPECT)
-    assert node.members.by_name("n3") == node.members.member(3)
+    assert named(node.members, "n3") == node.members.member(3)
 
 
 @pytest.mark.parametrize("size", [5, 30])
@@ -161,7 +161,7 @@ def test_no_honest_peer_ever_comes_near_its_bound(size: int) -> None:
     cluster.run(30.0)
     cluster.heal()
     cluster.run(20.0)
-    assert [host.members.statistics().counts.changes_refused for host in up] == [0] * size
+    assert [host.members.statistics().changes_refused for host in up] == [0] * size
 
 
 def test_buckets_are_bounded_and_the_one_used_longest_ago_goes_first() -> None:

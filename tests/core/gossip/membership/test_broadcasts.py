@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.gossip.membership import broadcasts as broadcasts_module
 from ranvier_py.core.gossip.membership.broadcasts import MISFITS_MAX, SLOTS_MIN, STORM, Broadcasts
-from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.wire.messages import State, Update
 from tests.core.gossip.membership.small_cluster import record_of
 
@@ -17,9 +19,15 @@ def update(session: int, incarnation: int = 0, state: State = State.ALIVE, name:
     return Update(record_of(name or f"n{session}", session, incarnation=incarnation, state=state))
 
 
-def queue(members: int = 10, room_bytes: int = 1000, mult: int = 4, size: int = 100) -> tuple[Broadcasts, Counts]:
-    counts = Counts()
-    broadcasts = Broadcasts(mult, 0.2, lambda update: size + len(update.record.name), room_bytes, counts)
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred bytes and the name for each update."""
+    monkeypatch.setattr(broadcasts_module, "size_of", lambda update: 100 + len(update.record.name))
+
+
+def queue(members: int = 10, room_bytes: int = 1000, mult: int = 4) -> tuple[Broadcasts, MembershipCounters]:
+    counts = MembershipCounters()
+    broadcasts = Broadcasts(mult, 0.2, room_bytes, counts)
     broadcasts.members = members
     return broadcasts, counts
 
@@ -112,13 +120,13 @@ def test_a_tick_is_wanted_at_once_and_then_not_before_an_interval() -> None:
 def test_a_packet_holds_each_subject_once_and_no_more_than_its_room(
     steps: list[tuple[int, int, int]], members: int
 ) -> None:
-    broadcasts, _ = queue(members, size=60)
+    broadcasts, _ = queue(members)
     latest: dict[int, Update] = {}
     for session, incarnation, room_bytes in steps:
         latest[session] = update(session, incarnation)
         broadcasts.push(latest[session], 0.0)
         taken = broadcasts.take(room_bytes)
-        assert sum(60 + len(entry.record.name) for entry in taken) <= room_bytes
+        assert sum(100 + len(entry.record.name) for entry in taken) <= room_bytes
         assert len({entry.record.session for entry in taken}) == len(taken)
         assert all(latest[entry.record.session] == entry for entry in taken), "an old update after a newer one"
         assert len(broadcasts) <= max(SLOTS_MIN, 2 * members)

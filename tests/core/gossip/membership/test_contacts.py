@@ -15,7 +15,7 @@ from ranvier_py.core.gossip.membership.contacts import (
     Contacts,
     Greetings,
 )
-from ranvier_py.core.gossip.membership.membership_counters import Counts
+from ranvier_py.core.gossip.membership.membership_counters import MembershipCounters
 from ranvier_py.core.gossip.membership.neighbour_set import NeighbourSet
 from ranvier_py.core.gossip.membership.roster import Roster
 from tests.core.gossip.membership.small_cluster import PORT, record_of
@@ -108,7 +108,7 @@ def contact_times(contacts: Contacts, members: int, until: float) -> list[tuple[
 
 
 def test_the_dead_are_greeted_in_turn_for_a_day_and_then_forgotten() -> None:
-    contacts = Contacts(Random(1), Counts())
+    contacts = Contacts(Random(1), MembershipCounters())
     for number in (1, 2, 3):
         contacts.add(place(number), 0.0)
     found = contact_times(contacts, 100, 30 * 3600.0)
@@ -120,7 +120,7 @@ def test_the_dead_are_greeted_in_turn_for_a_day_and_then_forgotten() -> None:
 
 def test_across_a_cut_somebody_is_greeted_every_second_however_many_nodes_there_are() -> None:
     for members in (1, 3, 10):
-        every = [Contacts(Random(seed), Counts()) for seed in range(members)]
+        every = [Contacts(Random(seed), MembershipCounters()) for seed in range(members)]
         for contacts in every:
             contacts.add(place(99), 0.0)
         times = sorted(now for contacts in every for now, _ in contact_times(contacts, members, 600.0))
@@ -128,7 +128,7 @@ def test_across_a_cut_somebody_is_greeted_every_second_however_many_nodes_there_
 
 
 def test_only_so_many_contacts_are_kept_and_the_rest_is_counted() -> None:
-    counts = Counts()
+    counts = MembershipCounters()
     contacts = Contacts(Random(1), counts)
     for number in range(CONTACTS_MAX + 10):
         contacts.add(place(number), 0.0)
@@ -138,7 +138,7 @@ def test_only_so_many_contacts_are_kept_and_the_rest_is_counted() -> None:
 
 def test_contacts_from_before_a_restart_are_greeted_quickly_once() -> None:
     """The cluster is found again without names or seeds, in a moment."""
-    contacts = Contacts(Random(1), Counts())
+    contacts = Contacts(Random(1), MembershipCounters())
     contacts.add(place(50), 0.0)
     for number in range(20):
         contacts.remember(place(number), 0.0)
@@ -149,7 +149,7 @@ def test_contacts_from_before_a_restart_are_greeted_quickly_once() -> None:
 
 
 def test_a_contact_where_somebody_lives_is_no_contact() -> None:
-    contacts = Contacts(Random(1), Counts())
+    contacts = Contacts(Random(1), MembershipCounters())
     contacts.remember(place(1), 0.0)
     contacts.add(place(2), 0.0)
     contacts.remove(place(1))

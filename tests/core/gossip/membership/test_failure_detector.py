@@ -12,7 +12,7 @@ from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
 from ranvier_py.core.gossip.wire.messages import Ack, Nack, Ping, PingRequest, Push, Record, State, Update
-from tests.core.gossip.membership.small_cluster import ROOM_BYTES, record_of, size_of
+from tests.core.gossip.membership.small_cluster import ROOM_BYTES, record_of
 
 
 class Prober:
@@ -21,9 +21,7 @@ class Prober:
     def __init__(self, others: int, *, seed: int = 1, proved: bool = True) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(
-            record_of("n0", 1000), LAN, self.outbox, Random(seed), self.now, size_of=size_of, room_bytes=ROOM_BYTES
-        )
+        self.members = Members(record_of("n0", 1000), LAN, self.outbox, Random(seed), self.now, room_bytes=ROOM_BYTES)
         self.others = {number: record_of(f"n{number}", number) for number in range(1, others + 1)}
         for record in self.others.values():
             if proved:
@@ -31,7 +29,7 @@ class Prober:
             else:
                 self.members.receive(Peer(99, ("10.0.9.9", 1)), Push((Update(record),)), self.now)
         for member in self.members.alive():
-            member.heard_at = self.now - 100.0
+            member.received_at = self.now - 100.0
         self.greeted: list[tuple[str, int]] = []
 
     def run(self, seconds: float) -> list[Outgoing]:
@@ -117,7 +115,7 @@ def test_any_answer_within_the_interval_ends_the_probe(who: str) -> None:
         node.says(ping.session, Ack(seq_of(ping if who == "itself" else stream)))
     node.run(0.24)
     assert node.suspects() == []
-    assert node.members.statistics().counts.probes_helped == 1
+    assert node.members.statistics().probes_helped == 1
 
 
 def test_an_answer_by_whoever_was_not_asked_is_none() -> None:
@@ -192,11 +190,11 @@ def test_a_member_that_talks_is_not_suspected_for_not_answering() -> None:
     node = Prober(4)
     ping = node.first_ping()
     node.run(0.3)
-    node.members.heard(ping.session, node.now)
+    node.members.received_from(ping.session, node.now)
     node.run(0.2)
     statistics = node.members.statistics()
     assert node.suspects() == []
-    assert (statistics.counts.probes_spared, statistics.counts.probes_failed, statistics.health) == (1, 0, 0)
+    assert (statistics.probes_spared, statistics.probes_failed, statistics.health) == (1, 0, 0)
 
 
 def test_a_refused_datagram_brings_help_at_once() -> None:
@@ -222,7 +220,7 @@ def test_a_refusal_by_somebody_else_makes_it_the_next_to_be_probed() -> None:
 def test_an_unreachable_stranger_is_nothing_to_us() -> None:
     node = Prober(3)
     node.members.unreachable(("10.200.0.1", 7), node.now)
-    assert node.members.statistics().counts.sends_failed == 1
+    assert node.members.statistics().sends_failed == 1
     assert node.suspects() == []
 
 
@@ -236,18 +234,18 @@ def test_a_member_without_proof_is_greeted_instead_of_pinged_and_may_fail() -> N
     assert letters == []
     assert node.greeted.count((node.others[1].host, node.others[1].port)) >= GREETINGS
     assert node.suspects() == [1]
-    assert node.members.statistics().counts.probes_repeated == GREETINGS - 1
+    assert node.members.statistics().probes_repeated == GREETINGS - 1
 
 
 def test_proving_itself_answers_the_probe() -> None:
     node = Prober(1, proved=False)
-    while not node.members.statistics().counts.probes:
+    while not node.members.statistics().probes:
         node.run(0.01)
     node.run(0.3)
     node.members.proved(node.others[1], node.now)
     node.run(0.25)
     assert node.suspects() == []
-    assert node.members.statistics().counts.probes_spared == 0, "answered, not merely excused"
+    assert node.members.statistics().probes_spared == 0, "answered, not merely excused"
 
 
 def test_a_suspicion_heard_of_is_checked_next() -> None:
@@ -278,7 +276,7 @@ def test_a_member_that_only_the_stream_answers_for_is_probed_on_it_at_once() -> 
     assert member is not None
     assert not member.datagrams
     statistics = node.members.statistics()
-    assert (statistics.counts.stream_first, statistics.counts.probes_failed) == (1, 0)
+    assert (statistics.stream_first, statistics.probes_failed) == (1, 0)
 
 
 def test_datagrams_that_do_not_pass_are_tried_ever_more_seldom() -> None:
@@ -326,7 +324,7 @@ def test_where_datagrams_hardly_pass_newcomers_are_probed_on_the_stream_from_the
         node.until_pinged()
         node.answers_on_stream(node.run(0.25))
     node.until_pinged()
-    assert node.members.statistics().counts.datagrams_given_up == 1
+    assert node.members.statistics().datagrams_given_up == 1
     assert not any(member.datagrams for member in node.members.alive())
     node.others[9] = record_of("n9", 9)
     node.members.proved(node.others[9], node.now)
@@ -345,7 +343,7 @@ def test_where_most_pass_the_few_that_do_not_are_nobody_elses_matter() -> None:
         else:
             node.answers_by_datagram(letters)
     assert [member.session for member in node.members.alive() if not member.datagrams] == [3]
-    assert node.members.statistics().counts.datagrams_given_up == 0
+    assert node.members.statistics().datagrams_given_up == 0
 
 
 def test_a_silent_member_is_asked_on_both_ways_before_it_is_suspected() -> None:
@@ -395,7 +393,7 @@ def test_a_node_that_slept_starts_over() -> None:
     node.now += 30.0
     node.members.tick(node.now)
     statistics = node.members.statistics()
-    assert (statistics.counts.late_wakes, statistics.counts.probes_void, statistics.health) == (1, 1, 7)
+    assert (statistics.late_wakes, statistics.probes_void, statistics.health) == (1, 1, 7)
     assert node.suspects() == [4]
     node.run(0.4)
     assert node.suspects() == [4]

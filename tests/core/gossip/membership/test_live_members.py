@@ -35,7 +35,7 @@ def sim_nodes() -> list[SimNode]:
 
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
-    assert [node.peer.facts.boot(BACKEND) for node in sim_nodes()] == [2] * NODES
+    assert [node.peer.facts.generation(BACKEND) for node in sim_nodes()] == [2] * NODES
 
 
 def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
@@ -60,13 +60,15 @@ def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
     for node in sim_nodes():
         near = node.gossip.members.neighbours.near()
-        shared = node.gossip._company._sharing
+        shared = node.gossip.live_members.sharing
         assert len(near) <= len(shared) <= len(near) + GUESTS_MAX
         assert set(shared) >= set(near)
 
 
-def test_who_deals_with_us_is_heard_though_we_would_not_have_chosen_it() -> None:
+def test_who_deals_with_us_is_admitted_though_we_would_not_have_chosen_it() -> None:
     """Two nodes may see other neighbours for a moment: what one says to the other must not be lost."""
-    guests = [set(node.gossip._company._sharing) - set(node.gossip.members.neighbours.near()) for node in sim_nodes()]
+    guests = [
+        set(node.gossip.live_members.sharing) - set(node.gossip.members.neighbours.near()) for node in sim_nodes()
+    ]
     assert any(guests)
     assert [node.gossip.routes.statistics().strangers for node in sim_nodes()] == [0] * NODES

@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.membership.local_health import LocalHealth
-from ranvier_py.core.gossip.membership.profile import LAN, WAN
+from ranvier_py.core.gossip.membership.profile import LAN, WAN, LocalHealth
 
 
 def test_interval_and_time_out_stretch_eightfold() -> None:

@@ -12,7 +12,8 @@ from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.membership.roster import MISSES_MAX
 from ranvier_py.core.gossip.wire.messages import Ack, Ping, Push, Record, State, Update
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
-from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of, size_of
+from ranvier_py.core.gossip.wire.records import size_of
+from tests.core.gossip.membership.small_cluster import ROOM_BYTES, Cluster, record_of
 
 ME = record_of("n0", 1_000_000)
 
@@ -21,7 +22,7 @@ class Lister:
     def __init__(self) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES)
+        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES)
 
     def reads(self, sender: Record, records: list[Record], *, reply: bool = False) -> None:
         peer = Peer(sender.session, (sender.host, sender.port))
@@ -44,7 +45,7 @@ class Lister:
             for letter in list(self.outbox):
                 if isinstance(letter.message, Ping):
                     self.members.receive(Peer(letter.session, letter.to), Ack(letter.message.seq), at)
-            self.outbox = self.members._post._outbox
+            self.outbox = self.members._outbox._sends
         self.now = end
 
 
@@ -169,7 +170,7 @@ def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> Non
     for record in (dead, others[4]._replace(incarnation=1)):
         node.run(1.5)
         assert node.lists() == []
-        member.heard_at = 0.0
+        member.received_at = 0.0
         node.members.receive(peer, Push((Update(record),)), node.now)
     assert [change.what for change in node.members.changes][-1:] == ["returned"]
     node.run(1.1)
@@ -186,7 +187,7 @@ def test_lists_are_exchanged_at_once_with_somebody_held_for_dead() -> None:
     node.run(4.0)
     member = node.members.member(5)
     assert member is not None
-    member.heard_at = 0.0
+    member.received_at = 0.0
     dead = others[4]._replace(state=State.DEAD)
     node.members.receive(Peer(1, (others[0].host, others[0].port)), Push((Update(dead),)), node.now)
     node.lists()
@@ -209,7 +210,7 @@ def test_answers_are_bounded_by_records_a_second() -> None:
         node.reads(record, [record], reply=True)
         answered += bool(node.lists())
     assert answered == ANSWERED_RECORDS // 1000
-    assert node.members.statistics().counts.exchanges_refused == 200 - answered
+    assert node.members.statistics().exchanges_refused == 200 - answered
     node.now += 1.0
     node.reads(others[300], [others[300]], reply=True)
     assert node.lists()

@@ -35,7 +35,7 @@ def test_loss_kills_nobody(size: int, loss: float) -> None:
         hosts = cluster.grow(size)
         cluster.run(60.0)
         assert false_deaths(hosts) == 0
-        assert any(host.members.statistics().counts.probes_helped for host in hosts)
+        assert any(host.members.statistics().probes_helped for host in hosts)
 
 
 def test_a_network_that_loses_a_third_is_probed_more_slowly_and_recovers() -> None:
@@ -114,7 +114,7 @@ def test_a_node_that_wakes_up_late_blames_nobody(seconds: float) -> None:
     cluster.pause(hosts[1], seconds)
     cluster.run(seconds + 15.0)
     assert not hosts[1].saw("died")
-    assert hosts[1].members.statistics().counts.late_wakes == 1
+    assert hosts[1].members.statistics().late_wakes == 1
     assert false_deaths([host for host in hosts if host is not hosts[1]]) == 0
     assert cluster.agree(hosts)
     assert hosts[0].saw("died", "n1") or seconds < 10.0
@@ -185,7 +185,7 @@ def test_ticks_that_come_late_make_a_node_slower_to_judge() -> None:
         cluster.run(0.1)
         host.members.tick(max(late, cluster.now))
         host.outbox.clear()
-    assert host.members.statistics().counts.late_ticks >= 2
+    assert host.members.statistics().late_ticks >= 2
     assert host.members.statistics().health >= 1
 
 
@@ -212,7 +212,7 @@ def test_one_greeting_from_outside_heals_a_cut_of_any_length() -> None:
     cluster.cut(hosts[:3], hosts[3:])
     cluster.run(30.0)
     for host in hosts:
-        host.members._ledger.contacts._until.clear()  # a day later
+        host.members._table.contacts._until.clear()  # a day later
     cluster.heal()
     cluster.run(20.0)
     assert not cluster.agree(hosts)
@@ -229,11 +229,11 @@ def test_one_packet_from_the_dead_heals_a_cut() -> None:
     for host in hosts[2:]:
         member = host.view(odd)
         assert member is not None
-        member.heard_at = 0.0
+        member.received_at = 0.0
         host.members.receive(Peer(accuser.session, accuser.address), death, cluster.now)
         assert host.state_of(odd) is State.DEAD
         host.outbox.clear()
-        host.members._ledger.contacts._until.clear()
+        host.members._table.contacts._until.clear()
     cluster.until(lambda: cluster.agree(hosts), 8.0)
 
 
@@ -294,7 +294,7 @@ def test_of_two_living_nodes_with_one_name_one_takes_another_and_all_is_quiet(ep
         assert [len(host.saw("renamed")) for host in everybody] == [int(host is renamed) for host in everybody]
         cluster.run(35.0)
         assert quiet(cluster).get("Push", 0) == 0
-        assert max(host.members.statistics().counts.overtaken for host in everybody) <= 3
+        assert max(host.members.statistics().overtaken for host in everybody) <= 3
 
 
 def test_three_with_one_name_end_with_three_names() -> None:
@@ -367,4 +367,4 @@ def test_an_address_that_refuses_is_not_probed_by_all_who_were_asked_to_help() -
         cluster.crash(dead)
         cluster.run(6.0)
         assert all(host.saw("died", dead.name) for host in others)
-        assert sum(host.members.statistics().counts.relayed for host in others) < 150
+        assert sum(host.members.statistics().relayed for host in others) < 150

@@ -95,9 +95,9 @@ class AnyDelivery(RuleBasedStateMachine):
     @invariant()
     def what_is_held_of_a_session_never_falls(self) -> None:
         for host in self.hosts:
-            for shown in host.members.view(self.cluster.now):
+            for shown in host.members.everybody():
                 key = (host.session, shown.session)
-                now = (shown.epoch, shown.incarnation, shown.state)
+                now = (shown.record.epoch, shown.record.incarnation, shown.state)
                 before = self.held.get(key, now)
                 assert now[:2] >= before[:2]
                 if before[2] is State.DEAD and now[2] is not State.DEAD and now[2] is not State.LEFT:
@@ -108,14 +108,14 @@ class AnyDelivery(RuleBasedStateMachine):
     def the_tables_agree(self) -> None:
         for host in self.hosts:
             members, statistics = host.members, host.members.statistics()
-            view = members.view(self.cluster.now)
+            view = list(members.everybody())
             live = [shown for shown in view if shown.state <= State.SUSPECT]
             assert [member.session for member in members.alive()] == [shown.session for shown in live]
             assert statistics.alive == len(live) == members.size() - 1
             assert statistics.suspects == sum(shown.state is State.SUSPECT for shown in live)
             assert statistics.dead == len(view) - len(live)
-            assert len({shown.name for shown in view}) == len(view)
-            assert host.members.me.name not in {shown.name for shown in view}
+            assert len({shown.record.name for shown in view}) == len(view)
+            assert host.members.me.name not in {shown.record.name for shown in view}
             assert members.wake_at < self.cluster.now + 60.0, "some timer is always armed"
             assert statistics.queued <= 64
             assert statistics.relays <= 1024

@@ -12,7 +12,8 @@ from ranvier_py.core.gossip.membership.members import CORRECTIONS_MAX, Members
 from ranvier_py.core.gossip.membership.profile import LAN
 from ranvier_py.core.gossip.wire.messages import Ack, Digest, Nack, Ping, PingRequest, Push, Record, State, Update
 from ranvier_py.core.gossip.wire.messages import Members as MemberList
-from tests.core.gossip.membership.small_cluster import ROOM_BYTES, record_of, size_of
+from ranvier_py.core.gossip.wire.records import size_of
+from tests.core.gossip.membership.small_cluster import ROOM_BYTES, named, record_of
 
 ME = record_of("n0", 1000)
 X, A, B, C = (record_of(f"n{number}", number) for number in (1, 2, 3, 4))
@@ -28,15 +29,13 @@ class Node:
     def __init__(self, *proved: Record, datagrams: bool = True) -> None:
         self.outbox: list[Outgoing] = []
         self.now = 100.0
-        self.members = Members(
-            ME, LAN, self.outbox, Random(1), self.now, size_of=size_of, room_bytes=ROOM_BYTES, datagrams=datagrams
-        )
+        self.members = Members(ME, LAN, self.outbox, Random(1), self.now, room_bytes=ROOM_BYTES, datagrams=datagrams)
         for record in proved:
             self.members.proved(record, self.now)
         self.silent: tuple[Record, ...] = ()
         self.run(10.0)  # until nothing is left to spread
         for member in self.members.alive():
-            member.heard_at = self.now - 10.0  # nobody was heard lately
+            member.received_at = self.now - 10.0  # nobody was heard lately
         self.silent = (X,)
         self.outbox.clear()
 
@@ -121,7 +120,7 @@ def test_an_absurd_epoch_is_dropped_and_counted() -> None:
     node = Node(A)
     node.hears(A, said(X, epoch=EPOCH_MAX + 1))
     assert node.holds(X) is None
-    assert node.members.statistics().counts.absurd == 1
+    assert node.members.statistics().absurd == 1
 
 
 # --- death and return -------------------------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ def test_corrections_in_one_answer_are_bounded() -> None:
     node.outbox.clear()
     node.hears(A, *(said(other, State.ALIVE, 4) for other in others))
     assert len(node.told(A)) == CORRECTIONS_MAX
-    assert node.members.statistics().counts.corrections_dropped == 30 - CORRECTIONS_MAX
+    assert node.members.statistics().corrections_dropped == 30 - CORRECTIONS_MAX
 
 
 @pytest.mark.parametrize("state", [State.SUSPECT, State.DEAD, State.LEFT])
@@ -216,9 +215,9 @@ def test_the_same_accuser_twice_is_one_accuser() -> None:
     node.hears(A, said(X, State.SUSPECT), accuser=A.session)
     for sender in (A, B, C):
         node.hears(sender, said(X, State.SUSPECT), accuser=A.session)
-    assert node.members.statistics().counts.confirmations == 0
+    assert node.members.statistics().confirmations == 0
     node.hears(B, said(X, State.SUSPECT), accuser=B.session)
-    assert node.members.statistics().counts.confirmations == 1
+    assert node.members.statistics().confirmations == 1
     assert node.spreads()[X.session].accuser == B.session, "the others count accusers, too"
 
 
@@ -228,7 +227,7 @@ def test_a_refutation_ends_the_suspicion() -> None:
     node.hears(B, said(X, State.ALIVE, 1))
     assert node.holds(X) == (State.ALIVE, 1, 1)
     assert node.members.statistics().suspects == 0
-    assert node.members.statistics().counts.false_alarms == 1
+    assert node.members.statistics().false_alarms == 1
     assert node.events()[-2:] == ["suspected", "refuted"]
 
 
@@ -248,17 +247,17 @@ def test_a_suspicion_at_a_new_incarnation_starts_anew() -> None:
 
 def test_the_death_of_whom_we_just_heard_is_only_a_suspicion_and_told_to_it() -> None:
     node = Node(X, A, B)
-    node.members.heard(X.session, node.now)
+    node.members.received_from(X.session, node.now)
     node.now += 1.9
     node.hears(A, said(X, State.DEAD, 4))
     assert node.holds(X) == (State.SUSPECT, 1, 4)
     assert Update(said(X, State.SUSPECT, 4), A.session) in node.told(X)
-    assert node.members.statistics().counts.vetoes == 1
+    assert node.members.statistics().vetoes == 1
 
 
 def test_the_death_of_whom_we_have_not_heard_for_two_seconds_is_believed() -> None:
     node = Node(X, A, B)
-    node.members.heard(X.session, node.now)
+    node.members.received_from(X.session, node.now)
     node.run(2.1)
     node.hears(A, said(X, State.DEAD, 4))
     assert node.holds(X) == (State.DEAD, 1, 4)
@@ -271,9 +270,9 @@ def test_packets_of_a_suspect_put_off_its_death_until_two_seconds_after_the_last
     node.hears(B, said(X, State.SUSPECT), accuser=B.session)
     for _ in range(10):
         node.run(0.5)
-        node.members.heard(X.session, node.now)
+        node.members.received_from(X.session, node.now)
     assert node.holds(X) == (State.SUSPECT, 1, 0)
-    assert node.members.statistics().counts.vetoes >= 1
+    assert node.members.statistics().vetoes >= 1
     node.run(1.9)
     assert node.holds(X) == (State.SUSPECT, 1, 0)
     node.run(0.2)
@@ -282,7 +281,7 @@ def test_packets_of_a_suspect_put_off_its_death_until_two_seconds_after_the_last
 
 def test_only_what_came_after_the_suspicion_counts() -> None:
     node = Node(X, A, B)
-    node.members.heard(X.session, node.now)
+    node.members.received_from(X.session, node.now)
     node.now += 0.5
     node.hears(A, said(X, State.SUSPECT), accuser=A.session)
     node.hears(B, said(X, State.SUSPECT), accuser=B.session)
@@ -297,10 +296,10 @@ def test_the_accused_hears_the_accusation_with_its_first_packet_but_not_with_eac
         node.hears(A, said(X, state), accuser=A.session if state is State.SUSPECT else 0)
         node.outbox.clear()
         for _ in range(20):
-            node.members.heard(X.session, node.now)
+            node.members.received_from(X.session, node.now)
         assert [update.record.state for update in node.told(X)] == [state]
         node.now += 0.6
-        node.members.heard(X.session, node.now)
+        node.members.received_from(X.session, node.now)
         assert len(node.told(X)) == 1
 
 
@@ -310,11 +309,11 @@ def test_whoever_said_goodbye_may_finish_its_sentence() -> None:
     node.hears(A, said(X, State.LEFT))
     node.run(0.5)
     node.outbox.clear()
-    node.members.heard(X.session, node.now)
+    node.members.received_from(X.session, node.now)
     assert node.told(X) == []
     node.run(3.0)
     node.outbox.clear()
-    node.members.heard(X.session, node.now)
+    node.members.received_from(X.session, node.now)
     assert node.told(X) == [Update(said(X, State.LEFT))]
 
 
@@ -324,7 +323,7 @@ def test_a_tick_that_comes_late_speaks_against_this_node() -> None:
     assert node.members.statistics().health == 0
     node.now = node.members.wake_at + 0.75 * LAN.probe_timeout_s
     node.members.tick(node.now)
-    assert (node.members.statistics().counts.late_ticks, node.members.statistics().health) == (1, 1)
+    assert (node.members.statistics().late_ticks, node.members.statistics().health) == (1, 1)
 
 
 def test_who_leaves_says_so_to_each_at_once() -> None:
@@ -339,13 +338,13 @@ def test_who_leaves_says_so_to_each_at_once() -> None:
 def test_a_ping_to_a_suspect_carries_the_accusation() -> None:
     node = Node(X)
     node.hears(X, said(A, State.LEFT))
-    node.members.heard(X.session, node.now)
+    node.members.received_from(X.session, node.now)
     member = node.members.member(X.session)
     assert member is not None
     for _ in range(40):  # the suspicion's own broadcast is used up by then
         node.hears(A, said(X, State.SUSPECT, 3), accuser=A.session)
         node.run(0.2)
-        node.members.heard(X.session, node.now)
+        node.members.received_from(X.session, node.now)
     node.outbox.clear()
     node.run(1.1)
     pings = [letter.message for letter in node.outbox if isinstance(letter.message, Ping)]
@@ -363,7 +362,7 @@ def test_an_accusation_of_me_is_refuted_to_its_sender_and_to_all(state: State) -
     assert (node.members.me.state, node.members.me.incarnation) == (State.ALIVE, 5)
     assert node.told(A) == [Update(node.members.me)]
     statistics = node.members.statistics()
-    assert (statistics.counts.refutations, statistics.health) == (1, 1)
+    assert (statistics.refutations, statistics.health) == (1, 1)
     assert node.spreads()[ME.session] == Update(node.members.me)
 
 
@@ -415,7 +414,7 @@ def test_the_address_of_the_dead_is_not_greeted_while_somebody_else_lives_there(
         greeted = []
         for _ in range(80):
             node.now += 0.25
-            node.members.heard(9, node.now)
+            node.members.received_from(9, node.now)
             node.members.tick(node.now)
             greeted += node.members.needs_greeting(node.now)
         assert ((X.host, X.port) in greeted) is not taken
@@ -435,9 +434,9 @@ def test_a_new_session_replaces_the_old_one_at_once() -> None:
         assert node.holds(X) is None
         assert node.holds(new) == (State.ALIVE, 2, 0), "nothing of the old one is left, its incarnation neither"
         assert node.members.gone == [X.session]
-        named = node.members.by_name("n1")
-        assert named is not None
-        assert named.session == 88
+        found = named(node.members, "n1")
+        assert found is not None
+        assert found.session == 88
 
 
 def test_the_old_session_does_not_come_back_and_its_friends_are_told() -> None:
@@ -491,10 +490,10 @@ def test_a_member_with_a_new_name_keeps_its_session() -> None:
     node = Node(A)
     node.hears(A, X)
     node.hears(A, X._replace(name="n1-0000", incarnation=1))
-    assert node.members.by_name("n1") is None
-    named = node.members.by_name("n1-0000")
-    assert named is not None
-    assert named.session == X.session
+    assert named(node.members, "n1") is None
+    found = named(node.members, "n1-0000")
+    assert found is not None
+    assert found.session == X.session
 
 
 def test_a_member_that_takes_the_name_of_a_later_session_is_forgotten_and_told() -> None:
@@ -528,7 +527,7 @@ def test_a_list_is_answered_with_a_list_that_has_everybody() -> None:
     node.outbox.clear()
     node.gets(A, MemberList((A,), True), Plane.BULK)
     assert not any(isinstance(letter.message, MemberList) for letter in node.outbox), "one a second"
-    assert node.members.statistics().counts.exchanges_refused == 1
+    assert node.members.statistics().exchanges_refused == 1
 
 
 # --- relaying ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from ranvier_py.core.gossip.membership.neighbour_set import (
     SHARED_RINGS,
     STEPS,
     NeighbourSet,
+    positions_of,
 )
-from ranvier_py.core.gossip.membership.rings import positions_of
 from ranvier_py.core.gossip.membership.roster import Member, Roster
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.prompts.fingerprint import MASK

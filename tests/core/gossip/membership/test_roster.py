@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.membership.roster import URGENT_MAX, Roster, Round
+from ranvier_py.core.gossip.membership.roster import URGENT_MAX, ProbeOrder, Roster
 from ranvier_py.core.gossip.wire.messages import State
 from tests.core.gossip.membership.small_cluster import record_of
 
@@ -27,7 +27,7 @@ def bury(roster: Roster, session: int) -> None:
     roster.change(member, member.record._replace(state=State.DEAD), 1.0)
 
 
-def drawn(turns: Round, roster: Roster, count: int) -> list[int]:
+def drawn(turns: ProbeOrder, roster: Roster, count: int) -> list[int]:
     members = [turns.next(roster) for _ in range(count)]
     return [0 if member is None else member.session for member in members]
 
@@ -36,14 +36,14 @@ def drawn(turns: Round, roster: Roster, count: int) -> list[int]:
 def test_between_two_probes_of_one_member_lie_at_most_2n_minus_2_others(count: int) -> None:
     """SWIM's bound: 2n - 1 periods. Whatever is heard of whom meanwhile must not break it."""
     roster, rng = filled(count), Random(1)
-    turns = Round(Random(2))
+    turns = ProbeOrder(Random(2))
     order = []
     for now in range(count * 40):
         session = drawn(turns, roster, 1)[0]
         order.append(session)
         heard = roster.get(rng.randint(1, count))
         assert heard is not None
-        heard.heard_at = float(now)
+        heard.received_at = float(now)
     for session in range(1, count + 1):
         at = [position for position, probed in enumerate(order) if probed == session]
         assert max(later - earlier for earlier, later in pairwise(at)) <= 2 * count - 1
@@ -51,18 +51,18 @@ def test_between_two_probes_of_one_member_lie_at_most_2n_minus_2_others(count: i
 
 
 def test_every_round_has_an_order_of_its_own() -> None:
-    roster, turns = filled(8), Round(Random(2))
+    roster, turns = filled(8), ProbeOrder(Random(2))
     rounds = [tuple(drawn(turns, roster, 8)) for _ in range(20)]
     assert all(sorted(order) == list(range(1, 9)) for order in rounds)
     assert len(set(rounds)) == 20
 
 
 def test_the_most_silent_of_the_next_few_goes_first() -> None:
-    roster, turns = filled(6), Round(Random(2))
+    roster, turns = filled(6), ProbeOrder(Random(2))
     for session in range(1, 7):
         member = roster.get(session)
         assert member is not None
-        member.heard_at = 10.0 - session
+        member.received_at = 10.0 - session
     assert drawn(turns, roster, 6) == [6, 5, 4, 3, 2, 1]
 
 
@@ -70,11 +70,11 @@ def test_a_newcomer_gets_a_random_place_in_what_is_left_of_the_round() -> None:
     """At the end of a list it would wait for a whole round, and all newcomers would be probed in one go."""
     places = []
     for seed in range(60):
-        roster, turns = filled(20), Round(Random(seed))
+        roster, turns = filled(20), ProbeOrder(Random(seed))
         drawn(turns, roster, 5)
-        roster.add(record_of("n99", 99), 0.0).heard_at = 5.0
+        roster.add(record_of("n99", 99), 0.0).received_at = 5.0
         for member in roster.alive():
-            member.heard_at = 5.0
+            member.received_at = 5.0
         turns.insert(99)
         places.append(drawn(turns, roster, 16).index(99))
     assert min(places) <= 2
@@ -83,7 +83,7 @@ def test_a_newcomer_gets_a_random_place_in_what_is_left_of_the_round() -> None:
 
 
 def test_the_dead_are_passed_over() -> None:
-    roster, turns = filled(4), Round(Random(1))
+    roster, turns = filled(4), ProbeOrder(Random(1))
     drawn(turns, roster, 1)
     bury(roster, 2)
     bury(roster, 3)
@@ -95,7 +95,7 @@ def test_the_dead_are_passed_over() -> None:
 
 def test_the_urgent_get_every_other_turn_and_no_more() -> None:
     """Under many suspicions a round that only saw suspects would never find the next dead."""
-    roster, turns = filled(10), Round(Random(1))
+    roster, turns = filled(10), ProbeOrder(Random(1))
     order = []
     for _ in range(20):
         turns.hasten(3)
@@ -105,7 +105,7 @@ def test_the_urgent_get_every_other_turn_and_no_more() -> None:
 
 
 def test_urgency_is_bounded() -> None:
-    roster, turns = filled(100), Round(Random(1))
+    roster, turns = filled(100), ProbeOrder(Random(1))
     for session in range(1, 101):
         turns.hasten(session)
     assert drawn(turns, roster, 2 * URGENT_MAX)[::2] == list(range(1, URGENT_MAX + 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, FRAME_BYTES_MAX, Plane
-from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, PROTOCOL_MAJOR, BadFrame, Reason
+from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, PROTOCOL_VERSION, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing, insecure_ring
 from ranvier_py.core.gossip.wire.seal import BODY_BYTES_MAX, BYTES_MAX, Sealer, Subkeys
 
 OLD, NEW, OTHER = (bytes((number,)) + bytes(range(31)) for number in (1, 2, 3))
 RING = KeyRing({5: OLD}, 5)
-PACKET = Path(__file__).parent / "corpus" / "v1" / "packet.bin"
 
 Nonce = tuple[bytes, bytes]
 
@@ -71,16 +68,6 @@ def test_what_one_session_seals_another_opens(session: int, to: int, kind: int, 
     assert (writer.sealed, reader.opened) == ({5: 2}, {5: 2})
 
 
-def test_the_packet_of_version_1_is_opened_for_ever() -> None:
-    writer = sealer(0x1122334455667788)
-    packet = writer.seal(Plane.BULK, 0x99, 20, b"body")
-    if os.environ.get("WRITE_CORPUS"):
-        PACKET.write_bytes(packet)
-    assert PACKET.read_bytes() == packet
-    opened = sealer().open(PACKET.read_bytes(), Plane.BULK)
-    assert opened == (0x1122334455667788, Plane.BULK, 1, 0x99, 20, b"body", 5)
-
-
 def test_the_body_is_not_in_the_packet() -> None:
     assert b"secret" not in sealer().seal(Plane.DATAGRAM, 0, 1, b"a secret body")
 
@@ -114,7 +101,7 @@ def test_arbitrary_bytes_are_refused_and_leave_nothing_behind(data: bytes, plane
     """Also behind a header of ours: a stranger without the key must not fill the table of subkeys."""
     subkeys = Subkeys()
     reader = Sealer(2, RING, "prod", subkeys)
-    for start in (b"", MAGIC, HEADER.pack(MAGIC, PROTOCOL_MAJOR, 5, 7, plane, 1)):
+    for start in (b"", MAGIC, HEADER.pack(MAGIC, PROTOCOL_VERSION, 5, 7, plane, 1)):
         refusal(reader, start + data, plane)
     assert len(subkeys) == 0
 
@@ -127,7 +114,7 @@ def test_reasons_of_refusal_are_told_apart() -> None:
     assert refusal(reader, packet[:2] + b"\x02" + packet[3:], Plane.PROBE) is Reason.VERSION
     assert refusal(sealer(2, KeyRing({6: OLD}, 6)), packet, Plane.PROBE) is Reason.KEY
     assert refusal(sealer(2, KeyRing({5: NEW}, 5)), packet, Plane.PROBE) is Reason.TAG
-    nobody = HEADER.pack(MAGIC, PROTOCOL_MAJOR, 5, 0, Plane.PROBE, 1)
+    nobody = HEADER.pack(MAGIC, PROTOCOL_VERSION, 5, 0, Plane.PROBE, 1)
     assert refusal(reader, nobody + packet[HEADER.size :], Plane.PROBE) is Reason.MAGIC
 
 

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from hypothesis import strategies as st
 
-from ranvier_py.core.gossip.wire.columns import BUCKETS, GROUP_BYTES, GROUPS, SUM_BYTES
+from ranvier_py.core.gossip.wire.columns import BUCKETS, GROUP_BYTES, GROUPS
 from ranvier_py.core.gossip.wire.messages import (
     Ack,
     Busy,
@@ -39,7 +39,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Stand,
     Standings,
     State,
-    Sums,
     TotalSum,
     Update,
     Vector,
@@ -48,9 +47,9 @@ from ranvier_py.core.gossip.wire.messages import (
 U64_MAX = 2**64 - 1
 SESSION = 0x1122334455667788
 
-RECORD = Record("router-1", SESSION, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 1, 2, 99, "10.1.2.3:8080")
+RECORD = Record("router-1", SESSION, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 99, "10.1.2.3:8080")
 LONGEST = Record(
-    "n" * 64, U64_MAX, U64_MAX, 2**32 - 1, State.LEFT, "fe80:1111:2222:3333:4444:5555:6666:7777", 65535, 255, 255,
+    "n" * 64, U64_MAX, U64_MAX, 2**32 - 1, State.LEFT, "fe80:1111:2222:3333:4444:5555:6666:7777", 65535,
     U64_MAX, "p" * 80,
 )  # fmt: skip
 IPV6 = RECORD._replace(name="knoten-ä", host="fd00::1", state=State.SUSPECT, public="")
@@ -79,7 +78,6 @@ EXAMPLES: tuple[Message, ...] = (
     Digest(U64_MAX, 99),
     Vector(((SESSION, 5), (1, U64_MAX)), False),
     Reset(SESSION, 1000),
-    Sums(bytes(range(256)) * (BUCKETS * SUM_BYTES // 256), True, 7),
     RowsWanted(9, 2, b"\x00\x00\xff\x0f"),
     rows_of(3),
     Busy(9),
@@ -95,7 +93,7 @@ EXAMPLES: tuple[Message, ...] = (
     HoldingsSince(6, 11, 1, U64_MAX, 1),
 )
 
-u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
+u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 identities = st.integers(1, U64_MAX)
 ports = st.integers(1, 65535)
 
@@ -114,11 +112,10 @@ hosts = st.one_of(
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
-    low, high = sorted((draw(u8), draw(u8)))
     name, public = draw(texts(64, least=1)), draw(texts(80))
     host, port = draw(hosts), draw(ports)
     state = draw(st.sampled_from(State))
-    return Record(name, draw(identities), draw(u64), draw(u32), state, host, port, low, high, draw(u64), public)
+    return Record(name, draw(identities), draw(u64), draw(u32), state, host, port, draw(u64), public)
 
 
 @st.composite
@@ -154,7 +151,6 @@ columns = (st.binary(max_size=60),) * 7
 buckets = st.lists(st.integers(0, BUCKETS - 1), max_size=9).map(
     lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
 )
-sums = st.binary(min_size=8, max_size=8).map(lambda word: word * BUCKETS)
 
 STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     Hello: st.builds(Hello, records(), identities),
@@ -170,7 +166,6 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     Digest: st.builds(Digest, u64, u64),
     Vector: st.builds(Vector, many(pairs), st.booleans()),
     Reset: st.builds(Reset, identities, u64),
-    Sums: st.builds(Sums, sums, st.booleans(), u32),
     RowsWanted: st.builds(RowsWanted, u32, u32, buckets),
     Rows: rows(),
     Busy: st.builds(Busy, u32),
