@@ -1,4 +1,4 @@
-"""How fast news get about in a simulated cluster of the real core, and what that costs: results/convergence.json.
+"""How fast route updates spread in a simulated cluster of the real core, and what that costs.
 
 For each size and loss: route updates of chats under way while the network loses so much of its datagrams (streams are
 slowed instead), then one node killed. Times are virtual and depend on the seed alone; `events_per_wall_s` is the
@@ -19,13 +19,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from benchmarks.common import RESULTS, commit, write_result
+from benchmarks.harness.bench import RESULTS, command_line, commit, finish, show
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
@@ -39,7 +40,7 @@ CROWD_LOSS_MAX = 0.1
 
 KEPT = (
     "packets", "learned_t50_s", "learned_t99_s", "learned_t100_s", "everywhere_t50_s", "everywhere_t99_s",
-    "everywhere_t100_s", "noticed_first_t50_s", "noticed_all_t100_s", "false_deaths", "lessons_late",
+    "everywhere_t100_s", "noticed_first_t50_s", "noticed_all_t100_s", "false_deaths", "updates_late",
     "datagram_bytes_per_node_s", "probe_bytes_per_node_s", "bulk_bytes_per_node_s", "route_bytes_per_turn_and_peer",
 )  # fmt: skip
 
@@ -116,26 +117,25 @@ def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [origin | row for row in before["rows"] if key(row) not in replaced]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="convergence of simulated clusters")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__, seed="the simulation")
     parser.add_argument("--nodes", default=NODES)
     parser.add_argument("--loss", default="0,10,30", help="percent, comma-separated")
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chats-per-s", type=float, default=4.0)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--formed", action="store_true", help="clusters that know each other from the start")
     parser.add_argument("--keep", action="store_true", help="keep the file's rows about other sizes")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     asked = list(cells(options))
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for row in pool.map(measured, asked):
             rows.append(row)
-            print(shown(row), flush=True)
+            show(shown(row))
     rows = sorted([*rows, *(kept(rows) if options.keep else ())], key=key)
     settings = {"seed": options.seed, "virtual_s": options.seconds, "link": "0.2 ms and an exponential 0.2 ms one way"}
-    print(write_result("convergence", {"settings": settings, "rows": rows}))
+    return finish("convergence", {"settings": settings, "rows": rows}, write=not options.dry)
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -146,4 +146,4 @@ def shown(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,6 @@ Nodes, engines and the asking client share the cores, so times are upper bounds.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,7 +23,8 @@ from typing import Any
 import httpx
 import trio
 
-from benchmarks.common import percentiles, write_result
+from benchmarks.harness.bench import command_line, finish, percentiles, show
+from benchmarks.harness.processes import processor_s
 from cluster.demo.demo_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
 from cluster.dns.addresses import Address
 from cluster.processes.children import Child, start, stop, wait_all_ready
@@ -41,7 +41,7 @@ GOALS = {
     "usable_ms_p99": 100.0,
     "idle_bytes_per_s_and_peer": 1000.0,
     "idle_cpu_share": 0.01,
-    "bytes_per_turn_and_peer": 100.0,
+    "bytes_per_turn_and_peer": 200.0,
     "crash_s": 3.0,
     "false_deaths": 0,
 }
@@ -82,14 +82,13 @@ class Cluster:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence_processes", description=__doc__)
+    parser = command_line(__doc__, seed="ports, chats and victims")
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--turns", type=int, default=400, help="of the loaded part")
     parser.add_argument("--idle-s", type=float, default=20.0)
     parser.add_argument("--crashes", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(argv)
 
 
@@ -134,7 +133,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, 
     await trio.sleep(2)  # what a start brings is not what idling costs
     for name, part in (("idle", idle), ("usable", usable), ("loaded", loaded), ("crash", crash)):
         result[name] = await part(cluster, arguments)
-        print(f"{name}: {result[name]}", file=sys.stderr, flush=True)
+        show(f"{name}: {result[name]}")
     result["goals"] = goals(result)
     return result
 
@@ -164,9 +163,7 @@ def bytes_sent(view: dict[str, Any], *topics: str) -> int:
 
 
 def cpu_s(nodes: Sequence[Node]) -> list[float]:
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    fields = (Path(f"/proc/{node.child.process.pid}/stat").read_text().rpartition(")")[2].split() for node in nodes)
-    return [(int(each[11]) + int(each[12])) * tick_s for each in fields]
+    return [processor_s(node.child.process.pid) for node in nodes]
 
 
 async def usable(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -255,12 +252,11 @@ def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it and write benchmarks/results/convergence_processes.json."""
-    result = trio.run(run, parse(argv))
-    print(write_result("convergence_processes", result))
+    arguments = parse(argv)
+    result = trio.run(run, arguments)
     for goal in result["goals"]:
-        print(f"  {goal['goal']}: {goal['is']} (at most {goal['at_most']}) {'met' if goal['met'] else 'MISSED'}")
-    return 0
+        show(f"  {goal['goal']}: {goal['is']} (at most {goal['at_most']}) {'met' if goal['met'] else 'MISSED'}")
+    return finish("convergence_processes", result, write=not arguments.dry)
 
 
 if __name__ == "__main__":

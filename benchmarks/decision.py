@@ -1,6 +1,6 @@
 """How long does a decision take among a million routes, and learning what came of it; how much memory is a route?
 
-    python -m benchmarks.decision [--routes 1000000] [--rounds 2000] [--seed 1] [--out FILE]
+    python -m benchmarks.decision [--routes 1000000] [--rounds 2000] [--seed 1]
 
 The mix: chats of 20 messages and 10,000 tokens, in blocks of 16: about 20 boundaries, each with both fingerprints,
 and about 40 anchors. Every chat starts with one of 200 system prompts, each held by up to 16 of 64 backends.
@@ -9,18 +9,17 @@ and about 40 anchors. Every chat starts with one of 200 system prompts, each hel
 same table, as the node makes it (policy affinity), with two requests in flight per backend and uneven loads:
 
 - `decide_…`: `find` and `place`, from the chain of a prompt to its placement. Goals: p50 50 us, p99 150 us;
-- `flight_…`: `start_attempt`, `first_token` and `finish_attempt`, which is all the bookkeeping of a request that
+- `attempt_…`: `start_attempt`, `first_token` and `finish_attempt`, which is all the bookkeeping of a request that
 succeeds;
 - `read_…`: the body of a chat of 20 messages, on first contact, or with all but its last two messages known.
 
-The result goes to stdout, to benchmarks/results/decision.json, and to FILE. Times are in microseconds, each of one
-call, with the garbage collector off as in a node that froze its start-up objects.
+Times are in microseconds, each of one call, with the garbage collector off.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.common import percentiles, to_json, write_result
+from benchmarks.harness.bench import command_line, finish, percentiles
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey, PromptMemory
@@ -295,7 +294,7 @@ def times_of_requests(table: RouteTable, chats: Chats, rounds: int, now: float) 
     for kind in ("the_next_turn", "a_new_chat_behind_a_shared_system_prompt", "a_cold_prompt"):
         several = prompts[kind]
         found = [router.find(prompt, now) for prompt in several]
-        times[f"flight_of_{kind}"] = measure(partial(prepare_attempt, router, several, found, now), rounds)
+        times[f"attempt_of_{kind}"] = measure(partial(prepare_attempt, router, several, found, now), rounds)
     for size in BODY_BYTES:
         times[f"read_the_next_turn_of_{size // 1000}_kB"] = measure(partial(prepare_read, router, size, 2), rounds)
         times[f"read_{size // 1000}_kB_on_first_contact"] = measure(partial(prepare_read, router, size, 0), rounds)
@@ -342,12 +341,10 @@ def prepare_read(router: Router, size: int, new: int, number: int) -> Callable[[
     return partial(router.read, CHAT_PATH, body(MESSAGES))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def main() -> int:
+    parser = command_line(__doc__, seed="the chats")
     parser.add_argument("--routes", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=2000, help="calls of each kind")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="write the result to this file too")
     arguments = parser.parse_args()
     result = {
         "benchmark": "decision",
@@ -356,11 +353,8 @@ def main() -> None:
         "goals": GOALS,
         **measure_table(arguments.routes, arguments.rounds, arguments.seed),
     }
-    write_result("decision", result)
-    if arguments.out:
-        arguments.out.write_text(to_json(result))
-    print(to_json(result), end="")
+    return finish("decision", result, write=not arguments.dry)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,13 +1,13 @@
-"""What knowing the engines' caches is worth where they are too small: estimated, calibrated by answers, told by events.
+"""What knowing the engines' caches is worth where they are too small: estimated, calibrated by answers, by events.
 
 `python -m benchmarks.engine_caches [--quick] [--workload qmsum]`
 
 The real Router and modelled engines in virtual time (`ranvier_py.replay`), engines whose caches together hold 25, 50 or
 100 % of the working set (all prefixes of the trace, each once), at LOAD of what such engines can bear (`CAPACITY`).
-Told of a run: token hit rate by engine truth; tokens believed to be cached where they were not, as a share of all
-prompt tokens (`wasted`: prefill that placing had not reckoned with), and the other way round (`unforeseen`); p90 of the
-time to first token. With events and four nodes each engine is heard by one node; the real gossip tells the others.
-Four nodes are run with the smallest caches.
+Of each run: token hit rate as the engines count it; tokens believed to be cached where they were not, as a share of all
+prompt tokens (`wasted`: prefill that placing had not counted on), and the other way round (`unforeseen`); p90 of the
+time to first token. With events and four nodes each engine is read by one node; the others learn of it by gossip. Four
+nodes are run with the smallest caches.
 The ceiling is who sees into the engines: `oracle_greedy` (hits), `oracle_ttft` (times).
 Goals: calibration alone recovers at least half of what events would, in wasted prefill and in hit rate where there is
 something to recover; four nodes with events within a point of one.
@@ -18,20 +18,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import RESULTS, commit, machine
-from benchmarks.policies_workloads import ENGINES, WORKLOADS, Workload
+from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.workloads.workloads import ENGINES, WORKLOADS, Workload
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
-from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.replay_run import Plan
+from ranvier_py.replay.oracles import ORACLES
+from ranvier_py.replay.replay_plan import Plan
 
 SHARES = (0.25, 0.5, 1.0)
 """Of the working set, in all caches together."""
@@ -61,7 +60,7 @@ QUICK_REQUESTS = 300
 RECOVERED_GOAL = 0.5
 NODES_GOAL = 0.01
 WORTH = 0.005
-"""A difference between estimated and told below half a point is nothing to recover."""
+"""A difference between estimates and events below half a point is nothing to recover."""
 
 
 ORACLE = "oracle"
@@ -146,13 +145,13 @@ def errors_of(done: Done, block_tokens: int) -> tuple[float, float]:
 
 
 def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
-    """How much of the distance between estimated and told calibration covers, where it is worth a word."""
+    """How much of the distance between estimates and events calibration covers, where it is worth a word."""
     by_cell = {(row.cell, row.knowledge): getattr(row, measure) for row in rows}
     shares, lost = {}, {}
     for cell in dict.fromkeys(row.cell for row in rows if row.nodes):
-        nothing, learned, told = (by_cell[cell, name] for name in KNOWLEDGE)
-        distance = told - nothing if measure == "hit_rate" else nothing - told
-        gained = learned - nothing if measure == "hit_rate" else nothing - learned
+        estimated, calibrated, events = (by_cell[cell, name] for name in KNOWLEDGE)
+        distance = events - estimated if measure == "hit_rate" else estimated - events
+        gained = calibrated - estimated if measure == "hit_rate" else estimated - calibrated
         if distance >= WORTH:
             shares[" ".join(map(str, cell))] = round(gained / distance, 3)
         if gained <= -WORTH:
@@ -169,11 +168,11 @@ def recovered(rows: Sequence[Row], measure: str) -> dict[str, Any]:
 
 
 def four_as_one(rows: Sequence[Row]) -> dict[str, Any]:
-    """Hit rates of four nodes that hear the engines, against one."""
-    told = {row.cell: row.hit_rate for row in rows if row.knowledge == "events"}
+    """Hit rates of four nodes that read the engines' events, against one."""
+    events = {row.cell: row.hit_rate for row in rows if row.knowledge == "events"}
     below = {
-        f"{workload} {share} {policy}": round(told[workload, share, 1, policy] - rate, 4)
-        for (workload, share, nodes, policy), rate in told.items()
+        f"{workload} {share} {policy}": round(events[workload, share, 1, policy] - rate, 4)
+        for (workload, share, nodes, policy), rate in events.items()
         if nodes == 4
     }
     missed = {cell: value for cell, value in below.items() if value > NODES_GOAL}
@@ -184,11 +183,8 @@ def four_as_one(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_caches", description=__doc__)
+    parser = command_line(__doc__, seed="the nodes", jobs=True, quick="a few requests of each")
     parser.add_argument("--workload", action="append", choices=list(CAPACITY), default=[])
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a few requests of each; nothing is written")
     return parser.parse_args(argv)
 
 
@@ -205,7 +201,7 @@ def rows_of(name: str, arguments: argparse.Namespace) -> list[Row]:
         size = ready.summary.block_tokens
         here = [row_of(name, share, knowledge, each, size) for (knowledge, _), each in zip(named, done, strict=True)]
         for row in here:
-            print(shown(row), flush=True)
+            show(shown(row))
         found += here
     return found
 
@@ -220,7 +216,7 @@ def shown(row: Row) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    names = [name for name in arguments.workload or CAPACITY if WORKLOADS[name].there]
+    names = [name for name in arguments.workload or CAPACITY if WORKLOADS[name].is_there()]
     rows = [row for name in names for row in rows_of(name, arguments)]
     goals = {
         "calibration_recovers_wasted_prefill": recovered(rows, "wasted"),
@@ -228,15 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "four_nodes_as_one": four_as_one(rows),
     }
     for name, goal in goals.items():
-        print(name, json.dumps(goal))
-    if arguments.quick or arguments.workload or len(names) < len(CAPACITY):
-        return 0
+        show(f"{name} {json.dumps(goal)}")
     settings = {"load": LOAD, "capacity": CAPACITY, "engines": {name: ENGINES_OF.get(name, ENGINES) for name in names}}
-    result = {"commit": commit(), "machine": machine(), "seed": arguments.seed, **settings, "goals": goals}
-    lines = ",\n".join(f"    {json.dumps({slot: getattr(row, slot) for slot in Row.__slots__})}" for row in rows)
-    text = json.dumps(result, indent=2)[:-2] + f',\n  "rows": [\n{lines}\n  ]\n}}\n'
-    (RESULTS / "truth.json").write_text(text)
-    return 0
+    result = {"seed": arguments.seed, **settings, "goals": goals}
+    whole = len(names) == len(CAPACITY) and not (arguments.quick or arguments.dry)
+    return finish("engine_caches", result, write=whole, rows=[asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a node's requests cost more when a peer hears of each turn: results/gossip_cost.json.
+"""What a node's requests cost more when a peer receives each turn: results/gossip_cost.json.
 
     python -m benchmarks.gossip_cost [--pairs 12] [--seconds 2] [--tokenizer embedded]
 
@@ -8,7 +8,7 @@ the result: single runs of a shared machine differ by a third.
 
 `processor` is the node's own processor time for a request, which is what a peer on another machine would leave of the
 cost. `per_s` and `p99` also pay for the peer, here on the same cores as nodes, engines and load; `peer_us` is its
-processor time for each turn that it hears.
+processor time for each turn that it receives.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import argparse
 import json
 import secrets
 import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import write_result
-from benchmarks.data_plane import CASES, WARM_UP_S, Case, Target, engines, free_port, load, node, processor_s, tell
+from benchmarks.data_plane import CASES, WARM_UP_S, Case, load, set_manner
+from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.harness.processes import Target, free_port, node, processor_s, stub_engines
 
 
 @contextmanager
 def node_with_a_peer(urls: list[str], tokenizer: str) -> Iterator[tuple[Target, Target]]:
-    """The node, and who hears it."""
+    """The node, and its peer."""
     places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     with tempfile.NamedTemporaryFile("w", suffix=".key") as key, ExitStack() as stack:
         key.write(secrets.token_hex(32))
@@ -41,16 +43,16 @@ def node_with_a_peer(urls: list[str], tokenizer: str) -> Iterator[tuple[Target, 
         yield nodes[0], nodes[1]
 
 
-def pair(alone: Target, told: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
+def pair(alone: Target, peered: Target, peer: Target, case: Case, seconds: float, *, swapped: bool) -> dict[str, float]:
     """One run of each: the second by the first, and what the peer needed for a turn."""
     runs: dict[Target, dict[str, float]] = {}
-    for target in (told, alone) if swapped else (alone, told):
+    for target in (peered, alone) if swapped else (alone, peered):
         before_s = processor_s(peer.pid)
         runs[target] = load(target, case, seconds)
-        heard_s = processor_s(peer.pid) - before_s
-        if target is told:
-            runs[target]["peer_us"] = heard_s / max(1, runs[target]["requests"]) * 1e6
-    one, other = runs[alone], runs[told]
+        spent_s = processor_s(peer.pid) - before_s
+        if target is peered:
+            runs[target]["peer_us"] = spent_s / max(1, runs[target]["requests"]) * 1e6
+    one, other = runs[alone], runs[peered]
     return {
         "per_s": other["per_s"] / one["per_s"],
         "p99": other["p99_us"] / one["p99_us"],
@@ -71,29 +73,29 @@ def summed(pairs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def measure(stack: ExitStack, options: argparse.Namespace) -> dict[str, Any]:
-    urls = stack.enter_context(engines(2))
+    urls = stack.enter_context(stub_engines(2))
     alone = stack.enter_context(node(urls, options.tokenizer))
-    told, peer = stack.enter_context(node_with_a_peer(urls, options.tokenizer))
+    peered, peer = stack.enter_context(node_with_a_peer(urls, options.tokenizer))
     found: dict[str, Any] = {}
     for case in CASES:
-        tell(urls, case)
-        for target in (alone, told):
+        set_manner(urls, case)
+        for target in (alone, peered):
             load(target, case, WARM_UP_S)
         pairs = [
-            pair(alone, told, peer, case, options.seconds, swapped=bool(number % 2)) for number in range(options.pairs)
+            pair(alone, peered, peer, case, options.seconds, swapped=bool(number % 2))
+            for number in range(options.pairs)
         ]
         found[case.name] = summed(pairs)
-        print(case.name, json.dumps(found[case.name]), flush=True)
+        show(f"{case.name} {json.dumps(found[case.name])}")
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="the cost of gossip to a node that serves")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = command_line(__doc__)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run")
     parser.add_argument("--tokenizer", default="embedded", help="as of `ranvier serve`")
-    parser.add_argument("--dry", action="store_true", help="print, and write no file")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     with ExitStack() as stack:
         cases = measure(stack, options)
     result = {
@@ -103,9 +105,8 @@ def main() -> None:
         "tokenizer": Path(options.tokenizer).name,
         "cases": cases,
     }
-    if not options.dry:
-        print(write_result("gossip_cost", result))
+    return finish("gossip_cost", result, write=not options.dry)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

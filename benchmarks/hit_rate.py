@@ -1,11 +1,11 @@
-"""How much prefill each policy saves: text traces over 8 engines in virtual time, by engine truth.
+"""How much prefill each policy saves: text traces over 8 engines in virtual time, counted by the engines.
 
-`python -m benchmarks.hit_rate [--trace taubench] [--policy affinity] [--engines 8] [--cache-tokens 10000000]`
+    python -m benchmarks.hit_rate [--trace taubench] [--policy affinity] [--engines 8] [--cache-tokens 10000000]
 
-The router is the real one (`hit_rate_router`), the engines are those of `ranvier replay`
-(`ranvier_py.replay.engine.model`), the clock is virtual (`hit_rate_replay`). With the large cache nothing is ever
-evicted, which is what the reference figures assume; the small one is where a real engine lives. TTFT is the engines'
-queue and prefill alone.
+The replay is that of `ranvier replay`. With the large cache nothing is ever evicted, which is what the reference
+figures assume; the small one is where a real engine lives. The references are for infinite caches and prompt blocks
+alone: `ideal`, one cache that everybody shares; `random`, requests drawn to engines; `greedy`, the engine with the
+longest prefix, known perfectly, of those with at most 1.5 times their share of the requests + 4.
 Goals with the large cache: `affinity` at least 95 % of `greedy`, `random` near the random reference.
 """
 
@@ -15,151 +15,174 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from statistics import fmean, pstdev
-from typing import Any
+from random import Random
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from benchmarks.common import write_result
-from benchmarks.hit_rate_replay import Outcome, Replay
-from benchmarks.hit_rate_router import RememberingTokenizer, RouterPlacement
-from benchmarks.hit_rate_traces import TRACES, Prepared, Reference, Trace, data_folder, prepare, reference
-from cluster.engine.engine_text import ModelTokenizer
+from benchmarks.harness.bench import command_line, finish, show, spread
+from benchmarks.workloads.workloads import WORKLOADS
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.jobs import Task, execute_all, make_ready
+from ranvier_py.replay.replay_plan import Plan
+from ranvier_py.replay.results import RunResult
+from ranvier_py.replay.traces.trace import Trace
 
 LARGE_CACHE_TOKENS = 10_000_000  # more than all prompts of a trace together: nothing is evicted
-SMALL_CACHE_TOKENS = {"taubench": 20_000, "qmsum": 100_000}
+SMALL_CACHE_TOKENS = MappingProxyType({"taubench": 20_000, "qmsum": 100_000})
 """Where caches hurt: taubench's longest request takes 12,000; QMSum's is that of its published LRU figures."""
 
+DRAWS = 8  # of random routing: one draw of QMSum is off by 1.7 points (standard deviation)
 GOAL_SHARE = 0.95  # of greedy longest-prefix routing with perfect knowledge
-MODEL = "lab-model"
+
+
+class Reference(NamedTuple):
+    """Shares of prompt tokens, 0 to 1."""
+
+    ideal: float
+    greedy: float
+    random: float
+
+
+PUBLISHED = MappingProxyType(
+    {"taubench": Reference(0.926, 0.920, 0.671), "qmsum": Reference(0.874, 0.789, 0.370)},
+)
+"""For 8 engines."""
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hit_rate", description=__doc__)
-    parser.add_argument("--trace", action="append", choices=[trace.name for trace in TRACES], default=[])
+    parser = command_line(__doc__, seed="drawn placements", jobs=True)
+    parser.add_argument("--trace", action="append", choices=list(PUBLISHED), default=[])
     parser.add_argument("--policy", action="append", choices=list(POLICIES), default=[])
     parser.add_argument("--engines", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1, help="of arrivals, shuffles and drawn placements")
     parser.add_argument("--cache-tokens", type=int, action="append", default=[], help="of one engine (large and small)")
-    parser.add_argument("--max-running", type=int, default=EngineLimits().running_max)
     return parser.parse_args(argv)
 
 
-def measure(trace: Trace, arguments: argparse.Namespace) -> dict[str, Any]:
+# --- what caching could give ------------------------------------------------------------------------------------------
+
+
+def reference(trace: Trace, engines: int = 8, draws: int = DRAWS) -> Reference:
+    """The figures of these requests in this order; `random` is the mean of `draws` runs."""
+    size = trace.block_tokens
+    prompts = [request.blocks[: request.prompt_tokens // size] for request in trace.requests]
+    total = sum(request.prompt_tokens for request in trace.requests) / size
+    drawn = sum(found_anywhere(prompts, engines, Random(draw)) for draw in range(draws)) / draws
+    ideal = found_anywhere(prompts, 1, Random(0))
+    return Reference(ideal / total, found_greedily(prompts, engines) / total, drawn / total)
+
+
+def found_anywhere(prompts: Sequence[Sequence[int]], engines: int, rng: Random) -> int:
+    """Blocks found when each request goes anywhere."""
+    caches: list[set[int]] = [set() for _ in range(engines)]
+    found = 0
+    for keys in prompts:
+        cache = rng.choice(caches)
+        found += leading(cache, keys)
+        cache.update(keys)
+    return found
+
+
+def found_greedily(prompts: Sequence[Sequence[int]], engines: int) -> int:
+    """Blocks found when each request goes where its longest prefix is, under the cap."""
+    caches: list[set[int]] = [set() for _ in range(engines)]
+    counts = [0] * engines
+    found = 0
+    for number, keys in enumerate(prompts):
+        eligible = [index for index in range(engines) if counts[index] <= 1.5 * number / engines + 4]
+        depth, _, best = max((leading(caches[index], keys), -counts[index], index) for index in eligible)
+        found += depth
+        counts[best] += 1
+        caches[best].update(keys)
+    return found
+
+
+def leading(cache: set[int], keys: Sequence[int]) -> int:
+    """How many keys from the first on are in the cache."""
+    return next((depth for depth, key in enumerate(keys) if key not in cache), len(keys))
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Every policy and cache size on one trace."""
-    folder = data_folder()
-    requests = trace.load(folder / "traces" / trace.file, arguments.seed)
-    source = str(folder / "tokenizers" / trace.tokenizer)
-    items = prepare(requests, ModelTokenizer(source), MODEL)
-    known = reference([item.job for item in items], arguments.engines, arguments.seed)
-    show(f"{trace.name}: {len(items)} requests, {sum(item.job.prompt_tokens for item in items):,} prompt tokens")
+    trace = WORKLOADS[name].load()
+    ready, known = make_ready(trace), reference(trace, arguments.engines)
+    show(f"{name}: {ready.summary.requests} requests, {ready.summary.prompt_tokens:,} prompt tokens")
     show(f"  reference: ideal {known.ideal:.3f}  greedy {known.greedy:.3f}  random {known.random:.3f}")
-    tokenizer = RememberingTokenizer(ChatTokenizer.load(source))
-    sizes = arguments.cache_tokens or [LARGE_CACHE_TOKENS, SMALL_CACHE_TOKENS[trace.name]]
-    runs = [
-        run(items, policy, tokenizer, cache_tokens, known, arguments)
-        for cache_tokens in sizes
+    sizes = arguments.cache_tokens or [LARGE_CACHE_TOKENS, SMALL_CACHE_TOKENS[name]]
+    plans = [
+        Plan(
+            policy=policy,
+            nodes=1,
+            engines=(EngineLimits(cache_tokens=size, block_size=trace.block_tokens),) * arguments.engines,
+            seed=arguments.seed,
+            regret=False,
+        )
+        for size in sizes
         for policy in arguments.policy or list(POLICIES)
     ]
+    done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
+    runs = [figures(each.result, plan.engines[0].cache_tokens, known) for plan, each in zip(plans, done, strict=True)]
+    for run in runs:
+        show(line(run))
     return {
-        "trace": trace.name,
-        "requests": len(items),
-        "prompt_tokens": sum(item.job.prompt_tokens for item in items),
-        "reference": {"ideal": known.ideal, "greedy": known.greedy, "random": known.random},
-        "published": {"ideal": trace.ideal, "greedy": trace.greedy, "random": trace.random},
+        "trace": name,
+        "requests": ready.summary.requests,
+        "prompt_tokens": ready.summary.prompt_tokens,
+        "reference": known._asdict(),
+        "published": PUBLISHED[name]._asdict(),
         "runs": runs,
     }
 
 
-def run(
-    items: Sequence[Prepared],
-    policy: str,
-    tokenizer: RememberingTokenizer,
-    cache_tokens: int,
-    known: Reference,
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
-    """One policy with one cache size."""
-    began = time.perf_counter()
-    placement = RouterPlacement(policy, tokenizer, arguments.engines, arguments.seed)
-    limits = EngineLimits(cache_tokens=cache_tokens, running_max=arguments.max_running)
-    outcome = Replay(items, placement, arguments.engines, limits).run()
-    counters = placement.router.counters
-    result = {
-        "policy": policy,
-        "cache_tokens": cache_tokens,
-        **figures(outcome),
-        "share_of_greedy": outcome.hit_rate / known.greedy,
-        "predicted_hit_rate": counters.predicted_tokens / max(1, outcome.prompt_tokens),
-        "diverted": sum(count for reason, count in counters.decisions.items() if "diverted" in reason),
-        "reasons": dict(sorted(counters.decisions.items())),
-        "wall_s": time.perf_counter() - began,
-    }
-    show(line(result))
-    return result
-
-
-def figures(outcome: Outcome) -> dict[str, Any]:
-    """Hit rate, spread over the engines, and time to first token."""
-    first = sorted(outcome.first_token_s)
+def figures(result: RunResult, cache_tokens: int, known: Reference) -> dict[str, Any]:
+    """One run as its file has it."""
     return {
-        "hit_rate": outcome.hit_rate,
-        "requests_by_engine": spread(outcome.requests_by_engine),
-        "computed_tokens_by_engine": spread(outcome.computed_by_engine),
-        "ttft_s": {
-            name: first[int(share * (len(first) - 1))] for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-        },
-        "virtual_s": outcome.ended_at_s,
+        "policy": result.policy,
+        "cache_tokens": cache_tokens,
+        "hit_rate": result.hit_rate,
+        "requests_by_engine": spread(result.requests_by_engine),
+        "computed_tokens_by_engine": spread(result.computed_by_engine),
+        "ttft_s": {name: result.ttft_s[name] for name in ("p50", "p90", "p99")},
+        "virtual_s": result.virtual_s,
+        "share_of_greedy": result.hit_rate / known.greedy,
+        "predicted_hit_rate": result.predicted_hit_rate,
+        "diverted": sum(count for reason, count in result.reasons.items() if "diverted" in reason),
+        "reasons": dict(result.reasons),
+        "wall_s": result.wall_s,
     }
 
 
-def spread(values: Sequence[int]) -> dict[str, float]:
-    """How unequal the engines' shares are: 1 and 0 when they are equal."""
-    mean = fmean(values)
-    return {"max_over_mean": max(values) / mean, "coefficient_of_variation": pstdev(values) / mean}
-
-
-def line(result: dict[str, Any]) -> str:
-    ttft, load = result["ttft_s"], result["requests_by_engine"]
+def line(run: dict[str, Any]) -> str:
+    ttft, load = run["ttft_s"], run["requests_by_engine"]
     return (
-        f"  {result['policy']:<13} cache {result['cache_tokens']:>10,}  hits {result['hit_rate']:.3f}"
-        f" ({result['share_of_greedy']:6.1%} of greedy)  max/mean {load['max_over_mean']:.2f}"
-        f"  cv {load['coefficient_of_variation']:.2f}"
+        f"  {run['policy']:<19} cache {run['cache_tokens']:>10,}  hits {run['hit_rate']:.3f}"
+        f" ({run['share_of_greedy']:6.1%} of greedy)  max/mean {load['max_over_mean']:.2f}"
         f"  ttft {ttft['p50'] * 1e3:5.0f} {ttft['p90'] * 1e3:5.0f} {ttft['p99'] * 1e3:5.0f} ms"
-        f"  diverted {result['diverted']:>4}  {result['wall_s']:.1f} s"
+        f"  diverted {run['diverted']:>4}  {run['wall_s']:.1f} s"
     )
 
 
 def goals(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Whether the large-cache runs reach what they should."""
-    found = []
-    for trace in traces:
-        for result in trace["runs"]:
-            if result["policy"] == "affinity" and result["cache_tokens"] >= LARGE_CACHE_TOKENS:
-                share = result["share_of_greedy"]
-                found.append({"trace": trace["trace"], "share_of_greedy": share, "reached": share >= GOAL_SHARE})
-    return found
-
-
-def show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return [
+        {"trace": trace["trace"], "share_of_greedy": share, "reached": share >= GOAL_SHARE}
+        for trace in traces
+        for run in trace["runs"]
+        if run["policy"] == "affinity" and run["cache_tokens"] >= LARGE_CACHE_TOKENS
+        for share in [run["share_of_greedy"]]
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 also where a trace is absent: that is said and skipped."""
     arguments = parse(argv)
-    measured = []
-    for trace in TRACES:
-        if arguments.trace and trace.name not in arguments.trace:
-            continue
-        if not (data_folder() / "traces" / trace.file).is_file():
-            show(f"{trace.name}: skipped, {trace.file} is not there (SHARED_DATA says where to look)")
-            continue
-        measured.append(measure(trace, arguments))
-    if measured:
-        write_result("hit_rate", {"seed": arguments.seed, "traces": measured, "goals": goals(measured)})
-    return 0
+    traces = [measure(name, arguments) for name in arguments.trace or PUBLISHED if WORKLOADS[name].is_there()]
+    whole = len(traces) == len(PUBLISHED) and not (arguments.policy or arguments.cache_tokens)
+    result = {"seed": arguments.seed, "traces": traces, "goals": goals(traces)}
+    return finish("hit_rate", result, write=whole and not arguments.dry)
 
 
 if __name__ == "__main__":

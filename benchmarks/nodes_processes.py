@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
 from random import Random
@@ -30,17 +30,16 @@ from typing import Any
 
 import trio
 
-from benchmarks.common import percentiles, to_json, write_result
-from benchmarks.data_plane import PEERS, installed
-from benchmarks.hit_rate import show, spread
-from benchmarks.nodes_fleet import MODEL, Kind, Places, engine_commands, make_places, router_commands
-from cluster.dns.addresses import Address, NamesError, RoundRobinResolver
+from benchmarks.harness.bench import command_line, finish, percentiles, show, spread
+from benchmarks.harness.processes import PEERS_DIR, SMG, installed, processor_s
+from cluster.demo.demo_plan import Lab, Peering, Settings, engine_command, node_command, plan, write_key
+from cluster.dns.addresses import NamesError, RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import Connection, ExchangeFailed, fetch
 from cluster.load.load_report import Ledger, report
 from cluster.load.runner import Runner, Target, Transcript
 from cluster.load.workload import Conversation, Turn, with_poisson_arrivals, with_think
-from cluster.processes.children import Child, ChildDied, ChildNotReady, start, stop, wait_all_ready, wait_ready
+from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, wait_ready
 
 ENGINES = 4
 READY_S = 60.0
@@ -51,6 +50,62 @@ TURNS = 8
 SYSTEM_PROMPTS = 6
 MAX_TOKENS = 24
 NAME = "router.lab"
+POLICY = "affinity"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One configuration: whose routers, how many, and whether they share what they learn."""
+
+    router: str  # "ranvier" or "smg"
+    nodes: int
+    shared: bool
+
+    @property
+    def name(self) -> str:
+        how = {"ranvier": ("no gossip", "gossip"), "smg": ("no mesh", "mesh")}[self.router][self.shared]
+        return f"{self.nodes} {self.router} {how}"
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            nodes=self.nodes,
+            engines=ENGINES,
+            policies=(POLICY,),
+            cache_tokens=200_000,
+            prefill_tokens_per_s=20_000,
+            decode_ms=10,
+        )
+
+
+def router_commands(kind: Kind, lab: Lab, key_file: Path, smg_dir: Path | None) -> list[Command]:
+    """The routers in the order in which they are to be started. `smg_dir` has its program."""
+    places = list(zip(lab.nodes[POLICY], lab.controls[POLICY], lab.gossips[POLICY], strict=True))
+    if kind.router == "ranvier":
+        return [
+            node_command(
+                f"node-{number}",
+                POLICY,
+                public,
+                control,
+                lab.engines,
+                "",
+                Peering(gossip, lab.gossips[POLICY], key_file) if kind.shared else None,
+            )
+            for number, (public, control, gossip) in enumerate(places)
+        ]
+    assert smg_dir is not None
+    commands = []
+    for number, (public, metrics, mesh) in enumerate(places):
+        argv = SMG.command(smg_dir, public.ip, public.port, metrics) + [engine.url for engine in lab.engines]
+        if kind.shared:
+            argv += ["--enable-mesh", "--mesh-server-name", f"smg-{number}", "--mesh-host", mesh.ip]
+            argv += ["--mesh-advertise-host", mesh.ip, "--mesh-port", str(mesh.port)]
+            if number:  # the others are given the first gateway, which must be up before them
+                first = lab.gossips[POLICY][0]
+                argv += ["--mesh-peer-urls", f"{first.ip}:{first.port}"]
+        commands.append(Command(f"smg-{number}", tuple(argv), public.ip, public.port, "/readiness"))
+    return commands
 
 
 class TurnByTurn(Runner):
@@ -66,79 +121,73 @@ def conversations(arguments: argparse.Namespace, think_s: float) -> list[Convers
     rng = Random(arguments.seed)
     count = int(arguments.rate * arguments.seconds * 2) + 10  # more than will arrive
     supply = chats.conversations(rng, system_prompts=SYSTEM_PROMPTS, turns=TURNS)
-    paced = with_think(islice(supply, count), think_s, rng)
-    return list(with_poisson_arrivals(paced, arguments.rate, rng))
+    return list(with_poisson_arrivals(with_think(islice(supply, count), think_s, rng), arguments.rate, rng))
 
 
 async def measure(
-    kind: Kind, think_s: float, arguments: argparse.Namespace, folder: Path, smg: Path | None
+    kind: Kind, think_s: float, arguments: argparse.Namespace, folder: Path, smg_dir: Path | None
 ) -> dict[str, Any]:
     """One configuration, from the first process to the last. Raises ChildDied, ChildNotReady, NamesError, OSError."""
     logs = folder / f"{kind.name} {think_s:g}".replace(" ", "-")
     logs.mkdir()
-    key_file = folder / "cluster.key"
-    key_file.write_text(secrets.token_hex(32) + "\n")
-    key_file.chmod(0o600)
-    places = make_places(kind.nodes, ENGINES, Random(secrets.randbits(64)))
+    key_file = logs / "cluster.key"
+    write_key(key_file)
+    lab = plan(kind.settings, Random())
     children: list[Child] = []
     try:
-        children += [start(command, logs) for command in engine_commands(places)]
+        children += [start(engine_command(kind.settings, place), logs) for place in lab.engines]
         await wait_all_ready(children, READY_S)
         routers = []
-        for command in router_commands(kind, places, key_file, smg):
+        for command in router_commands(kind, lab, key_file, smg_dir):
             routers.append(start(command, logs))
             children.append(routers[-1])
             await wait_ready(routers[-1], READY_S)
             if kind.router == "smg":
-                await wait_workers(command.ready_host, places)
+                await wait_for_workers(command)
         await trio.sleep(SETTLE_S)
-        before = [cpu_s(each) for each in routers]
-        ledger, seconds = await traffic(places, think_s, arguments)
+        before = used_s(routers)
+        ledger, seconds = await traffic(lab, think_s, arguments)
         for child in children:
             if child.process.poll() is not None:
                 raise OSError(f"{child.command.name} ended in mid-run; its log is in {logs}")
-        used = sum(cpu_s(each) for each in routers) - sum(before)
+        spent_s = used_s(routers) - before
     finally:
         await stop(children)
-    return result_of(kind, think_s, ledger, seconds, used)
+    return result_of(kind, think_s, ledger, seconds, spent_s)
 
 
-async def wait_workers(host: str, places: Places) -> None:
+def used_s(routers: Sequence[Child]) -> float:
+    return sum(processor_s(child.process.pid) for child in routers)
+
+
+async def wait_for_workers(smg: Command) -> None:
     """Until smg has registered every engine. Raises TimeoutError."""
     with trio.move_on_after(READY_S):
         while True:
             try:
-                _, body = await fetch(host, places.port, "/workers")
+                _, body = await fetch(smg.ready_host, smg.ready_port, "/workers")
             except ExchangeFailed:
                 body = b""
-            if body.count(b'"url"') >= len(places.engine_ports):
+            if body.count(b'"url"') >= ENGINES:
                 return
             await trio.sleep(0.1)
-    raise TimeoutError(f"smg at {host} did not register its workers within {READY_S:.0f} s")
+    raise TimeoutError(f"{smg.name} did not register its workers within {READY_S:.0f} s")
 
 
-async def traffic(places: Places, think_s: float, arguments: argparse.Namespace) -> tuple[Ledger, float]:
+async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tuple[Ledger, float]:
     """All chats, and how long they took."""
-    trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: [Address(ip) for ip in places.ips]}))
+    addresses = lab.nodes[POLICY]
+    trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: list(addresses)}))
     ledger = Ledger()
-    target = Target(NAME, places.port, model=MODEL, max_tokens=MAX_TOKENS, timeout_s=30.0)
+    target = Target(NAME, addresses[0].port, model=Settings().model, max_tokens=MAX_TOKENS, timeout_s=30.0)
     runner = Runner(target, ledger) if arguments.sticky else TurnByTurn(target, ledger)
     began = trio.current_time()
     await runner.run_open(conversations(arguments, think_s), arguments.seconds)
     return ledger, trio.current_time() - began
 
 
-def cpu_s(child: Child) -> float:
-    """Processor time of a process since its start; 0 where the kernel does not tell."""
-    try:
-        fields = Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def result_of(kind: Kind, think_s: float, ledger: Ledger, seconds: float, router_cpu_s: float) -> dict[str, Any]:
-    """What came of it, by engine truth."""
+    """What came of it, as the engines count it."""
     outcome = report(ledger, seconds)
     first = percentiles([one.ttft_s for one in ledger.samples if one.ttft_s is not None] or [0.0], digits=6)
     found = {
@@ -200,22 +249,15 @@ def kinds(arguments: argparse.Namespace) -> list[Kind]:
     ]
 
 
-def smg_program(peers_dir: Path) -> Path:
-    """Installed when absent. Raises CalledProcessError, OSError."""
-    return installed(next(peer for peer in PEERS if peer.name.startswith("smg")), peers_dir) / "smg"
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, seed="the chats and their arrivals")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rate", type=float, default=2.0, help="conversations that begin in a second")
     parser.add_argument("--think", type=float, nargs="+", default=[0.5, 3.0], help="mean pauses before a turn, seconds")
     parser.add_argument("--seconds", type=float, default=45.0, help="of traffic for each configuration")
-    parser.add_argument("--seed", type=int, default=1, help="of the chats and their arrivals")
     parser.add_argument("--sticky", action="store_true", help="a conversation keeps its router")
-    parser.add_argument("--peers-dir", type=Path, default=Path.home() / ".cache" / "ranvier-peers")
+    parser.add_argument("--peers-dir", type=Path, default=PEERS_DIR)
     parser.add_argument("--only", nargs="*", choices=["ranvier", "smg"], default=[], help="default: both")
-    parser.add_argument("--dry", action="store_true", help="print, and write no file")
     return parser.parse_args(argv)
 
 
@@ -223,19 +265,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 also where smg can't be had: that is said and skipped."""
     arguments = parse(argv)
     os.environ["HF_HUB_OFFLINE"] = "1"  # smg would ask the hub for a tokenizer
-    wanted, left_out, smg = kinds(arguments), {}, None
+    wanted, left_out, smg_dir = kinds(arguments), {}, None
     if any(kind.router == "smg" for kind in wanted):
         try:
-            smg = smg_program(arguments.peers_dir)
+            smg_dir = installed(SMG, arguments.peers_dir)
         except (OSError, subprocess.CalledProcessError) as error:
-            left_out["smg 1.13.0"] = str(error)
+            left_out[SMG.name] = str(error)
             wanted = [kind for kind in wanted if kind.router != "smg"]
-            show(f"left out: smg 1.13.0: {error}")
+            show(f"left out: {SMG.name}: {error}")
     runs, began = [], time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ranvier-nodes-") as folder:
         for think_s, kind in product(arguments.think, wanted):
             try:
-                runs.append(trio.run(measure, kind, think_s, arguments, Path(folder), smg))
+                runs.append(trio.run(measure, kind, think_s, arguments, Path(folder), smg_dir))
             except (ChildDied, ChildNotReady, NamesError, OSError) as error:  # TimeoutError is an OSError
                 left_out[f"{kind.name}, think {think_s:g} s"] = str(error)
                 show(f"left out: {kind.name}: {error}")
@@ -248,11 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "left_out": left_out,
         "wall_s": round(time.perf_counter() - began),
     }
-    if arguments.dry:
-        print(to_json(result), end="")
-    else:
-        show(str(write_result("nodes_processes", result)))
-    return 0
+    return finish("nodes_processes", result, write=not arguments.dry)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,16 @@
 `python -m benchmarks.policies [--quick] [--workload qmsum] [--policy ttft,affinity] [--calibrate]`
 
 All policies and both oracles, through `ranvier_py.replay`: the real Router, modelled engines, virtual time, and between
-four nodes the real gossip. Which traffic, which engines and what a load means: `policies_workloads`. What is asked of
-the figures: `policies_goals`. With ample caches one node is run at five loads and four nodes at two; with tight caches
-one node at two. Regret is reckoned at REGRET_LOAD alone, since it costs as much as the rest of a run.
+four nodes the real gossip. Which traffic, which engines and what a load means: `workloads.workloads`. What is asked of
+the figures: `harness.policies_goals`. With ample caches one node is run at five loads and four nodes at two; with tight
+caches one node at two. Regret is computed at REGRET_LOAD alone, since it costs as much as the rest of a run.
 Results: results/policies.json, all of it, and a page for people, results/policies.html.
-A full run takes about 15 minutes on two cores; `--quick` half a minute, and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,16 +20,16 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.common import RESULTS, to_json
-from benchmarks.policies_goals import DIGITS, Row, goals
-from benchmarks.policies_workloads import AMPLE, TIGHT, WORKLOADS, Workload
+from benchmarks.harness.bench import RESULTS, command_line, finish, show
+from benchmarks.harness.policies_goals import DIGITS, Row, goals
+from benchmarks.workloads.workloads import AMPLE, TIGHT, WORKLOADS, Workload
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.html_report import page
 from ranvier_py.replay.jobs import Ready, Task, execute, execute_all, make_ready
-from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.replay_run import Plan
+from ranvier_py.replay.oracles import ORACLES
+from ranvier_py.replay.replay_plan import Plan
 from ranvier_py.replay.results import ReplayResults, RunResult
-from ranvier_py.replay.trace import Trace
+from ranvier_py.replay.traces.trace import Trace
 
 LOADS = ((AMPLE, 1, (0.1, 0.5, 0.7, 0.85, 0.95)), (AMPLE, 4, (0.5, 0.85)), (TIGHT, 1, (0.5, 0.85)))
 """Cache, nodes, and shares of capacity."""
@@ -76,14 +73,13 @@ class Case(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
+    parser = command_line(
+        __doc__, seed="entry nodes and drawn placements", jobs=True, quick="a few runs of a few requests"
+    )
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS), default=[])
     parser.add_argument("--policy", default="", help="names with commas (all, and both oracles)")
     parser.add_argument("--nodes", default="", help="1 or 4 (both)")
     parser.add_argument("--load", default="", help="shares of capacity with commas, instead of the usual ones")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
-    parser.add_argument("--seed", type=int, default=1, help="of entry nodes and drawn placements")
-    parser.add_argument("--quick", action="store_true", help="a few runs of a few requests, nothing is written")
     parser.add_argument("--calibrate", action="store_true", help="measure the capacities and say them")
     return parser.parse_args(argv)
 
@@ -195,16 +191,6 @@ def page_of(cases: Sequence[Case], results: Sequence[RunResult], settings: dict[
     return page(ReplayResults(settings, list(summaries.values()), runs))
 
 
-def json_of(result: dict[str, Any], rows: Sequence[Row]) -> str:
-    """The result as a file has it, each row on a line of its own."""
-    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
-    return to_json({**result, "columns": Row._fields, "rows": []}).replace('"rows": []', f'"rows": [\n{lines}\n  ]')
-
-
-def show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def show_rows(rows: Sequence[Row]) -> None:
     for row in sorted(rows, key=lambda row: (row.workload, row.cache, row.load, row.nodes or 99, row.ttft_p90_s)):
         show(
@@ -255,10 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     policies_of(arguments.policy)
     began = time.perf_counter()
     names = arguments.workload or (QUICK_WORKLOADS if arguments.quick else list(WORKLOADS))
-    there = [WORKLOADS[name] for name in names if WORKLOADS[name].there]
-    for name in names:
-        if not WORKLOADS[name].there:
-            show(f"{name}: skipped, {WORKLOADS[name].file} is not there (SHARED_DATA says where to look)")
+    there = [WORKLOADS[name] for name in names if WORKLOADS[name].is_there()]
     if arguments.calibrate:
         for workload in there:
             ready = make_ready(workload.trace(0, loaded_workload(workload, arguments)))
@@ -278,8 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_rows(rows_of(cases_here, here))
         cases += cases_here
         results += here
-    report(cases, results, there, arguments, time.perf_counter() - began)
-    return 0
+    return report(cases, results, there, arguments, time.perf_counter() - began)
 
 
 def report(
@@ -288,23 +270,24 @@ def report(
     there: Sequence[Workload],
     arguments: argparse.Namespace,
     took_s: float,
-) -> None:
+) -> int:
     rows = rows_of(cases, results)
     found = goals(rows, ample=AMPLE, controls=[workload.name for workload in WORKLOADS.values() if workload.negative])
     show_goals(found)
     ready = {case.workload.name: case.task.ready for case in reversed(cases)}
     settings = {"seed": arguments.seed, "knee": KNEE, "loads": [list(each) for each in LOADS]}
-    if arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload:
-        return  # a part of it is no result
+    part = arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload
+    if part or arguments.dry:  # a part of it is no result
+        return 0
     result = {
         **settings,
         "took_s": round(took_s),
         "workloads": {workload.name: described(workload, ready[workload.name]) for workload in there},
         "goals": found,
+        "columns": Row._fields,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "policies.json").write_text(json_of(result, rows))
     (RESULTS / "policies.html").write_text(page_of(cases, results, settings))
+    return finish("policies", result, write=True, rows=rows)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common import ROOT, write_result
-from benchmarks.hit_rate_traces import data_folder
-from benchmarks.policies_workloads import MOONCAKE
+from benchmarks.harness.bench import ROOT, command_line, data_folder, finish, show
+from benchmarks.workloads.workloads import MOONCAKE, WORKLOADS
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Done, Ready, Task, execute, make_ready
-from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.replay_run import Plan
+from ranvier_py.replay.oracles import ORACLES
+from ranvier_py.replay.replay_plan import Plan
 from ranvier_py.replay.traces.open_trace import open_trace
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import TraceOptions
 
 MEASURED = ("ttft", "affinity", "cache_aware_smg", "kv_score", "round_robin", "oracle_greedy", "oracle_ttft")
 GOAL_S = 15.0
@@ -44,9 +43,8 @@ PROFILE_LINES = 40
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_speed", description=__doc__)
+    parser = command_line(__doc__, quick=f"the first {QUICK_REQUESTS} requests")
     parser.add_argument("--policy", action="append", choices=[*POLICIES, *ORACLES], default=[])
-    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_REQUESTS} requests, nothing is written")
     parser.add_argument("--profile", choices=[*POLICIES, *ORACLES], help="say where the time of this policy goes")
     parser.add_argument("--one", choices=[*POLICIES, *ORACLES], help=argparse.SUPPRESS)
     parser.add_argument("--no-regret", action="store_true", help="for --profile")
@@ -104,16 +102,11 @@ def profile(policy: str, limit: int, *, regret: bool) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats(PROFILE_LINES)
 
 
-def show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """0 also where the trace is absent: that is said."""
     arguments = parse(argv)
     limit = QUICK_REQUESTS if arguments.quick else 0
-    if not (data_folder() / "traces" / MOONCAKE).is_file():
-        show(f"skipped: {MOONCAKE} is not there (SHARED_DATA says where to look)")
+    if not WORKLOADS["mooncake"].is_there():
         return 0
     if arguments.profile:
         profile(arguments.profile, limit, regret=not arguments.no_regret)
@@ -132,9 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f" ({each['read_mib']} of them the trace, read in {each['read_s']:.1f} s)"
             )
             found.append(each)
-    if not arguments.quick and not arguments.policy:
-        write_result("replay_speed", {"goal_s": GOAL_S, "engines": ENGINES, "runs": found})
-    return 0
+    whole = not (arguments.quick or arguments.policy or arguments.dry)
+    return finish("replay_speed", {"goal_s": GOAL_S, "engines": ENGINES, "runs": found}, write=whole)
 
 
 if __name__ == "__main__":

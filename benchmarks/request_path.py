@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import re
 import resource
 import select
@@ -35,9 +34,9 @@ import numpy as np
 import orjson
 import trio
 
-from benchmarks.common import ROOT, to_json, write_result
-from benchmarks.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chunk
-from ranvier_py.config.config_model import Config
+from benchmarks.harness.bench import ROOT, command_line, finish, instructions, show
+from benchmarks.harness.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chunk
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
 from ranvier_py.node.node import GARBAGE_THRESHOLDS, Node
 
@@ -208,7 +207,7 @@ async def run_node(case: Case, requests: int, batches: int) -> list[dict[str, fl
                 await learning.start(node.tokenizer_worker.run)
                 await ask(WARM_UP_REQUESTS)
                 await answers.readline()
-                while node.tokenizer_worker.statistics().queued:  # noqa: ASYNC110  # it tells nobody
+                while node.tokenizer_worker.counters.queued:  # noqa: ASYNC110  # it tells nobody
                     await trio.sleep(0.05)
                 learning.cancel_scope.cancel()
             for _ in range(batches):
@@ -219,62 +218,53 @@ async def run_node(case: Case, requests: int, batches: int) -> list[dict[str, fl
                 user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
                 found.append({"user_us": user / requests * 1e6, "system_us": system / requests * 1e6})
             nursery.cancel_scope.cancel()
-        await node.upstream.aclose()
+        node.upstream.close()
         peer.stdin.close()
     return found
 
 
 def make_node(urls: Sequence[str]) -> Node:
-    config = Config(backend=list(urls), log_level="warning")  # type: ignore[arg-type]
+    config = config_of(backend=list(urls), log_level="warning")
     return Node(config, ByteTokenizer(), Random(SEED))  # type: ignore[arg-type]
 
 
 # --- what is asked of both ------------------------------------------------------------------------------------------
 
 
-def run_apart(case: Case, requests: int, batches: int, wrapper: Sequence[str] = ()) -> tuple[str, str]:
-    """Run the node in a process of its own. Returns what it and its wrapper wrote."""
-    command = [*wrapper, sys.executable, "-m", "benchmarks.request_path", NODE, case.name, str(requests), str(batches)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-    return done.stdout, done.stderr
+def node_command(case: Case, requests: int, batches: int) -> list[str]:
+    """The node in a process of its own."""
+    return [sys.executable, "-m", "benchmarks.request_path", NODE, case.name, str(requests), str(batches)]
 
 
 def instructions_of(case: Case, requests: int) -> int:
     """Instructions per request in user space."""
-    wrapper = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
-    counted = []
-    for count in (requests, LONGER * requests):
-        _, said = run_apart(case, count, 1, wrapper)
-        found = re.search(r"I +refs: +([\d,]+)", said)
-        assert found is not None, said
-        counted.append(int(found[1].replace(",", "")))
-    return round((counted[1] - counted[0]) / ((LONGER - 1) * requests))
+    few, many = (instructions(node_command(case, count, 1)) for count in (requests, LONGER * requests))
+    return round((many - few) / ((LONGER - 1) * requests))
 
 
 def measure(case: Case, requests: int, batches: int, *, count: bool) -> dict[str, Any]:
-    said, _ = run_apart(case, requests, batches)
-    runs: list[dict[str, float]] = orjson.loads(said)
+    done = subprocess.run(node_command(case, requests, batches), cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    runs: list[dict[str, float]] = orjson.loads(done.stdout)
     found: dict[str, Any] = {key: round(min(run[key] for run in runs), 1) for key in runs[0]}
     if count:
         found["instructions"] = instructions_of(case, requests)
     return found
 
 
-def main() -> None:
+def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == NODE:
         name, requests, batches = sys.argv[2:]
         print(orjson.dumps(trio.run(run_node, CASES[name], int(requests), int(batches))).decode())
-        return
+        return 0
     if len(sys.argv) > 1 and sys.argv[1] == PEER:
         Peer(CASES[sys.argv[2]]).run()
-        return
+        return 0
     options = read_options()
     count = shutil.which("valgrind") is not None and not options.times_only
     cases = {}
     for name in options.only or CASES:
         cases[name] = measure(CASES[name], options.requests, options.batches, count=count)
-        print(f"{name:20} {cases[name]}", file=sys.stderr, flush=True)
+        show(f"{name:20} {cases[name]}")
     result: dict[str, Any] = {
         "benchmark": "request_path",
         "question": "what one request costs the node's thread",
@@ -285,20 +275,17 @@ def main() -> None:
     if {"stream_at_once", "stream_by_piece"} <= cases.keys():
         once, pieces = cases["stream_at_once"], cases["stream_by_piece"]
         result["each_piece_of_a_stream"] = {key: round((pieces[key] - once[key]) / (PIECES + 1), 1) for key in once}
-    if not options.dry:
-        write_result("request_path", result)
-    print(to_json(result), end="")
+    return finish("request_path", result, write=not options.dry)
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--requests", type=int, default=800, help="of each batch")
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[], choices=CASES, help="cases; all by default")
     parser.add_argument("--times-only", action="store_true", help="count no instructions: that takes minutes")
-    parser.add_argument("--dry", action="store_true", help="print, and write no file")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
     python -m benchmarks.residency [--engines 10] [--blocks 20000] [--rows 1000000] [--seed 1] [--times-only] [--dry]
 
-- `events`: busy engines whose caches are full (residency_streams.py), one stream each, by turns. `block_us` is what a
+- `events`: busy engines whose caches are full (`residency_parts`), one stream each, by turns. `block_us` is what a
   stored block costs together with the removal that makes room for it, all of a node's core work included: gap machine,
   decoder, residency, settling, and with `engine_caches` the route table. By parts, and in instructions where valgrind
   is there. Goal: 20 us, which is ten engines at 5,000 blocks a second each.
@@ -21,7 +21,6 @@ import argparse
 import gc
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -31,10 +30,10 @@ from typing import Any
 
 import orjson
 
-from benchmarks.common import ROOT, to_json, write_result
 from benchmarks.decision import Chats, measure, memory_of_process
-from benchmarks.residency_node import BLOCK_TOKENS, GENERATION, KEY, NAMESPACE, PARTS, apply_streams
-from benchmarks.residency_streams import make_streams
+from benchmarks.harness.bench import ROOT, command_line, finish, instructions
+from benchmarks.residency_parts.residency_node import BLOCK_TOKENS, GENERATION, KEY, NAMESPACE, PARTS, apply_streams
+from benchmarks.residency_parts.residency_streams import make_streams
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
@@ -48,7 +47,7 @@ COUNTED_BLOCKS = 2_000  # of the shorter of two runs under valgrind
 LONGER = 3
 MATCHES = 2_000
 MEMORY_BLOCKS = 200_000
-RADIX_TREE = ROOT / "benchmarks" / "residency_radix_tree.py"
+RADIX_TREE = ROOT / "benchmarks" / "residency_parts" / "residency_radix_tree.py"
 
 
 def measure_events(options: argparse.Namespace) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def measure_events(options: argparse.Namespace) -> dict[str, Any]:
         ),
         "events_of_a_block": round(sum(each.events for each in streams) / sum(each.blocks for each in streams), 2),
     }
-    for name, engine_caches in (("residency", False), ("truth", True)):
+    for name, engine_caches in (("residency", False), ("engine_cache", True)):
         runs = []
         for _ in range(options.runs):
             _, blocks, spent = apply_streams(streams, options.engines, engine_caches=engine_caches)
@@ -75,25 +74,18 @@ def measure_events(options: argparse.Namespace) -> dict[str, Any]:
             "all_runs_us": [round(sum(run.values()), 2) for run in runs],
         }
         if not options.times_only and shutil.which("valgrind"):
-            result[name]["instructions_of_a_block"] = instructions(options, name)
+            result[name]["instructions_of_a_block"] = instructions_of_a_block(options, name)
     return result
 
 
-def instructions(options: argparse.Namespace, name: str) -> int:
+def instructions_of_a_block(options: argparse.Namespace, name: str) -> int:
     """Of one stored block and a removal, in user space: two runs of one engine, of which one is longer."""
-    wrapper = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-    command = [*wrapper, sys.executable, "-m", "benchmarks.residency_node", name, *map(str, GARBAGE_THRESHOLDS)]
-    counted, blocks = [], []
-    for wanted in (COUNTED_BLOCKS, LONGER * COUNTED_BLOCKS):
-        streams = make_streams(CAPACITY_BLOCKS, wanted, options.seed)
-        blocks.append(streams.blocks)
-        data = pickle.dumps(streams)
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, input=data)
-        found = re.search(rb"I +refs: +([\d,]+)", done.stderr)
-        assert found is not None, done.stderr
-        counted.append(int(found[1].replace(b",", b"")))
-    return round((counted[1] - counted[0]) / (blocks[1] - blocks[0]))
+    command = [sys.executable, "-m", "benchmarks.residency_parts.residency_node", name, *map(str, GARBAGE_THRESHOLDS)]
+    several = [
+        make_streams(CAPACITY_BLOCKS, count, options.seed) for count in (COUNTED_BLOCKS, LONGER * COUNTED_BLOCKS)
+    ]
+    counted = [instructions(command, pickle.dumps(streams)) for streams in several]
+    return round((counted[1] - counted[0]) / (several[1].blocks - several[0].blocks))
 
 
 def measure_memory(seed: int) -> dict[str, float]:
@@ -153,7 +145,7 @@ def measure_radix_tree() -> dict[str, Any] | None:
     return found
 
 
-def main() -> None:
+def main() -> int:
     options = read_options()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     memory = measure_memory(options.seed)
@@ -170,22 +162,18 @@ def main() -> None:
         "match": measure_match(options.rows, options.seed),
         "radix_tree": measure_radix_tree(),
     }
-    if not options.dry:
-        write_result("residency", result)
-    print(to_json(result), end="")
+    return finish("residency", result, write=not options.dry)
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, seed="streams and chats")
     parser.add_argument("--engines", type=int, default=10)
     parser.add_argument("--blocks", type=int, default=20_000, help="stored by each engine while it is measured")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--times-only", action="store_true", help="count no instructions: that takes minutes")
-    parser.add_argument("--dry", action="store_true", help="print, and write no file")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,15 +2,14 @@
 
 `python -m benchmarks.shapes [--shape sglang] [--quick]`
 
-Each shape is traffic (`shapes_traces`), engines, policies, and what has to come out for the shape to be ours too. The
-published figure stands beside ours, with why they differ. Absolute times are those of a model of an engine; ratios and
-orders are what is compared. One node, virtual time, engine truth. Results: results/shapes.json.
+Each shape is traffic (`workloads.traffic`), engines, policies, and what has to come out for the shape to be ours too.
+The published figure stands beside ours, with why they differ. Absolute times are those of a model of an engine; ratios
+and orders are what is compared. One node, virtual time. Results: results/shapes.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +17,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks import shapes_traces
-from benchmarks.common import write_result
-from benchmarks.policies_workloads import A100_8B, AMPLE_TOKENS, ENGINES, L4_8B, QWEN_32B
+from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.workloads import traffic
+from benchmarks.workloads.workloads import A100_8B, AMPLE_TOKENS, ENGINES, L4_8B, QWEN_32B
 from ranvier_py.core.routing.placement.policies import PlacementOptions
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Ready, Task, execute_all, make_ready
-from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.replay_run import Plan
+from ranvier_py.replay.oracles import ORACLES
+from ranvier_py.replay.replay_plan import Plan
 from ranvier_py.replay.results import RunResult
-from ranvier_py.replay.trace import Trace
+from ranvier_py.replay.traces.trace import Trace
 
 QUICK_REQUESTS = 300
 
@@ -90,7 +89,7 @@ def sglang_checks(ours: Mapping[str, float]) -> list[Check]:
 
 SGLANG = Shape(
     source="SGLang router v0.4: LMSYS blog, «multiple long prefix groups, each perfectly balanced»",
-    load=lambda: shapes_traces.shared_prefix_groups(1),
+    load=lambda: traffic.shared_prefix_groups(1),
     engine=replace(A100_8B, cache_tokens=AMPLE_TOKENS),
     settings=[
         Setting(f"{policy}, {name}", policy, speed)
@@ -101,7 +100,7 @@ SGLANG = Shape(
     ours=sglang_ours,
     checks=sglang_checks,
     differs="Group sizes and lengths are not published: five requests a group were chosen so that round robin finds "
-    "what was told of it; that cache_aware then finds .75 was not chosen. Hits are at a rate that all policies serve, "
+    "what is published of it; that cache_aware then finds .75 was not chosen. Hits are at a rate that all serve, "
     "throughput is requests/s with four times as many offered. How much prefill weighs beside decoding, hence the "
     "throughput ratio, depends on the answers: 128 tokens here.",
 )
@@ -145,7 +144,7 @@ def ranvier_checks(ours: Mapping[str, float]) -> list[Check]:
 
 RANVIER = Shape(
     source="Ranvier, «When your load balancer learns»: 80 % of traffic shares one system prompt",
-    load=lambda: shapes_traces.one_hot_prefix(1),
+    load=lambda: traffic.one_hot_prefix(1),
     engine=replace(A100_8B, cache_tokens=AMPLE_TOKENS),
     settings=ranvier_settings(),
     published={"p99_change": -0.45, "hit_points_lost": 5.0},
@@ -155,7 +154,7 @@ RANVIER = Shape(
     "backends; ours are 1,500 at modelled engines. We lose tenths of a point instead of five: Ranvier learns the "
     "preferred backend when another one served, so each diverted request is a miss; here who served is learned, and "
     "each engine computes the prompt once. What the p99 gains depends on how full the one hot engine is, so four "
-    "rates are told; more than 1 % of ours are the first of their prefix, below whose prefill no p99 can be. "
+    "rates are run; more than 1 % of ours are the first of their prefix, below whose prefill no p99 can be. "
     "`common_share` is 0, as Ranvier has no such rule.",
 )
 
@@ -195,7 +194,7 @@ ANSWER_TOKENS = 1008  # 1,000 in whole blocks
 
 LLMD = Shape(
     source="llm-d blog, «KV-cache wins»: 8 pods, 16 H100, Qwen3-32B, 150 groups x 5 users, 73 % of cache capacity",
-    load=lambda: shapes_traces.grouped_users(1),
+    load=lambda: traffic.grouped_users(1),
     engine=QWEN_32B,
     settings=[Setting(policy, policy, 1.0) for policy in LLMD_POLICIES],
     published={
@@ -240,7 +239,7 @@ def kubeai_checks(ours: Mapping[str, float]) -> list[Check]:
 
 KUBEAI = Shape(
     source="KubeAI blog: CHWBL, 8 L4, Llama 3.1 8B, ShareGPT threads, 1,200 concurrent, against Kubernetes' default",
-    load=lambda: shapes_traces.chat_threads(1),
+    load=lambda: traffic.chat_threads(1),
     engine=L4_8B,
     settings=[Setting(f"{policy}, {speed:g}", policy, speed) for policy in KUBEAI_POLICIES for speed in KUBEAI_SPEEDS],
     published={"mean_ttft_change": -0.95, "throughput_change": 1.27},
@@ -294,7 +293,7 @@ def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace) -> dict[
         "checks": {check.what: check.holds for check in checks},
         "why_they_differ": shape.differs,
         "requests": len(trace.requests),
-        "shared_share": round(shapes_traces.shared_share(trace), 4),
+        "shared_share": round(traffic.shared_share(trace), 4),
         "runs": [
             {
                 "name": name,
@@ -309,10 +308,6 @@ def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace) -> dict[
             for name, run in runs.items()
         ],
     }
-
-
-def show(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def show_shape(name: str, found: Mapping[str, Any]) -> None:
@@ -332,11 +327,8 @@ def show_shape(name: str, found: Mapping[str, Any]) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
+    parser = command_line(__doc__, seed="drawn placements", jobs=True, quick=f"{QUICK_REQUESTS} requests each")
     parser.add_argument("--shape", action="append", choices=list(SHAPES), default=[])
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
-    parser.add_argument("--seed", type=int, default=1, help="of drawn placements")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests each, nothing is written")
     return parser.parse_args(argv)
 
 
@@ -349,9 +341,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
         found[name] = measured(SHAPES[name], trace, arguments)
         show_shape(name, found[name])
-    if not arguments.quick and not arguments.shape:
-        write_result("shapes", {"seed": arguments.seed, "engines": ENGINES, "shapes": found})
-    return 0
+    whole = not (arguments.quick or arguments.shape or arguments.dry)
+    return finish("shapes", {"seed": arguments.seed, "engines": ENGINES, "shapes": found}, write=whole)
 
 
 if __name__ == "__main__":

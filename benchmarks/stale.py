@@ -7,28 +7,25 @@ LOAD of what the smallest caches bear. Evictions: caches from all of the working
 an engine, each in turn, at even distances, with caches that hold everything; nodes see a restart by a probe within 5 s
 where nobody tells. Knowledge: requests alone (`estimated`), counts in answers and metrics (`calibrated`), events
 (`events`, the push of the Purdue report).
-Told of each: tokens evicted per second and engine, restarts per second of all, tokens believed to be cached and not
+Of each: tokens evicted per second and engine, restarts per second of all, tokens believed to be cached and not
 found per prompt token (`wasted`), found and not believed (`unforeseen`), hit rate, p90 of the time to first token.
 Published: Ranvier measured no gain of push (1,902 wasted tokens with and without); Purdue published no figure.
-Results: results/stale.json. A full run takes three minutes of one core.
+Results: results/stale.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from benchmarks.common import RESULTS, commit, machine
 from benchmarks.engine_caches import CAPACITY, cache_tokens_of, errors_of
-from benchmarks.policies_workloads import ENGINES, WORKLOADS
+from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.workloads.workloads import ENGINES, WORKLOADS
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
-from ranvier_py.replay.replay_run import Plan, Restart
+from ranvier_py.replay.replay_plan import Plan, Restart
 
 TRAFFIC = "chat_threads"
 LOAD = 0.7
@@ -85,16 +82,8 @@ def row_of(plan: Plan, done: Done, answers: float) -> Row:
     )
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stale", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="a few requests; nothing is written")
-    return parser.parse_args(argv)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse(argv)
+    arguments = command_line(__doc__, seed="the nodes", jobs=True, quick="a few requests").parse_args(argv)
     trace = WORKLOADS[TRAFFIC].load()
     if arguments.quick:
         trace = replace(trace, requests=trace.requests[:QUICK_REQUESTS])
@@ -110,23 +99,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for (share, _), plan, each in zip([case for case in cases for _ in KNOWLEDGE], plans, done, strict=True):
         row = replace(row_of(plan, each, ready.summary.answer_tokens), cache_share=share)
         rows.append(row)
-        print(
+        show(
             f"cache {share:5.3f}  restarts {row.restarts_per_s:6.3f}/s  evicted {row.evicted_tokens_per_s:8.1f} t/s  "
             f"{row.knowledge:10}  wasted {row.wasted:.4f}  unforeseen {row.unforeseen:.4f}  "
-            f"hits {row.hit_rate:.3f}  p90 {row.ttft_p90_s:.3f} s",
-            flush=True,
+            f"hits {row.hit_rate:.3f}  p90 {row.ttft_p90_s:.3f} s"
         )
-    if not arguments.quick:
-        result = {
-            "commit": commit(),
-            "machine": machine(),
-            "seed": arguments.seed,
-            "traffic": asdict(ready.summary),
-            "published": {"ranvier_wasted_tokens": {"push": 1902, "none": 1902}, "purdue": None},
-            "rows": [asdict(row) for row in rows],
-        }
-        (RESULTS / "stale.json").write_text(json.dumps(result, indent=2) + "\n")
-    return 0
+    result = {
+        "seed": arguments.seed,
+        "traffic": asdict(ready.summary),
+        "published": {"ranvier_wasted_tokens": {"push": 1902, "none": 1902}, "purdue": None},
+    }
+    write = not (arguments.quick or arguments.dry)
+    return finish("stale", result, write=write, rows=[asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What does the next turn of a chat cost in tokenizing, and does its history matter?
 
-    python -m benchmarks.tokenize [--rounds 10] [--out FILE]
+    python -m benchmarks.tokenize [--rounds 10]
 
 For histories of 2k, 10k and 50k tokens, in milliseconds, medians over rounds in which the candidates take turns:
 
@@ -26,9 +26,7 @@ what any router in Python must cost on this machine; `router` is the difference 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import re
 import socket
 import socketserver
@@ -48,9 +46,9 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
-from benchmarks.common import ROOT, percentiles, to_json, write_result
-from benchmarks.data_plane import await_answer, free_port, process
-from benchmarks.stub_engine import ANSWER, INFORMATION, LENGTH
+from benchmarks.harness.bench import command_line, data_folder, finish, percentiles
+from benchmarks.harness.processes import free_port, node, process
+from benchmarks.harness.stub_engine import ANSWER, INFORMATION, LENGTH
 from cluster.train_tokenizer import Grammar
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
@@ -70,7 +68,6 @@ KINDS = {"last_byte_idle": (True, PAUSE_S), "last_byte_busy": (True, 0.0), "in_o
 
 GOALS = {"tail_to_text_alone": 1.5, "last_byte_p50_us": 300}
 MATCHED = re.compile(rb"x-ranvier-matched-tokens: (\d+)")
-DATA = Path(os.environ.get("SHARED_DATA", ROOT.parent / "shared" / "data")) / "tokenizers" / "qwen2.5"
 
 
 def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -223,22 +220,22 @@ def connection(port: int) -> socket.socket:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class Paths:
     """Connections to the node and to the relay, and the node's control port."""
 
     node: socket.socket
     relay: socket.socket
     control: str
 
-    def tokenizer_worker(self) -> Mapping[str, int]:
+    def tokenizer_counts(self) -> Mapping[str, int]:
         with urllib.request.urlopen(f"{self.control}/admin/routes", timeout=10) as response:  # noqa: S310  # loopback
             found: dict[str, int] = json.load(response)["tokenizer_worker"]
         return found
 
-    def await_learned(self) -> None:
+    def wait_until_learned(self) -> None:
         """Until nothing has been learned for a second."""
         until, before = time.monotonic() + LEARNED_S, {"queued": 1}
-        while (now := dict(self.tokenizer_worker())) != before or now["queued"]:
+        while (now := dict(self.tokenizer_counts())) != before or now["queued"]:
             if time.monotonic() > until:
                 raise TimeoutError(f"still learning after {LEARNED_S:.0f} s: {now}")
             before = now
@@ -246,32 +243,19 @@ class Ways:
 
 
 @contextmanager
-def ways(source: Path) -> Iterator[Ways]:
-    port, control, relay_port = free_port(), free_port(), free_port()
+def paths(source: Path) -> Iterator[Paths]:
     with ExitStack() as stack:
         engines = [stack.enter_context(Engine()) for _ in range(ENGINES)]
         for engine in engines:
             threading.Thread(target=engine.serve_forever, daemon=True).start()
             stack.callback(engine.shutdown)
-        command = [
-            sys.executable,
-            "-m",
-            "ranvier_py",
-            "serve",
-            "--listen",
-            f"127.0.0.1:{port}",
-            "--log-level",
-            "warning",
-        ]
-        command += ["--control", f"127.0.0.1:{control}", "--tokenizer", str(source), "--policy", "affinity"]
-        for engine in engines:
-            command += ["--backend", f"http://127.0.0.1:{engine.port}"]
-        stack.enter_context(process(command))
+        urls = [f"http://127.0.0.1:{engine.port}" for engine in engines]
+        target, relay_port = stack.enter_context(node(urls, str(source))), free_port()
         bare = ["-m", "benchmarks.tokenize", "--relay", str(relay_port), str(engines[0].port)]
         stack.enter_context(process([sys.executable, *bare]))
-        await_answer(f"http://127.0.0.1:{control}/readyz")
-        through = [stack.enter_context(connection(each)) for each in (port, relay_port)]
-        yield Ways(through[0], through[1], f"http://127.0.0.1:{control}")
+        ports = (int(target.url.rpartition(":")[2]), relay_port)
+        through = [stack.enter_context(connection(port)) for port in ports]
+        yield Paths(through[0], through[1], target.control)
 
 
 def request_of(messages: Sequence[Message]) -> bytes:
@@ -300,14 +284,14 @@ def pause(seconds: float) -> None:
         time.sleep(seconds)
 
 
-def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> dict[str, Any]:
+def measure_path(through: Paths, tokenizer: ChatTokenizer, texts: Texts, tokens: int) -> dict[str, Any]:
     """What turns of chats of about `tokens` tokens wait for, in the node and in the relay."""
     known = history(tokenizer, texts, tokens)
     chats = [[{"role": "system", "content": f"Chat {number} of {tokens}."}, *known] for number in range(CHATS)]
     for chat in chats:
         send(through.node, request_of(chat), "in_one_send_busy")
-    through.await_learned()
-    before = through.tokenizer_worker()
+    through.wait_until_learned()
+    before = through.tokenizer_counts()
     times: dict[str, list[float]] = {}
     matched = []
     for kind in [*KINDS] * TURNS:
@@ -320,7 +304,7 @@ def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: 
                 times.setdefault(f"{kind}_{name}_us", []).append(waited)
                 if found := MATCHED.search(answer):
                     matched.append(int(found[1]))
-    after = through.tokenizer_worker()
+    after = through.tokenizer_counts()
     result: dict[str, Any] = {
         "history_tokens": tokens,
         "body_bytes": len(data),
@@ -336,7 +320,7 @@ def measure_path(through: Ways, tokenizer: ChatTokenizer, texts: Texts, tokens: 
 
 
 def measure_paths(tokenizer: ChatTokenizer, source: Path, texts: Texts) -> list[dict[str, Any]]:
-    with ways(source) as through:
+    with paths(source) as through:
         return [measure_path(through, tokenizer, texts, tokens) for tokens in HISTORY_TOKENS]
 
 
@@ -361,13 +345,13 @@ def encode(bare: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def sources() -> list[tuple[str, Path]]:
-    return [("embedded", EMBEDDED), *([("qwen2.5", DATA)] if DATA.is_dir() else [])]
+    data = data_folder() / "tokenizers" / "qwen2.5"
+    return [("embedded", EMBEDDED), *([("qwen2.5", data)] if data.is_dir() else [])]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def main() -> int:
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, help="also write the result here")
     parser.add_argument("--relay", type=int, nargs=2, metavar=("PORT", "ENGINE_PORT"), help="be the relay")
     arguments = parser.parse_args()
     if arguments.relay:
@@ -377,11 +361,8 @@ def main() -> None:
         "goals": GOALS,
         "tokenizers": [measure(name, source, arguments.rounds) for name, source in sources()],
     }
-    print(to_json(result), end="")
-    write_result("tokenize", result)
-    if arguments.out:
-        arguments.out.write_text(to_json(result))
+    return finish("tokenize", result, write=not arguments.dry)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """A scenario: what happens to a cluster, when, and what must hold afterwards. One file for simulator and processes.
 
     about = "One sentence."
-    for_s = 40.0                     # how long it runs, from the moment the first nodes are told to start
+    for_s = 40.0                     # how long it runs, from the moment the first nodes start
     runs_on = ["sim", "processes"]   # default: both. What a harness cannot do to it, it must refuse, never skip.
     [cluster]                        # who there is, see `Cluster`
     [load]                           # multi-turn chats from clients outside, see `Load`; without it no traffic
@@ -18,11 +18,13 @@ names the place. Pure: nothing here knows who runs it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from cluster.network.links import PERFECT, PLANES, Link, Rule
 
 SCENARIOS = Path(__file__).with_name("scenarios")
 HARNESSES = ("sim", "processes")
@@ -33,7 +35,7 @@ Selector = tuple[int, ...] | str
 WORDS = ("all", "none", "one", "half", "rest")
 DNS_WORDS = ("all", "subset", "empty", "self", "stale", "foreign", "failing", "slow", "flapping")
 """What the cluster's name says: every running node; a third of them, another third each time; nobody; only who asks;
-those of the beginning; addresses of another cluster; SERVFAIL; the truth after 5 s; one of these by turns."""
+those of the beginning; addresses of another cluster; SERVFAIL; the right answer after 5 s; one of these by turns."""
 
 Read = TypeVar("Read")
 
@@ -100,7 +102,6 @@ class Step:
     dns: str = "all"
     keys: tuple[int, ...] = ()  # the key ring from now on, primary first; keys are numbers here, secrets in a run
     label: str = ""  # of another cluster
-    updates_per_s: float = 0.0
     chats_per_s: float = 0.0
     packets_per_s: float = 0.0
 
@@ -136,35 +137,50 @@ class Scenario:
     runs_on: tuple[str, ...] = HARNESSES
 
 
+class Verb(NamedTuple):
+    """A kind of step: keys it needs and may have, and how a driver carries it out.
+
+    Its method `do_METHOD(step, whom)` is called for each of `whom`, `every_s` apart, and returns what undoes it; that
+    is called after as many seconds as the key `lasts` says, never if they are 0.
+    """
+
+    needs: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+    whom: str = "node"  # node, engine, nodes (all at once, or one by one with every_s), all (of the step, as a whole)
+    method: str = ""  # where it is not called like the verb
+    lasts: str = "for_s"
+    runs_on: tuple[str, ...] = HARNESSES
+
+
 LINK = ("loss", "delay_s", "jitter_s", "duplicate", "reorder", "reorder_s", "corrupt", "mtu")
-VERBS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    # verb: (keys it needs, keys it may have)
-    "start": (("nodes",), ("every_s", "keep_state")),
-    "stop": (("nodes",), ("every_s",)),  # politely: says goodbye
-    "kill": (("nodes",), ("every_s",)),
-    "restart": (("nodes",), ("every_s", "down_s", "keep_state")),  # kill, wait, start
-    "roll": (("nodes",), ("every_s", "down_s", "keep_state")),  # stop politely, wait, start
-    "pause": (("nodes", "for_s"), ("every_s",)),  # SIGSTOP, SIGCONT
-    "slow": (("nodes", "factor"), ("for_s",)),  # less of a processor
-    "disk_full": (("nodes",), ("for_s",)),
-    "descriptors": (("nodes", "for_s"), ("every_s",)),  # hardly a file descriptor left; only where there are any
-    "cut": (("nodes",), ("others", "one_way", "planes", "refuse", "for_s", "every_s")),
-    "link": (("nodes",), ("others", "one_way", "for_s", *LINK)),  # at least one of LINK
-    "heal": ((), ()),  # every cut and link
-    "core": (("nodes",), ()),  # these run, and all between them is well for good; nothing else is mended
-    "dns": (("dns",), ("nodes", "for_s")),  # for these nodes, default all
-    "keys": (("nodes", "keys"), ("every_s",)),
-    "foreign": (("nodes", "label"), ()),  # these addresses belong to another cluster from now on (restart)
-    "flood": (("nodes", "updates_per_s", "for_s"), ()),  # so many chats learned there, whoever asks
-    "attack": (("nodes", "packets_per_s", "for_s"), ()),  # replayed, misdirected and forged packets for these
-    "engine_stop": (("engines",), ("for_s",)),
-    "engine_restart": (("engines",), ("down_s",)),  # comes back with an empty cache: a new boot
-    "engine_slow": (("engines", "factor"), ("for_s",)),
-    "events_cut": (("engines",), ("for_s",)),  # nobody reaches the publisher
-    "events_loss": (("engines", "loss"), ("for_s",)),  # share of its messages that do not arrive
-    "events_garbage": (("engines", "for_s"), ()),  # it writes what nobody can read
-    "events_strange": (("engines", "for_s"), ()),  # it is restarted as a version whose events nobody knows, and back
-    "load": (("chats_per_s",), ("for_s",)),
+SIM = ("sim",)
+VERBS: Mapping[str, Verb] = {
+    "start": Verb(("nodes",), ("every_s", "keep_state")),
+    "stop": Verb(("nodes",), ("every_s",)),  # politely: says goodbye
+    "kill": Verb(("nodes",), ("every_s",)),
+    "restart": Verb(("nodes",), ("every_s", "down_s", "keep_state"), method="kill", lasts="down_s"),
+    "roll": Verb(("nodes",), ("every_s", "down_s", "keep_state"), method="stop", lasts="down_s"),
+    "pause": Verb(("nodes", "for_s"), ("every_s",)),  # SIGSTOP, SIGCONT
+    "slow": Verb(("nodes", "factor"), ("for_s",)),  # less of a processor
+    "disk_full": Verb(("nodes",), ("for_s",)),
+    "descriptors": Verb(("nodes", "for_s"), ("every_s",), runs_on=("processes",)),  # hardly a file descriptor left
+    "cut": Verb(("nodes",), ("others", "one_way", "planes", "refuse", "for_s", "every_s"), "nodes"),
+    "link": Verb(("nodes",), ("others", "one_way", "for_s", *LINK), "nodes"),  # at least one of LINK
+    "heal": Verb(whom="all"),  # every cut and link
+    "core": Verb(("nodes",), whom="all"),  # these run, and all between them is well for good; nothing else is mended
+    "dns": Verb(("dns",), ("nodes", "for_s"), "all"),  # for these nodes, default all
+    "keys": Verb(("nodes", "keys"), ("every_s",)),
+    "foreign": Verb(("nodes", "label")),  # these addresses belong to another cluster from now on (restart)
+    "flood": Verb(("nodes", "chats_per_s", "for_s"), runs_on=SIM),  # so many chats there, whoever asks
+    "attack": Verb(("nodes", "packets_per_s", "for_s"), runs_on=SIM),  # replayed, misdirected and forged packets
+    "engine_stop": Verb(("engines",), ("for_s",), "engine"),
+    "engine_restart": Verb(("engines",), ("down_s",), "engine", "engine_stop", "down_s"),  # with an empty cache
+    "engine_slow": Verb(("engines", "factor"), ("for_s",), "engine"),
+    "events_cut": Verb(("engines",), ("for_s",), "engine", runs_on=SIM),  # nobody reaches the publisher
+    "events_loss": Verb(("engines", "loss"), ("for_s",), "engine", runs_on=SIM),  # share of its messages
+    "events_garbage": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # it writes what nobody can read
+    "events_strange": Verb(("engines", "for_s"), (), "engine", runs_on=SIM),  # as a version nobody knows, and back
+    "load": Verb(("chats_per_s",), ("for_s",), "all"),
 }
 
 
@@ -213,14 +229,14 @@ def _step(table: Any, place: str) -> Step:
     verb = table["do"]
     if verb not in VERBS:
         raise ScenarioError(f"{place}: no verb {verb!r}; there are: {', '.join(VERBS)}")
-    needed, allowed = VERBS[verb]
+    needed, allowed = ("at_s", *VERBS[verb].needs), VERBS[verb].may
     place = f"{place} ({verb})"
-    for key in ("at_s", *needed):
+    for key in needed:
         if key not in table:
             raise ScenarioError(f"{place}: {key} is missing")
     for key in table:
-        if key not in ("at_s", "do", *needed, *allowed):
-            raise ScenarioError(f"{place}: {verb} takes no {key!r}; it takes {', '.join(('at_s', *needed, *allowed))}")
+        if key not in ("do", *needed, *allowed):
+            raise ScenarioError(f"{place}: {verb} takes no {key!r}; it takes {', '.join((*needed, *allowed))}")
     if verb == "link" and not any(key in table for key in LINK):
         raise ScenarioError(f"{place}: say at least one of {', '.join(LINK)}")
     return _read(Step, table, place)
@@ -253,16 +269,16 @@ def _value(kind: str, value: Any, place: str) -> Any:
         return value
     if kind == "str" and isinstance(value, str):
         return value
-    if kind == "Selector" and (numbers(value) or isinstance(value, str)):
+    if kind == "Selector" and (is_numbers(value) or isinstance(value, str)):
         return value if isinstance(value, str) else tuple(value)
-    if kind == "tuple[int, ...]" and numbers(value):
+    if kind == "tuple[int, ...]" and is_numbers(value):
         return tuple(value)
     if kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(one, str) for one in value):
         return tuple(value)
     raise ScenarioError(f"{place}: {value!r} is not a {kind} (numbers are not negative)")
 
 
-def numbers(value: Any) -> bool:
+def is_numbers(value: Any) -> bool:
     """Whether this is a list of numbers from 0."""
     return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
 
@@ -354,6 +370,41 @@ def quiet_at(scenario: Scenario) -> float:
     return max(ends)
 
 
+def numbers(selector: Selector) -> tuple[int, ...]:
+    """Of a selector that `settle` has turned into numbers."""
+    assert isinstance(selector, tuple), "settle the scenario first"
+    return selector
+
+
+def targets(step: Step) -> list[Any]:
+    """Whom a settled step concerns, one after the other: see `Verb.whom`."""
+    match VERBS[step.do].whom:
+        case "node":
+            return [*numbers(step.nodes)]
+        case "engine":
+            return [*numbers(step.engines)]
+        case "nodes" if step.every_s > 0:
+            return [(number,) for number in numbers(step.nodes)]
+    return [numbers(step.nodes)]
+
+
+def rule_of(step: Step, nodes: Sequence[int], addresses: Sequence[Hashable]) -> Rule:
+    """What a cut or a bad link is between these nodes and the others; where there are no others, among themselves."""
+    others = numbers(step.others) or nodes
+    return Rule(
+        frozenset(addresses[number] for number in nodes),
+        frozenset(addresses[number] for number in others),
+        Link(
+            cut=step.do == "cut",
+            refuse=step.refuse,
+            mtu=step.mtu or PERFECT.mtu,
+            **{name: getattr(step, name) for name in LINK if name != "mtu"},
+        ),
+        step.one_way,
+        frozenset(plane for name in step.planes for plane in PLANES[name]),
+    )
+
+
 def write_scenario(scenario: Scenario) -> str:
     """As TOML that `read_scenario` reads back equal: a failing schedule is kept as a scenario of its own."""
     lines = [f"name = {toml(scenario.name)}", f"about = {toml(scenario.about)}", f"for_s = {toml(scenario.for_s)}"]
@@ -362,7 +413,7 @@ def write_scenario(scenario: Scenario) -> str:
         if part is not None:
             lines += ["", f"[{key}]", *_lines(part)]
     for step in scenario.steps:
-        needed, allowed = VERBS[step.do]
+        needed, allowed = VERBS[step.do].needs, VERBS[step.do].may
         always = ("at_s", "do", *needed, *(("loss",) if step.do == "link" else ()))
         lines += ["", "[[step]]", *_lines(step, ("at_s", "do", *needed, *allowed), always)]
     return "\n".join(lines) + "\n"

@@ -25,8 +25,8 @@ import trio
 
 from ranvier_py import __version__
 from ranvier_py.config.config_loader import FILE_VARIABLE, did_you_mean, flag_of, load, read_secret_file, variable_of
-from ranvier_py.config.config_model import SECRETS, Config
-from ranvier_py.config.config_reference import is_list, key_help, reference, toml_value
+from ranvier_py.config.config_model import KEYS, SECRETS, Config
+from ranvier_py.config.config_reference import help_of, reference, toml_value
 from ranvier_py.control.status_page import NodeStatus, divergence, status_page
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.io.logs import set_up_logs
@@ -146,16 +146,15 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """--config, and one flag for each key that is no secret. What is not given is not set."""
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file; ${FILE_VARIABLE} names one too")
     groups: dict[str, Any] = {}
-    for name, info in Config.model_fields.items():
-        section, text = key_help(name, info)
+    for name, key in KEYS.items():
         if name in SECRETS:
             continue
-        group = groups.setdefault(section, None) or parser.add_argument_group(section)
-        groups[section] = group
-        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
-        if info.annotation is bool:
+        section = key.option.section
+        group = groups[section] = groups.get(section) or parser.add_argument_group(section)
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_of(key).replace("%", "%%")}
+        if key.annotation is bool:
             group.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **options)
-        elif is_list(info):
+        elif isinstance(key.option.default, tuple):
             group.add_argument(flag_of(name), action="append", metavar="X", **options)
         else:
             group.add_argument(flag_of(name), *SHORT_FLAGS.get(name, ()), metavar="X", **options)
@@ -191,7 +190,7 @@ def unknown_arguments(extra: Sequence[str], flags: Sequence[str]) -> Iterator[st
 def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
     """What these flags ask for. Raises ConfigError with all problems, those of the flags themselves first."""
     given = vars(options)
-    flags = {name: given[name] for name in Config.model_fields if name in given}
+    flags = {name: given[name] for name in KEYS if name in given}
     try:
         loaded = load(flags, options.config)
     except ConfigError as error:

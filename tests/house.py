@@ -31,9 +31,9 @@ ALLOWED = {
     "core.routing": ("core", "core.prompts", "core.answers"),
     "core.engine_cache": ("core", "core.prompts", "core.answers", "core.routing"),
     "core.gossip": ("core", "core.prompts", "core.answers", "core.routing", "core.engine_cache"),
-    "config": ("core",),
     "proxy": ("core",),
     "io": ("core", "proxy.transport"),
+    "config": ("core", "proxy", "io"),
     "control": ("core", "config"),
     "node": ("core", "config", "proxy", "io", "control"),
     "replay": ("", "core", "io.tokenizer"),
@@ -55,7 +55,7 @@ OLD_WORDS = frozenset(
 
 GERUNDS_THAT_ARE_NONE = frozenset({"ring", "rings", "keyring"})
 
-TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b(Costs?:|[Tt]akes (about )?\d|about \d[\d.,]* ms)")
+TIMING = re.compile(r"\d\s?(us|µs|ns|microseconds)\b|\b([Cc]osts?|[Tt]akes)\b[^.\n]{0,40}\d\s?ms\b")
 """What a docstring says of speed: that is for benchmarks to say."""
 
 

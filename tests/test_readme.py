@@ -16,11 +16,11 @@ import trio
 from cluster.demo.demo_view import Column, rows
 from cluster.load.load_report import Ledger, report
 from ranvier_py import cli
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_model import KEYS
 from ranvier_py.control.control_port import Handlers
 from ranvier_py.control.worker_reports import InternalHandlers
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.replay.oracle_placer import ORACLES
+from ranvier_py.replay.oracles import ORACLES
 from tests.node.test_node import MODEL, lab
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +84,7 @@ def test_every_path_of_the_control_port_is_served() -> None:
 def test_every_key_of_the_configuration_that_is_named_there_is_one() -> None:
     named = set(re.findall(r"`([a-z]+_(?:key_)?file)`", TEXT))
     assert named
-    assert named <= set(Config.model_fields)
+    assert named <= set(KEYS)
 
 
 def test_every_policy_has_its_rule() -> None:
@@ -119,18 +119,35 @@ def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:
     assert titles[len(shown) :] == [f"engine-{number}" for number in range(1, 5)]
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"(?m)^\| `(?!tests/)([a-z_]+)`", section("Measured")))))
+MEASURED = re.findall(r"(?m)^\| `([a-z_]+)`", section("Measured"))
+
+
+def test_eight_rows_are_measured_and_the_page_of_all_has_the_rest() -> None:
+    assert len(MEASURED) == 8
+    every = (ROOT / "benchmarks" / "README.md").read_text()
+    assert {name for name in MEASURED if f"\n## {name}\n" not in every} == set()
+
+
+def test_the_sections_are_in_the_order_of_a_first_reading() -> None:
+    titles = (
+        "Two commands",
+        "In front",
+        "How it decides",
+        "Operating",
+        "What would",
+        "Several nodes",
+        "Measured",
+        "More",
+    )
+    assert [part.split("\n")[0] for part in HEADINGS[1:] if not part.startswith(titles)] == []
+    assert [next(title for title in titles if part.startswith(title)) for part in HEADINGS[1:]] == list(titles)
+
+
+@pytest.mark.parametrize("name", sorted(set(MEASURED)))
 def test_every_figure_has_its_benchmark_and_its_result(name: str) -> None:
     assert (ROOT / "benchmarks" / f"{name}.py").is_file()
     result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-    assert {"commit", "machine"} <= set(flat(result))
-
-
-def flat(value: Any) -> list[str]:
-    """The names of all members, however deep."""
-    if isinstance(value, dict):
-        return [*value, *(name for inner in value.values() for name in flat(inner))]
-    return [name for inner in value for name in flat(inner)] if isinstance(value, list) else []
+    assert {"commit", "machine"} <= result.keys()
 
 
 def test_every_file_that_the_documents_name_is_there() -> None:

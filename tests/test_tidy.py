@@ -32,20 +32,16 @@ LIBRARIES = {
     "tokenizers": ("tokenizer", "templates"),
     "huggingface_hub": ("tokenizer",),
     "httpx": (
-        "engine_pages",
-        "health_probes",
+        "engine_poller",
         "cli",
         "routers",
-        "metrics_scraper",
-        "publisher_discovery",
         "sse_source",
     ),
     "zmq": ("zmq_sockets",),
     "redis": ("redis_index",),
     "cryptography": ("seal",),
     "msgpack": ("frame", "event_frames"),
-    "pydantic": ("config_model", "config_loader", "config_values", "config_reference"),
-    "pydantic_settings": ("config_model", "config_loader", "config_values"),
+    "pydantic": ("config_model", "config_loader", "config_values"),
 }
 """Files that may import a foreign library, by name."""
 

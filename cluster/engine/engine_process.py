@@ -17,7 +17,9 @@ from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_events import ENCODINGS, STRANGE, KvEvents
 from cluster.engine.kv_publisher import KvEndpoints
 from ranvier_py.core.addresses import host_port
-from ranvier_py.proxy.server import DataServer, ServerLimits
+from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.server import DataServer
 from ranvier_py.replay.engine.model import EngineLimits
 
 DEFAULT_TOKENIZER = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
@@ -129,7 +131,7 @@ async def serve(
     engine: Engine, host: str, port: int, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve until cancelled. Started with the address it listens on."""
-    server = DataServer(engine.handle, SERVER_LIMITS)
+    server = DataServer(awaiting(engine.handle), SERVER_LIMITS)
     with engine.kv.publisher if engine.kv else nullcontext():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.live.run)

@@ -36,7 +36,7 @@ from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextToke
 from cluster.engine.kv_events import KvEvents, KvTeller, Scope
 from cluster.engine.live_engine import LiveEngine, Mailbox
 from ranvier_py.core.errors import ClientGone
-from ranvier_py.proxy.client_connection import Client
+from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Headers, HttpRequest
 from ranvier_py.replay.engine.block_cache import Job, TokenIds
 from ranvier_py.replay.engine.model import EngineLimits, PromptTooLongError, QueueFullError
@@ -122,7 +122,7 @@ class Engine:
                 raise ApiError(405 if known else 404, "NotFoundError", "Method Not Allowed" if known else "Not Found")
             await route(request, client)
         except ApiError as error:
-            await client.respond(error.status, error.body(), self._headers)
+            client.respond(error.status, error.body(), self._headers)
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Engine:
             return False
         usage = usage_of(mailbox.job.prompt_tokens, len(answer.ids), mailbox.cached_tokens)
         body = reply.whole("".join(answer.pieces), finish_reason(answer), usage)
-        await client.respond(200, body, self._headers)
+        client.respond(200, body, self._headers)
         return True
 
     async def _stream(
@@ -253,7 +253,7 @@ class Engine:
 
     async def probe(self, _: HttpRequest, client: Client, *, body: Callable[[], bytes]) -> None:
         await self._begin(self.faults.draw(trio.current_time(), health=True))
-        await client.respond(200, body(), self._headers)
+        client.respond(200, body(), self._headers)
 
     def _models(self) -> bytes:
         return models_body(self.config.models, self._created, self.config.tokens_max)
@@ -267,7 +267,7 @@ class Engine:
             first_token_s=self.live.first_token_s,
             duration_s=self.live.duration_s,
         )
-        await client.respond(200, page, self._headers, content_type=CONTENT_TYPE)
+        client.respond(200, page, self._headers, content_type=CONTENT_TYPE)
 
     async def tokenize(self, request: HttpRequest, client: Client) -> None:
         fields = read_object(request.body)
@@ -281,13 +281,13 @@ class Engine:
                 raise bad_request("prompt must be a text", "prompt")
             ids = self._tokenizer.encode(text, special=bool(fields.get("add_special_tokens", True)))
         body = {"count": len(ids), "max_model_len": self.config.tokens_max, "tokens": ids.tolist(), "token_strs": None}
-        await client.respond(200, orjson.dumps(body), self._headers)
+        client.respond(200, orjson.dumps(body), self._headers)
 
     async def detokenize(self, request: HttpRequest, client: Client) -> None:
         ids = read_prompt({"prompt": read_object(request.body).get("tokens")}).get("ids")
         if ids is None:
             raise bad_request("tokens must be a list of token ids", "tokens")
-        await client.respond(200, orjson.dumps({"prompt": self._tokenizer.decode(ids)}), self._headers)
+        client.respond(200, orjson.dumps({"prompt": self._tokenizer.decode(ids)}), self._headers)
 
     async def set_fault(self, request: HttpRequest, client: Client) -> None:
         try:
@@ -295,7 +295,7 @@ class Engine:
         except ValueError as error:
             raise bad_request(str(error)) from error
         self.faults.set(fault, trio.current_time())
-        await client.respond(200, b'{"set":true}', self._headers)
+        client.respond(200, b'{"set":true}', self._headers)
 
     async def lose_events(self, request: HttpRequest, client: Client) -> None:
         """{"lose": n}: the next n messages reach nobody, but for those who ask for them again."""
@@ -303,7 +303,7 @@ class Engine:
         if type(number) is not int or number < 0 or self.kv is None:
             raise bad_request("lose must be a number of messages", "lose")
         self.kv.publisher.to_lose = number
-        await client.respond(200, b'{"set":true}', self._headers)
+        client.respond(200, b'{"set":true}', self._headers)
 
     async def restart(self, _: HttpRequest, client: Client) -> None:
         self.live.restart()
@@ -326,7 +326,7 @@ class Engine:
             "cut": self.cut,
             "kv_messages": self.kv.publisher.published if self.kv else 0,
         }
-        await client.respond(200, orjson.dumps(body), self._headers)
+        client.respond(200, orjson.dumps(body), self._headers)
 
 
 class StreamWriter:
@@ -347,13 +347,15 @@ class StreamWriter:
             return  # an empty chunk would end the body
         if self._chunked:
             framed = (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
-            await self._client.send(head, *framed)
+            self._client.send(head, *framed)
         else:
-            await self._client.send(head + data)
+            self._client.send(head + data)
+        await self._client.flush()
 
     async def end(self) -> None:
         if self._chunked:
-            await self._client.send(b"0\r\n\r\n")
+            self._client.send(b"0\r\n\r\n")
+            await self._client.flush()
 
 
 NEVER = 1 << 60

@@ -17,23 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.simulation.node_values import SimNode
 from cluster.simulation.sim_engine import SimEngine
+from cluster.simulation.sim_node import SimNode
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.gossip import Gossip
 from ranvier_py.core.gossip.membership.member_lists import JOIN_LISTS
 from ranvier_py.core.gossip.membership.members import Members
-from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.gossip.wire.messages import Record
 from ranvier_py.core.gossip.wire.records import pack_records, unpack_records
 
 
 def form(nodes: Sequence[SimNode], engines: Sequence[SimEngine], now: float) -> None:
     """Nodes that have just been made become a cluster."""
-    peers = [node.peer for node in nodes if isinstance(node.peer, RouterPeer)]
-    records = unpack_records(pack_records([peer.gossip.me for peer in peers]))
-    for node, peer in zip(nodes, peers, strict=True):
-        gossip = peer.gossip
+    records = unpack_records(pack_records([node.gossip.me for node in nodes]))
+    for node in nodes:
+        peer, gossip = node.peer, node.gossip
         know(gossip.members, records, now)
         neighbours = gossip.members.neighbours.unmet()
         prove(gossip, neighbours, now)

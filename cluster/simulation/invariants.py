@@ -2,7 +2,7 @@
 
     S1  nobody holds itself for dead; incarnations of a session do not fall; of a name the last counts
     S2  what one says of another does not fall in (epoch, incarnation); back from the dead only by a higher pair, or met
-    S3  version vectors do not fall, and nobody has more of an origin than it has told (the rest is L3)
+    S3  version vectors do not fall, and nobody has more of an origin than it has sent (the rest is L3)
     S4  merging in any order gives one table: shown by L2 at the end of each run, and by the laws in tests/core/gossip
     S5  no claim is younger than its evidence (but for its way here), older than its life, invented, or of an engine's
         earlier process
@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from cluster.simulation.node_values import Look, Seen
 from cluster.simulation.sim_clients import TRIES_MAX
 from cluster.simulation.sim_engine import SimEngine
 from cluster.simulation.sim_host import SPINS_MAX, SimHost
+from cluster.simulation.sim_node import Look, Seen
 from cluster.simulation.world import Violated, Violation, World
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
@@ -66,8 +66,8 @@ class Invariants:
     def __init__(self, world: World) -> None:
         self.world = world
         self.memories: dict[tuple[int, int], Memory] = {}
-        self.engine_caches: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
-        self.told: dict[int, int] = {}  # session -> route updates of its own
+        self.served_at: dict[tuple[int, int], float] = {}  # (fingerprint, engine) -> when it was last served
+        self.sent_updates: dict[int, int] = {}  # session -> route updates of its own
         self.looks = 0
         self._known_since: dict[tuple[int, int, int, int], float] = {}  # of a process of an engine, by one of a node
         self.held_back_s = 0.0  # the longest that an attacker kept what then came from him alone
@@ -76,7 +76,7 @@ class Invariants:
         self._served: list[int] = []  # fingerprints to look under, SERVED_MAX of them
 
     def fail(self, invariant: str, nodes: tuple[int, ...], text: str) -> None:
-        raise Violated(Violation(self.world.heap.now, invariant, nodes, text))
+        raise Violated(Violation(self.world.time.now, invariant, nodes, text))
 
     def held_back(self, delay_s: float) -> None:
         """What had not arrived has been delivered by somebody who kept it so long."""
@@ -88,15 +88,15 @@ class Invariants:
         if isinstance(error, Violated):
             raise error
         raise Violated(
-            Violation(self.world.heap.now, "S9", (host.index,), f"{type(error).__name__}: {error}")
+            Violation(self.world.time.now, "S9", (host.index,), f"{type(error).__name__}: {error}")
         ) from error
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:  # noqa: ARG002  # as all listeners
-        now = self.world.heap.now
+        now = self.world.time.now
         for _, token, text in end.chain():
             for name in (token, text):
                 if name:
-                    self.engine_caches[name, engine] = now
+                    self.served_at[name, engine] = now
         if len(self._served) < SERVED_MAX:
             self._served.append(end.token or end.text)
         else:
@@ -104,7 +104,7 @@ class Invariants:
 
     def failed(self, host: SimHost, tried: Sequence[int]) -> None:
         """S6: the client got an error though an engine runs; unless it has only just come back."""
-        now = self.world.heap.now
+        now = self.world.time.now
         ready = [one.number for one in self.world.engines if one.running and now - one.born_at + 1.0 > NO_ENGINE_S]
         settled = now - host.started_at > NO_ENGINE_S
         stopped = [number for number in tried if now - self.world.engines[number].down_at <= NO_ENGINE_S]
@@ -131,7 +131,7 @@ class Invariants:
             live = (live + live)[start : start + LOOKS_MAX]
         for host in live:
             assert host.node is not None
-            self.look(host, host.node.look(self.world.heap.now))
+            self.look(host, host.node.look(self.world.time.now))
             self.claims(host)
 
     def look(self, host: SimHost, look: Look) -> None:
@@ -175,24 +175,26 @@ class Invariants:
     def vectors(self, host: SimHost, look: Look, memory: Memory) -> None:
         own = look.vector.get(look.session)
         if own is not None:
-            self.told[look.session] = max(own, self.told.get(look.session, 0))
+            self.sent_updates[look.session] = max(own, self.sent_updates.get(look.session, 0))
         for session, number in look.vector.items():
             if number < memory.vector.get(session, 0):
                 self.fail("S3", (host.index,), f"vector of {session:x} fell: {memory.vector[session]} to {number}")
             origin = self.world.sessions.get(session)
-            if origin is not None and number > self._told(session, origin[0]):
+            if origin is not None and number > self._updates_sent(session, origin[0]):
                 self.fail(
-                    "S3", (host.index, origin[0]), f"has {number} of an origin that told {self.told.get(session)}"
+                    "S3",
+                    (host.index, origin[0]),
+                    f"has {number} of {self.sent_updates.get(session)} that were sent",
                 )
         memory.vector = dict(look.vector)
 
-    def _told(self, session: int, number: int) -> int:
-        """How many route updates a session has told: the last look at it, or one now."""
+    def _updates_sent(self, session: int, number: int) -> int:
+        """How many route updates a session has sent: the last look at it, or one now."""
         node = self.world.hosts[number].node
         if node is not None and node.session == session:
-            self.told[session] = max(self.told.get(session, 0), node.told())
-            return self.told[session]
-        return 2**63  # it has died since: between two looks it may have told more
+            self.sent_updates[session] = max(self.sent_updates.get(session, 0), node.updates_sent())
+            return self.sent_updates[session]
+        return 2**63  # it has died since: between two looks it may have sent more
 
     def bounds(self, host: SimHost, look: Look) -> None:
         for name, table in look.tables.items():
@@ -204,7 +206,7 @@ class Invariants:
     def budget(self, host: SimHost, memory: Memory) -> None:
         """S7, between two looks: as many seconds' budgets as have begun. Rows have one of their own."""
         assert host.node is not None
-        now, sent = self.world.heap.now, host.node.route_bytes()
+        now, sent = self.world.time.now, host.node.route_bytes()
         before, memory.sent = memory.sent, (now, sent)
         if before is None:
             return
@@ -217,7 +219,7 @@ class Invariants:
 
     def claims(self, host: SimHost) -> None:
         """S5, for a sample of the table."""
-        node, now = host.node, self.world.heap.now
+        node, now = host.node, self.world.time.now
         assert node is not None
         ttl_s = self.world.scenario.cluster.route_ttl_s or DEFAULT_TTL_S
         below = self._rng.choice(self._served) if self._served else 0
@@ -225,14 +227,14 @@ class Invariants:
         slack_s += self.held_back_s
         for fingerprint, number, _, age_s in (*node.claims(0, now), *node.claims(below, now)):
             engine = self.world.engines[number]
-            seen_at = self.engine_caches.get((fingerprint, number))
+            seen_at = self.served_at.get((fingerprint, number))
             if engine.kv is not None:  # what it holds is true, whoever was answered
                 seen_at = engine.kv.last_held_at(fingerprint, now)
             if seen_at is None:
-                self.fail("S5", (host.index,), f"engine {number} is said to hold {fingerprint:x}: never served there")
+                self.fail("S5", (host.index,), f"engine {number} never held {fingerprint:x}, and is believed to")
                 return
             true_s = now - seen_at
-            if age_s < true_s - slack_s and engine.kv is None:  # who missed some of its words may believe too much
+            if age_s < true_s - slack_s and engine.kv is None:  # who missed some of its events may believe too much
                 self.fail("S5", (host.index,), f"a claim is {true_s:.1f} s old and passes for {age_s:.1f} s")
             if true_s > ttl_s + slack_s + AGE_SLACK_S:
                 self.fail("S5", (host.index,), f"a claim lives after {true_s:.1f} s, its life is {ttl_s:g} s")
@@ -243,7 +245,7 @@ class Invariants:
 
     def _knows(self, host: SimHost, engine: SimEngine) -> bool:
         """Whether its probe found this process by our last look: what a probe finds counts from the next look on."""
-        now = self.world.heap.now
-        if self.world.probed.get((host.index, host.generation, engine.number)) != engine.boots:
+        now = self.world.time.now
+        if self.world.probed.get((host.index, host.generation, engine.number)) != engine.generation:
             return False
-        return now > self._known_since.setdefault((host.index, host.generation, engine.number, engine.boots), now)
+        return now > self._known_since.setdefault((host.index, host.generation, engine.number, engine.generation), now)

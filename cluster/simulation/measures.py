@@ -8,7 +8,7 @@ are not followed, so what is measured is a sample of all. Times are virtual seco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster.simulation.sim_host import SimHost
@@ -29,7 +29,7 @@ class Followed:
 
     fingerprint: int
     engine: int
-    boots: int
+    generation: int
     at_s: float
     missing: dict[int, int]  # host -> its generation
 
@@ -61,10 +61,10 @@ class Measure:
             if other is not host and self.world.labels[other.index] == label
         }
         if others:
-            boots = self.world.engines[engine].boots
-            self.followed.append(Followed(end.token, engine, boots, self.world.heap.now, others))
+            generation = self.world.engines[engine].generation
+            self.followed.append(Followed(end.token, engine, generation, self.world.time.now, others))
 
-    def heard(self, host: SimHost, plane: Plane) -> None:
+    def received(self, host: SimHost, plane: Plane) -> None:
         """A node has heard something: has it what it lacked?"""
         if plane is Plane.BULK and self.followed:
             for route_update in self.followed:
@@ -72,7 +72,7 @@ class Measure:
                     self._look(host, route_update)
 
     def _look(self, host: SimHost, route_update: Followed) -> None:
-        now, node = self.world.heap.now, host.node
+        now, node = self.world.time.now, host.node
         if node is None or route_update.missing.get(host.index) != host.generation:
             return
         if node.holds(route_update.fingerprint, route_update.engine, now):
@@ -83,9 +83,9 @@ class Measure:
 
     def sample(self) -> None:
         """Once a second: look everywhere, let go of what will not come."""
-        now, kept = self.world.heap.now, []
+        now, kept = self.world.time.now, []
         for route_update in self.followed:
-            if self.world.engines[route_update.engine].boots != route_update.boots:
+            if self.world.engines[route_update.engine].generation != route_update.generation:
                 self.overtaken += len(route_update.missing)
                 continue
             for number in [*route_update.missing]:
@@ -105,36 +105,36 @@ class Measure:
 
     def changed(self, host: SimHost, change: MemberChange) -> None:
         session = change.record.session
-        self.world.trace.add(self.world.heap.now, host.index, change.what, change.record.name, session, change.why)
+        self.world.trace.add(self.world.time.now, host.index, change.what, change.record.name, session, change.why)
         if change.what not in ("died", "left") or session not in self.world.sessions:
             return
         ended = self.world.ended.get(session)
         if ended is not None:
-            self.noticed_s.setdefault(session, []).append(self.world.heap.now - ended)
+            self.noticed_s.setdefault(session, []).append(self.world.time.now - ended)
         elif change.what == "died":
             self.deaths += 1
             subject = self.world.hosts[self.world.sessions[session][0]]
             if not subject.paused:
-                self.false_deaths.append((self.world.heap.now, host.index, subject.index))
+                self.false_deaths.append((self.world.time.now, host.index, subject.index))
 
     # --- the whole --------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         """One flat JSON object."""
         world = self.world
-        net, seconds = world.net.statistics, max(world.heap.now, 1e-9)
+        net, seconds = world.net.counters, max(world.time.now, 1e-9)
         nodes = max(1, len(world.hosts))
-        found: dict[str, Any] = {"nodes": nodes, "virtual_s": round(world.heap.now, 3), "packets": net.sent}
+        found: dict[str, Any] = {"nodes": nodes, "virtual_s": round(world.time.now, 3), "packets": net.sent}
         found |= {f"learned_{name}_s": value for name, value in percentiles(self.learned_s).items()}
         found |= {f"everywhere_{name}_s": value for name, value in percentiles(self.everywhere_s).items()}
         firsts = [min(times) for times in self.noticed_s.values()]
         lasts = [max(times) for times in self.noticed_s.values()]
         found |= {f"noticed_first_{name}_s": value for name, value in percentiles(firsts).items()}
         found |= {f"noticed_all_{name}_s": value for name, value in percentiles(lasts).items()}
-        found |= {"lessons_late": self.late, "false_deaths": len(self.false_deaths), "deaths_of_stopped": self.deaths}
+        found |= {"updates_late": self.late, "false_deaths": len(self.false_deaths), "deaths_of_stopped": self.deaths}
         for plane in Plane:
             found[f"{plane.name.lower()}_bytes_per_node_s"] = round(net.bytes_by_plane[plane] / nodes / seconds, 1)
-        found |= {f"net_{name}": value for name, value in net.to_json().items() if name != "bytes_by_plane"}
+        found |= {f"net_{name}": value for name, value in asdict(net).items() if name != "bytes_by_plane"}
         found |= counters_of(world)
         found["hit_share"] = hit_share(world)
         told = found["client_served"] * (nodes - 1)
@@ -151,7 +151,7 @@ def counters_of(world: World) -> dict[str, int]:
         if host.node is not None:
             for name, value in host.node.counters().items():
                 found[f"node_{name}"] = found.get(f"node_{name}", 0) + value
-    clients = world.clients.statistics
+    clients = world.clients.counters
     for name in ("turns", "served", "failed", "hopeless", "torn", "second_tries"):
         found[f"client_{name}"] = getattr(clients, name)
     return dict(sorted(found.items()))

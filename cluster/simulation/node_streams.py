@@ -1,7 +1,7 @@
 """What a simulated node does about engines' event streams: the real streams and the real truth, on simulated wires.
 
 The simulator's `ranvier_py.node.engine_event_parts`: `look` begins and ends what this node is to read by the peers'
-agreement, and carries copies; what it wants of the world outside waits in `take`. Nothing is decided here.
+agreement, and carries snapshots; what it wants of the world outside waits in `take`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cluster.simulation.sim_kv import NAMESPACE
+from cluster.simulation.sim_engine import NAMESPACE
 from ranvier_py.core.engine_cache.block_namespaces import Names
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level
-from ranvier_py.core.engine_cache.peer_access import Sharing
-from ranvier_py.core.engine_cache.snapshot import Original, Place
-from ranvier_py.core.engine_cache.takeover import Takeovers
+from ranvier_py.core.engine_cache.peer_access import StreamSharing
+from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
@@ -33,41 +32,41 @@ class Unsubscribed(NamedTuple):
     engine: int
 
 
-class AskedReplay(NamedTuple):
+class ReplayRequested(NamedTuple):
     engine: int
     ask: int
     first: int
 
 
-Ask = Subscribed | Unsubscribed | AskedReplay
+StreamRequest = Subscribed | Unsubscribed | ReplayRequested
 
 
 def namespace_of(model: str, adapter: str, salt: str) -> Fingerprint:  # noqa: ARG001  # as PromptReader's
     return NAMESPACE
 
 
-class SimEngineCaches:
+class NodeStreams:
     """Of one process. Engines by number; `ids` are the registry's, in the same order."""
 
-    def __init__(self, router: Router, ids: Sequence[BackendId], sharing: Sharing) -> None:
+    def __init__(self, router: Router, ids: Sequence[BackendId], sharing: StreamSharing) -> None:
         self.engine_caches = EngineCaches(router.routes, self._generation_of, restarted=self._restarted)
         self.sharing = sharing
-        sharing.give = self._original
+        sharing.give = self._snapshot
         self.streams: dict[int, EventStream] = {}
         self.degraded = 0  # looks at which a stream was DEGRADED
-        self._takeovers = Takeovers(sharing, router.hasher)
         self._router = router
         self._registry: Registry = router.registry
         self._ids = ids
-        self._asks: list[Ask] = []
+        self._requests: list[StreamRequest] = []
 
-    def take(self) -> list[Ask]:
-        asks, self._asks = self._asks, []
-        return asks
+    def take(self) -> list[StreamRequest]:
+        requests, self._requests = self._requests, []
+        return requests
 
     def level(self, engine: int) -> Level | None:
+        """How well its reader knows an engine; None: this node is not its reader."""
         stream = self.streams.get(engine)
-        return stream.level if stream is not None else None
+        return stream.level if stream is not None and stream.is_open else None
 
     def claims(self, now: float) -> Iterator[tuple[int, int]]:
         """(engine, token fingerprint) of all live claims. O(table)."""
@@ -82,40 +81,32 @@ class SimEngineCaches:
         self.sharing.streams(dict.fromkeys(self._ids, (0,)), now)
         for engine, backend in enumerate(self._ids):
             self._follow(engine, backend, now)
-        for came in self.sharing.copies():
-            engine = self._ids.index(came.backend)
+        for answer in self.sharing.snapshots():
+            engine = self._ids.index(answer.backend)
             stream = self.streams.get(engine)
-            if stream is not None and came.copy is not None:
-                self._carry(engine, stream.copy_offered(came.ask, came.copy, now), now)
-            elif stream is not None:
-                self._carry(engine, stream.copy_failed(came.ask, now), now)
+            if stream is not None:
+                self._carry(engine, stream.snapshot_offered(answer.ask, answer.snapshot, now), now)
         self.engine_caches.sweep(now, SWEEP_ROWS)
 
     def _follow(self, engine: int, backend: BackendId, now: float) -> None:
         stream = self.streams.get(engine)
-        if stream is None and self.sharing.owns(backend):
-            while not self._takeovers.ready(backend, 0, now):
-                pass
+        if not self.sharing.subscribes(backend):
+            if stream is not None:
+                self.streams.pop(engine).close(now)
+                self._requests.append(Unsubscribed(engine))
+            return
+        if stream is None:
             names = Names(self._router.hasher, namespace_of, ("m",))
             source = Source(backend, "zmq/0")
-            self.streams[engine] = stream = EventStream(
-                source, self.engine_caches, self._router.hasher, names, settings=GapSettings()
-            )
-            stream.open(now)
-            copy = self._takeovers.take(backend, 0)
-            if copy is not None:
-                stream.resume(copy, now)
-            self._asks.append(Subscribed(engine))
-        elif stream is not None and not self.sharing.owns(backend):
-            self.streams.pop(engine).close(now)
-            self._asks.append(Unsubscribed(engine))
-            return
-        if stream is not None:
-            wake_at = stream.wake_at()
-            if wake_at is not None and wake_at <= now:
-                self._carry(engine, stream.tick(now), now)
-            self.sharing.said(backend, stream.level, now)
-            self.degraded += stream.level is Level.DEGRADED
+            stream = EventStream(source, self.engine_caches, self._router.hasher, names, settings=GapSettings())
+            self.streams[engine] = stream
+            self._requests.append(Subscribed(engine))
+        (stream.open if self.sharing.reads(backend) else stream.close)(now)
+        wake_at = stream.wake_at()
+        if wake_at is not None and wake_at <= now:
+            self._carry(engine, stream.tick(now), now)
+        self.sharing.report(backend, stream.level, now)
+        self.degraded += stream.is_open and stream.level is Level.DEGRADED
 
     # --- what wires bring -------------------------------------------------------------------------------------------
 
@@ -130,7 +121,7 @@ class SimEngineCaches:
         if stream is not None:
             self._carry(engine, getattr(stream, what)(now), now)
 
-    def answered(self, ask: AskedReplay, answers: Sequence[tuple[int, bytes]] | None, now: float) -> None:
+    def answered(self, ask: ReplayRequested, answers: Sequence[tuple[int, bytes]] | None, now: float) -> None:
         """None: the publisher can't be reached."""
         stream = self.streams.get(ask.engine)
         if stream is None:
@@ -145,7 +136,7 @@ class SimEngineCaches:
     def _carry(self, engine: int, effects: Sequence[StreamEffect], now: float) -> None:
         for effect in effects:
             if isinstance(effect, AskReplay):
-                self._asks.append(AskedReplay(engine, effect.ask, effect.first))
+                self._requests.append(ReplayRequested(engine, effect.ask, effect.first))
             elif isinstance(effect, AskPeer):
                 self.sharing.ask(self._ids[engine], 0, effect.ask, now)
 
@@ -157,9 +148,9 @@ class SimEngineCaches:
 
     def _restarted(self, backend: BackendId, why: str, now: float) -> int:
         known = self._registry[backend]
-        self._registry.restart_told(known, 0.0, now, why)
+        self._registry.restart_reported(known, 0.0, now, why)
         return known.generation
 
-    def _original(self, backend: BackendId, rank: int, since: Place | None) -> Original | None:  # noqa: ARG002
+    def _snapshot(self, backend: BackendId, rank: int) -> SnapshotWriter | None:  # noqa: ARG002
         stream = self.streams.get(self._ids.index(backend))
-        return stream.original(since) if stream is not None else None
+        return stream.snapshot() if stream is not None else None

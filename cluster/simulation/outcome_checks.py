@@ -1,4 +1,4 @@
-"""What must come about once the faults are over: L1 … L8, and the other bounds of a scenario's `expect`.
+"""What must come about once the faults are over: L1 … L10, and the other bounds of a scenario's `expect`.
 
     L1  all who run agree on who runs, `agree_s` after the last fault
     L2  no bucket of two tables differs, `same_routes_s` after the traffic
@@ -8,20 +8,23 @@
     L6  the wire is as quiet as it should be
     L7  a late joiner knows the routes too: it is asked by L2
     L8  each way of healing works alone: the scenarios heal_*
+    L9  where engines publish events: each is read by one node, and its cache is known exactly
+    L10 of the routes that nodes have no more is wrong, and of what engines hold no more is unknown, than is allowed
 Traffic stops `same_routes_s` before the end, if the scenario asks for equal routes. With a `core` only the nodes of the
-core are asked, and only about each other: the others may be anything.
+core are asked, and only about each other: the others may be anything. For L10 routes count at depths that have tokens,
+and what engines hold at the depths that prompts were asked at.
 """
 
 from __future__ import annotations
 
-from cluster.scenario import quiet_at
+from cluster.expectations import Difference, Knowledge, difference, disagreement, groups, judge
+from cluster.scenario import numbers, quiet_at
 from cluster.simulation.invariants import Invariants
 from cluster.simulation.measures import Measure, percentiles
-from cluster.simulation.node_values import SimNode
 from cluster.simulation.sim_host import SimHost
-from cluster.simulation.sim_steps import Faults, numbers
+from cluster.simulation.sim_steps import SimSteps
 from cluster.simulation.world import World
-from ranvier_py.core.gossip.wire.messages import State
+from ranvier_py.core.engine_cache.gap_values import Level
 
 POLL_S = 0.5
 POLL_MANY_S = 1.0
@@ -35,12 +38,12 @@ YOUNG_S = 600.0
 """Routes served so lately are asked for at the end, where their life is longer."""
 
 
-class Expectations:
+class OutcomeChecks:
     """Watches the end of a run."""
 
-    def __init__(self, world: World, faults: Faults, invariants: Invariants, measure: Measure) -> None:
+    def __init__(self, world: World, steps: SimSteps, invariants: Invariants, measure: Measure) -> None:
         self.world = world
-        self.faults = faults
+        self.steps = steps
         self.invariants = invariants
         self.measure = measure
         scenario = world.scenario
@@ -56,7 +59,7 @@ class Expectations:
         self._packets_mark = 0
 
     def plan(self) -> None:
-        world, heap = self.world, self.world.heap
+        world, heap = self.world, self.world.time
         world.clients.until = self.traffic_until
         heap.at(self.quiet_s, self.poll)
         heap.at(self.traffic_until, self.poll_routes)
@@ -75,42 +78,28 @@ class Expectations:
 
     def groups(self) -> list[list[SimHost]]:
         """Those who must agree with each other: one group for each cluster."""
-        found: dict[str, list[SimHost]] = {}
-        for host in self.world.live():
-            if not self.faults.some_stay_broken or host.index in self.faults.core:
-                found.setdefault(self.world.labels[host.index], []).append(host)
-        return list(found.values())
+        hosts, some = self.world.hosts, self.steps.some_stay_broken
+        asked = [host.index for host in self.world.live() if not some or host.index in self.steps.core]
+        labels = dict(enumerate(self.world.labels))
+        return [[hosts[number] for number in group] for group in groups(asked, labels)]
 
-    def disagreement(self) -> tuple[tuple[int, ...], str] | None:
+    def disagreement(self) -> Difference | None:
         """The first node that is wrong about who runs, and how; None: all are right."""
+        now = self.world.time.now
         for group in self.groups():
-            running = {host.node.session: host for host in group if host.node is not None}
-            for host in group:
-                assert host.node is not None
-                wrong = self._wrong(host, host.node, running)
-                if wrong is not None:
-                    return wrong
-        return None
-
-    def _wrong(self, host: SimHost, node: SimNode, running: dict[int, SimHost]) -> tuple[tuple[int, ...], str] | None:
-        now = self.world.heap.now
-        living = node.living(now)
-        for session, other in running.items():
-            if session != node.session and living.get(session) is not State.ALIVE:
-                seen = node.look(now).members.get(session)
-                word = "does not know" if seen is None else f"holds for {seen.state.name}"
-                return (host.index, other.index), f"node {host.index} {word} node {other.index}, which runs"
-        if not self.faults.some_stay_broken:
-            for session, state in living.items():
-                if session not in running:
-                    number = self.world.sessions.get(session, (-1, ""))[0]
-                    ghost = f"node {host.index} holds a past session of node {number} for {state.name}"
-                    return (host.index, number), ghost
+            known = {
+                host.index: Knowledge(host.node.session, host.node.living(now))
+                for host in group
+                if host.node is not None
+            }
+            wrong = disagreement(known, ghosts=not self.steps.some_stay_broken)
+            if wrong is not None:
+                return wrong
         return None
 
     def poll(self) -> None:
         """From the end of the faults: who agrees when, and does it last?"""
-        now, bound = self.world.heap.now, self.expect.agree_s
+        now, bound = self.world.time.now, self.expect.agree_s
         wrong = self.disagreement()
         if wrong is None and self.agreed_at is None:
             self.agreed_at = now
@@ -118,13 +107,13 @@ class Expectations:
             self.invariants.fail("L5" if self.agreed_at is not None else "L1", *wrong)
         if wrong is not None:
             self.agreed_at = None
-        self.world.heap.after(pause_s(len(self.world.hosts), POLL_S, 100), self.poll)
+        self.world.time.after(pause_s(len(self.world.hosts), POLL_S, 100), self.poll)
 
     def _victim(self, number: int) -> None:
         node = self.world.hosts[number].node
         if node is not None:
             assert self.expect.dead_s is not None
-            self.world.heap.after(self.expect.dead_s, self._must_be_dead, node.session, self.world.heap.now)
+            self.world.time.after(self.expect.dead_s, self._must_be_dead, node.session, self.world.time.now)
 
     def _must_be_dead(self, session: int, since: float) -> None:
         """L4."""
@@ -133,9 +122,9 @@ class Expectations:
         number = self.world.sessions[session][0]
         for host in self.world.live():
             if host.started_at < since and host.node is not None:
-                state = host.node.living(self.world.heap.now).get(session)
+                state = host.node.living(self.world.time.now).get(session)
                 if state is not None:
-                    late = self.world.heap.now - since
+                    late = self.world.time.now - since
                     text = f"node {host.index} holds node {number} for {state.name}, {late:.1f} s after its end"
                     self.invariants.fail("L4", (host.index, number), text)
 
@@ -148,48 +137,39 @@ class Expectations:
         if self.different() is not None:
             self.same_at = None
         elif self.same_at is None:
-            self.same_at = self.world.heap.now
-        self.world.heap.after(2 * pause_s(len(self.world.hosts), POLL_S, 20), self.poll_routes)
+            self.same_at = self.world.time.now
+        self.world.time.after(2 * pause_s(len(self.world.hosts), POLL_S, 20), self.poll_routes)
 
-    def different(self) -> tuple[tuple[int, ...], str] | None:
+    def different(self) -> Difference | None:
         """Two nodes whose tables differ."""
-        now = self.world.heap.now
+        now = self.world.time.now
         for group in self.groups():
-            first, *others = group
-            assert first.node is not None
-            sums = list(first.node.sums(now))
-            for host in others:
-                assert host.node is not None
-                theirs = list(host.node.sums(now))
-                count = sum(one != other for one, other in zip(sums, theirs, strict=True)) if theirs != sums else 0
-                if count:
-                    text = (
-                        f"the tables of nodes {first.index} and {host.index} differ in {count} of {len(sums)} buckets"
-                    )
-                    return (first.index, host.index), text
+            found = difference({host.index: host.node.sums(now) for host in group if host.node is not None})
+            if found is not None:
+                return found
         return None
 
     def _lacking(self) -> tuple[tuple[int, ...], str] | None:
         """L3: a node that lacks a route somebody was served by."""
-        now, engine_caches = self.world.heap.now, self.invariants.engine_caches
+        now, served_at = self.world.time.now, self.invariants.served_at
         life_s = min(YOUNG_S, (self.world.scenario.cluster.route_ttl_s or YOUNG_S) / 2)
-        young = [key for key, at in engine_caches.items() if now - at < life_s and self._held(*key)][-ROUTES_ASKED_MAX:]
+        young = [key for key, at in served_at.items() if now - at < life_s and self._held(*key)][-ROUTES_ASKED_MAX:]
         for group in self.groups():
             if len(group) < len(self.world.live()):
-                continue  # served by others too, who need not have told these
+                continue  # served by others too, which need not have sent these
             for host in group:
                 for name, engine in young:
                     if host.node is not None and not host.node.holds(name, engine, now):
-                        age = now - engine_caches[name, engine]
+                        age = now - served_at[name, engine]
                         text = f"node {host.index} lacks route {name:x} to engine {engine}, served {age:.1f} s ago"
                         return (host.index,), text
         return None
 
     def _held(self, name: int, engine: int) -> bool:
-        """By the engine's own word, and still by one node at least: who learned it may have died with it."""
+        """By the engine's own account, and still by one node at least: who learned it may have died with it."""
         if not self.world.engines[engine].holds(name):
             return False
-        now = self.world.heap.now
+        now = self.world.time.now
         return any(host.node is not None and host.node.holds(name, engine, now) for host in self.world.live())
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -204,41 +184,92 @@ class Expectations:
                 if found is not None:
                     fail(invariant, *found)
         self._check_quiet()
+        self._check_readers()
         deaths = self.measure.false_deaths
-        if expect.false_deaths_max is not None and len(deaths) > expect.false_deaths_max:
-            at_s, observer, subject = deaths[0]
-            text = f"{len(deaths)} false deaths, bound {expect.false_deaths_max}; the first at {at_s:.3f} s"
-            fail("L5", (observer, subject), text)
-        failed = self.world.clients.statistics.failed
-        if expect.failed_requests_max is not None and failed > expect.failed_requests_max:
-            fail("S6", (), f"{failed} requests failed, bound {expect.failed_requests_max}")
-        self._check_figures()
+        for verdict in judge(expect, self.measured()):
+            if verdict.holds is False:
+                fail(verdict.invariant, deaths[0][1:] if verdict.invariant == "L5" else (), str(verdict))
 
-    def _check_figures(self) -> None:
-        expect, fail = self.expect, self.invariants.fail
-        learned = percentiles(self.measure.learned_s)["t99"]
-        if expect.learned_s is not None and learned is not None and learned > expect.learned_s:
-            fail("L3", (), f"a lesson took {learned} s (p99), bound {expect.learned_s:g} s")
-        world = self.world
-        rate = sum(world.net.sent_by) / len(world.hosts) / world.heap.now
-        if expect.bytes_per_node_s_max is not None and rate > expect.bytes_per_node_s_max:
-            fail("L6", (), f"{rate:.0f} bytes per node and second, bound {expect.bytes_per_node_s_max:.0f}")
-        after = self.hits_since(self.hits_mark)
-        least, before = expect.hit_share_min, self.hits_before
-        if least is not None and after is not None and before and after < least * before:
-            fail("L3", (), f"hit rate {after:.3f} after {before:.3f} before: below the bound")
+    def measured(self) -> dict[str, float | None]:
+        """What bounds are about, but for what is looked at as the run goes on."""
+        world, after = self.world, self.hits_since(self.hits_mark)
+        found: dict[str, float | None] = {
+            "failed_requests_max": world.clients.counters.failed,
+            "false_deaths_max": len(self.measure.false_deaths),
+            "learned_s": percentiles(self.measure.learned_s)["t99"],
+            "bytes_per_node_s_max": world.sent_bytes() / len(world.hosts) / world.time.now,
+            "hit_share_min": after / self.hits_before if after is not None and self.hits_before else None,
+        }
+        if world.streams is not None:
+            found |= {"wrong_share_max": self.wrong(), "unknown_share_max": self.unknown()}
+        return found
 
     def _check_quiet(self) -> None:
         """L6, where there was no traffic for long enough."""
         world = self.world
-        if self.traffic_until > world.scenario.for_s - 2 * QUIET_WINDOW_S or self.faults.some_stay_broken:
+        if self.traffic_until > world.scenario.for_s - 2 * QUIET_WINDOW_S or self.steps.some_stay_broken:
             return
-        rate = (world.net.statistics.sent - self._packets_mark) / QUIET_WINDOW_S / max(1, len(world.live()))
+        rate = (world.net.counters.sent - self._packets_mark) / QUIET_WINDOW_S / max(1, len(world.live()))
         if rate > QUIET_PACKETS_PER_NODE_S:
             self.invariants.fail("L6", (), f"{rate:.0f} packets per node and second with nothing to say")
 
+    # --- what engines hold ------------------------------------------------------------------------------------------
+
+    def _check_readers(self) -> None:
+        """L9."""
+        streams, expect, fail = self.world.streams, self.expect, self.invariants.fail
+        for engine in range(len(self.world.engines) if streams is not None else 0):
+            assert streams is not None
+            readers = streams.readers(engine)
+            nodes = tuple(host.index for host in readers)
+            if expect.one_reader and len(readers) != 1:
+                fail("L9", nodes, f"the events of engine {engine} are read by {len(readers)} nodes")
+            levels = [level_of(host, engine) for host in readers]
+            if expect.exact and Level.EXACT not in levels:
+                fail("L9", nodes, f"nobody knows the cache of engine {engine} exactly: {levels}")
+
+    def wrong(self) -> float:
+        """Share of the routes of all nodes to engines that do not hold them."""
+        now = self.world.time.now
+        routes = [
+            route
+            for host in self.world.live()
+            if host.node is not None and host.node.streams is not None
+            for route in host.node.streams.claims(now)
+        ]
+        false = sum(not self.world.engines[engine].holds(name) for engine, name in routes)
+        return round(false / len(routes), 4) if routes else 0.0
+
+    def unknown(self) -> float:
+        """Share of what engines hold, at the depths of prompts, of which a node does not know."""
+        words, count, missing = self.world.clients.words, 0, 0
+        names = list(words.keys) if words is not None else []
+        held = [(engine.number, name) for engine in self.world.engines for name in names if engine.holds(name)]
+        for host in self.world.live():
+            for engine, name in held:
+                count += 1
+                missing += host.node is None or not host.node.holds(name, engine, self.world.time.now)
+        return round(missing / count, 4) if count else 0.0
+
+    def event_measures(self) -> dict[str, float | None]:
+        """What came out, where engines publish events."""
+        streams = self.world.streams
+        if streams is None:
+            return {}
+        levels = [level_of(host, one.number) for one in self.world.engines for host in streams.readers(one.number)]
+        return {
+            "kv_messages": sum(kv.published for kv in streams.kvs),
+            "kv_readers": len(levels),
+            "kv_subscribers_most": streams.most_subscribers,
+            "kv_exact": levels.count(Level.EXACT),
+            "kv_wrong_share": self.wrong(),
+            "kv_unknown_share": self.unknown(),
+        }
+
+    # --- hits and packets over time ---------------------------------------------------------------------------------
+
     def _mark_packets(self) -> None:
-        self._packets_mark = self.world.net.statistics.sent
+        self._packets_mark = self.world.net.counters.sent
 
     def _mark_hits_before(self) -> None:
         self.hits_before = self.hits_since((0, 0))
@@ -270,6 +301,7 @@ class Expectations:
             "hit_share_before": rounded(self.hits_before),
             "hit_share_during": rounded(self.hits_during),
             "hit_share_after": rounded(self.hits_since(self.hits_mark)),
+            **self.event_measures(),
         }
 
 
@@ -282,3 +314,8 @@ def pause_s(nodes: int, few_s: float, many: int) -> float:
 
 def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+def level_of(host: SimHost, engine: int) -> Level | None:
+    streams = host.node.streams if host.node is not None else None
+    return streams.level(engine) if streams is not None else None

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from cluster.network.virtual_time import VirtualTime
 from cluster.scenario import Load
-from cluster.simulation.node_values import Trip
-from cluster.simulation.sim_engine import SimEngine
+from cluster.simulation.sim_engine import SimEngine, Words
 from cluster.simulation.sim_host import SimHost
-from cluster.simulation.sim_kv import Words
-from cluster.simulation.trace import Heap
+from cluster.simulation.sim_router import Trip
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.retries import RetryLimits
@@ -44,7 +43,7 @@ class Chat:
 
 
 @dataclass(slots=True)
-class ClientStatistics:
+class ClientCounters:
     turns: int = 0
     served: int = 0
     failed: int = 0  # an engine ran, and yet the client got an error
@@ -58,14 +57,14 @@ class SimClients:
 
     def __init__(
         self,
-        heap: Heap,
+        time: VirtualTime,
         rng: Random,
         hosts: Sequence[SimHost],
         engines: Sequence[SimEngine],
         load: Load,
         words: Words | None = None,
     ) -> None:
-        self.heap = heap
+        self.time = time
         self.rng = rng
         self.hosts = hosts
         self.engines = engines
@@ -73,7 +72,7 @@ class SimClients:
         self.words = words  # where prompts have tokens
         self.chats_per_s = load.chats_per_s
         self.until = float("inf")
-        self.statistics = ClientStatistics()
+        self.counters = ClientCounters()
         self.served: Callable[[SimHost, Boundary, int], None] | None = None
         self.failed: Callable[[SimHost, Sequence[int]], None] | None = None
         root = Boundary(None, Fingerprint(0), 0)
@@ -98,23 +97,23 @@ class SimClients:
         return self.rng.choice(self._prefixes)
 
     def start(self) -> None:
-        self.heap.after(self.rng.expovariate(max(self.chats_per_s, 1e-9)), self._arrive)
+        self.time.after(self.rng.expovariate(max(self.chats_per_s, 1e-9)), self._arrive)
 
     def _arrive(self) -> None:
-        if self.heap.now < self.until:
+        if self.time.now < self.until:
             if self.chats_per_s > 0:
                 self.turn(Chat(self.prefix(), self.load.turns))
-            self.heap.after(self.rng.expovariate(max(self.chats_per_s, 0.1)), self._arrive)
+            self.time.after(self.rng.expovariate(max(self.chats_per_s, 0.1)), self._arrive)
 
     def turn(self, chat: Chat, host: SimHost | None = None) -> None:
         """The next turn of a chat, at this node or at any that answers."""
-        if self.heap.now >= self.until:
+        if self.time.now >= self.until:
             return
-        self.statistics.turns += 1
+        self.counters.turns += 1
         chat.end = self._next(chat.end, TURN_TOKENS)
         host = host or self._pick()
         if host is None:
-            self.statistics.hopeless += 1
+            self.counters.hopeless += 1
             self._next_turn(chat)
             return
         tried: list[int] = []
@@ -123,7 +122,7 @@ class SimClients:
             self._unanswered(host, tried)
             self._next_turn(chat)
         else:
-            self.heap.after(
+            self.time.after(
                 self.engines[trip.engine].seconds(), self._finish_attempt, host, host.generation, chat, trip
             )
 
@@ -133,7 +132,7 @@ class SimClients:
         while len(tried) < TRIES_MAX:
             host.run(lambda node, now: found.append(node.start_attempt(end, tried, now)))
             trip = found.pop() if found else None
-            if trip is None or self.engines[trip.engine].serve_end(end, self.heap.now, self.rng):
+            if trip is None or self.engines[trip.engine].serve_end(end, self.time.now, self.rng):
                 return trip
             tried.append(trip.engine)
             self._back(host, trip, served=False)
@@ -145,31 +144,31 @@ class SimClients:
     def _finish_attempt(self, host: SimHost, generation: int, chat: Chat, trip: Trip) -> None:
         """The first token is out."""
         if host.generation != generation:
-            self.statistics.torn += 1
+            self.counters.torn += 1
         elif host.paused:
-            self.heap.after(STOPPED_S, self._finish_attempt, host, generation, chat, trip)
+            self.time.after(STOPPED_S, self._finish_attempt, host, generation, chat, trip)
             return
         else:
             self._back(host, trip, served=True)
-            self.statistics.served += 1
+            self.counters.served += 1
             if self.served is not None:
                 self.served(host, chat.end, trip.engine)
         self._next_turn(chat)
 
     def _unanswered(self, host: SimHost, tried: Sequence[int]) -> None:
         if any(engine.running for engine in self.engines):
-            self.statistics.failed += 1
+            self.counters.failed += 1
             if self.failed is not None:
                 self.failed(host, tried)
         else:
-            self.statistics.hopeless += 1
+            self.counters.hopeless += 1
 
     def _next_turn(self, chat: Chat) -> None:
         chat.turns_left -= 1
         if chat.turns_left > 0:
             chat.end = self._next(chat.end, TURN_TOKENS // 2)  # the answer
             wait = FIRST_PAUSE_S + self.rng.expovariate(1 / max(self.load.think_s, 1e-3))
-            self.heap.after(wait, self.turn, chat)
+            self.time.after(wait, self.turn, chat)
 
     def _pick(self) -> SimHost | None:
         """The first node of a shuffled list that answers."""
@@ -177,5 +176,5 @@ class SimClients:
             host = self.hosts[number]
             if host.running and not host.paused and not host.leaving:
                 return host
-            self.statistics.second_tries += 1
+            self.counters.second_tries += 1
         return None

@@ -1,6 +1,6 @@
-"""The name that the simulated nodes find each other by, and all the wrong things it says.
+"""The name that the simulated nodes find each other by, and all the wrong answers it gives.
 
-Each asker may be given another word (see `scenario.DNS_WORDS`), as with a resolver per machine. An answer is a list of
+Each asker may get another answer (see `scenario.DNS_WORDS`), as with a resolver per machine. An answer is a list of
 addresses; a failure is an empty one. Rules: the asker's own address is in most answers, as in real ones; «subset» shows
 a third of the running nodes, another third at each question.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from cluster.simulation.trace import Heap
+from cluster.network.virtual_time import VirtualTime
 from ranvier_py.core.gossip.gossip_values import Address
 
 DELAY_S = 0.002
@@ -23,30 +23,30 @@ FLAPPING = ("all", "subset", "empty", "self", "failing", "slow")
 class SimDns:
     """One name."""
 
-    def __init__(self, heap: Heap, rng: Random, addresses: Sequence[Address], word: str) -> None:
-        self.heap = heap
+    def __init__(self, time: VirtualTime, rng: Random, addresses: Sequence[Address], word: str) -> None:
+        self.time = time
         self.rng = rng
         self.addresses = addresses
         self.word = word
-        self.words: dict[int, str] = {}  # by asker, where it is another
+        self.answers: dict[int, str] = {}  # by asker, where it is another
         self.running: Callable[[], list[int]] = list
         self.foreign: Callable[[], list[int]] = list  # numbers of nodes of another cluster
         self.beginning: tuple[int, ...] = ()
         self.questions = 0
 
-    def say(self, askers: Sequence[int], word: str) -> None:
+    def set(self, askers: Sequence[int], word: str) -> None:
         for asker in askers:
-            self.words[asker] = word
+            self.answers[asker] = word
 
     def resolve(self, asker: int, answer: Callable[[Sequence[Address]], None]) -> None:
         """Answer later."""
         self.questions += 1
-        word = self.words.get(asker, self.word)
+        word = self.answers.get(asker, self.word)
         if word == "flapping":
             word = self.rng.choice(FLAPPING)
         delay = SLOW_S if word == "slow" else DELAY_S
         found = self._numbers(asker, word)
-        self.heap.after(delay, answer, [self.addresses[number] for number in found])
+        self.time.after(delay, answer, [self.addresses[number] for number in found])
 
     def _numbers(self, asker: int, word: str) -> list[int]:
         running = self.running()

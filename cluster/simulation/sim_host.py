@@ -14,10 +14,10 @@ from math import inf
 from random import Random
 from typing import Any
 
-from cluster.simulation.node_streams import Ask
-from cluster.simulation.node_values import SimNode
-from cluster.simulation.sim_net import SimNet
-from cluster.simulation.trace import Heap, Trace
+from cluster.network.fake_network import Network
+from cluster.simulation.node_streams import StreamRequest
+from cluster.simulation.sim_node import SimNode
+from cluster.simulation.trace import Trace
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane
 
 KERNEL_BUFFER_BYTES = 1024 * 1024
@@ -43,12 +43,14 @@ mad."""
 
 
 class SimHost:
-    """See the module. `crashed` is called with what the node raised: no exception may leave it."""
+    """See the module. `raised` is called with what the node raised: no exception may leave it."""
 
-    def __init__(self, index: int, address: Address, heap: Heap, trace: Trace, rng: Random) -> None:
+    def __init__(self, index: int, address: Address, net: Network, trace: Trace, rng: Random) -> None:
         self.index = index
         self.address = address
-        self.heap = heap
+        self.net = net
+        net.station(address)  # a machine is there, with a process or without
+        self.time = net.time
         self.trace = trace
         self.rng = rng
         self.node: SimNode | None = None
@@ -59,12 +61,11 @@ class SimHost:
         self.leaving = False
         self.started_at = 0.0
         self.state = b""
-        self.net: SimNet | None = None
         self.resolve: Callable[[int, Callable[[Sequence[Address]], None]], None] | None = None
         self.raised: Callable[[SimHost, Exception], None] | None = None
         self.changed: Callable[[SimHost, MemberChange], None] | None = None
-        self.heard: Callable[[SimHost, Plane], None] | None = None
-        self.asked: Callable[[SimHost, Sequence[Ask]], None] | None = None  # of engines' event streams
+        self.received: Callable[[SimHost, Plane], None] | None = None
+        self.requested: Callable[[SimHost, Sequence[StreamRequest]], None] | None = None  # of engines' event streams
         self.dropped = 0
         self.spins = 0
         self._inbox: deque[tuple[bytes, Address, Plane, float]] = deque()  # and when it came
@@ -81,55 +82,59 @@ class SimHost:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    def boot(self, node: SimNode) -> None:
+    def start(self, node: SimNode) -> None:
         """A new process. Its first look at the name comes within half a second: not all at once."""
         self.generation += 1
         self.node = node
+        self.net.attach(self.address, self.arrive, self.unreachable)
         self.leaving = False
-        self.started_at = self._free_at = self.heap.now
+        self.started_at = self._free_at = self.time.now
         self._planned_at = inf
         self._resolve_s = RESOLVE_ALONE_S
-        self.trace.add(self.heap.now, self.index, "start", self.generation, node.session)
-        self.heap.after(self.rng.random() * 0.5, self._look_up, self.generation)
-        self.heap.after(STATE_INTERVAL_S, self._save, self.generation)
+        self.trace.add(self.time.now, self.index, "start", self.generation, node.session)
+        self.time.after(self.rng.random() * 0.5, self._look_up, self.generation)
+        self.time.after(STATE_INTERVAL_S, self._save, self.generation)
         self._plan()
 
     def crash(self) -> None:
         """The process is gone, with all it had not written down."""
         if self.node is None:
             return
-        self.trace.add(self.heap.now, self.index, "crash", self.generation)
+        self.trace.add(self.time.now, self.index, "crash", self.generation)
         self.node = None
+        self.net.detach(self.address)
         self.generation += 1
         self.paused = 0
         self._inbox.clear()
         self._inbox_bytes = 0
 
-    def stop(self, then: Callable[[], None] | None = None) -> None:
-        """Politely: goodbye, a last second of answers, the state file, the end; then `then`."""
+    def stop(self) -> None:
+        """Politely: goodbye, a last second of answers, the state file, the end."""
         if self.node is not None:
-            self.trace.add(self.heap.now, self.index, "stop", self.generation)
+            self.trace.add(self.time.now, self.index, "stop", self.generation)
             self.leaving = True
             self._run(self.node.peer.leave)
-        self.heap.after(LEAVE_S, self._stopped, self.generation, then)
+        self.time.after(LEAVE_S, self._stopped, self.generation)
 
-    def _stopped(self, generation: int, then: Callable[[], None] | None) -> None:
+    def _stopped(self, generation: int) -> None:
         if generation == self.generation and self.node is not None:
             self._write()
             self.crash()
-        if then is not None:
-            then()
+
+    def free_disk(self) -> None:
+        """One reason less for which it is full."""
+        self.disk_full = max(0, self.disk_full - 1)
 
     def pause(self) -> None:
         self.paused += 1
-        self.trace.add(self.heap.now, self.index, "pause")
+        self.trace.add(self.time.now, self.index, "pause")
 
     def resume(self) -> None:
         if self.paused == 0:
             return  # the process that was stopped is gone
         self.paused -= 1
         if self.paused == 0:
-            self.trace.add(self.heap.now, self.index, "resume", len(self._inbox))
+            self.trace.add(self.time.now, self.index, "resume", len(self._inbox))
             self._work(self.generation)
 
     # --- network ----------------------------------------------------------------------------------------------------
@@ -143,23 +148,24 @@ class SimHost:
         if self._inbox_bytes + cost > KERNEL_BUFFER_BYTES:
             self.dropped += 1
             return False
-        self._inbox.append((data, source, plane, self.heap.now))
+        self._inbox.append((data, source, plane, self.time.now))
         self._inbox_bytes += cost
         if self.paused == 0 and len(self._inbox) == 1:
-            self.heap.at(self._free_at, self._work, self.generation)
+            self.time.at(self._free_at, self._work, self.generation)
         return True
 
-    def broken(self, address: Address, plane: Plane) -> None:
-        self.trace.add(self.heap.now, self.index, "unreachable", address[0], int(plane))
+    def unreachable(self, address: Address, plane: Plane) -> None:
+        """What was sent there was refused, or its stream is broken."""
+        self.trace.add(self.time.now, self.index, "unreachable", address[0], int(plane))
         if self.node is not None:
             self._run(self.node.peer.unreachable, address, plane)
 
     def _receive(self, data: bytes, source: Address, plane: Plane) -> None:
-        self.trace.packet(self.heap.now, self.index, source[0], plane, len(data))
+        self.trace.packet(self.time.now, self.index, source[0], plane, len(data))
         if self.node is not None:
             self._run(self.node.peer.receive, data, source, plane)
-        if self.heard is not None and self.node is not None:
-            self.heard(self, plane)
+        if self.received is not None and self.node is not None:
+            self.received(self, plane)
 
     def _work(self, generation: int) -> None:
         """Drain what arrived (all of it, or one packet on a slow processor), then what is due."""
@@ -167,15 +173,15 @@ class SimHost:
             return
         while self._inbox:
             data, source, plane, came_at = self._inbox.popleft()
-            self.slowest_s = max(self.slowest_s, self.heap.now - came_at)
+            self.slowest_s = max(self.slowest_s, self.time.now - came_at)
             self._inbox_bytes -= len(data) + DATAGRAM_OVERHEAD_BYTES
             self._receive(data, source, plane)
             if self.factor > 1.0 and self._inbox:
-                self._free_at = self.heap.now + PACKET_COST_S * self.factor
-                self.heap.at(self._free_at, self._work, generation)
+                self._free_at = self.time.now + PACKET_COST_S * self.factor
+                self.time.at(self._free_at, self._work, generation)
                 break
         self._plan()
-        if self._wanted_at <= self.heap.now:
+        if self._wanted_at <= self.time.now:
             self._tick(generation, self._planned_at)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ class SimHost:
         node = self.node
         assert node is not None
         try:
-            call(*arguments, self.heap.now)
+            call(*arguments, self.time.now)
             self._flush(node)
         except Exception as error:  # the very thing to find: whatever it is, it is a failure of the run
             if self.raised is None:
@@ -199,29 +205,26 @@ class SimHost:
             return
         self._plan()
 
-    def _flush(self, node: SimNode) -> int:
+    def _flush(self, node: SimNode) -> None:
         sends = node.peer.take()
-        net = self.net
-        if self.asked is not None and node.engine_caches is not None:
-            self.asked(self, node.engine_caches.take())
-        if net is not None:
-            for to, plane, data in sends:
-                net.send(self.index, to, plane, data)
+        if self.requested is not None and node.streams is not None:
+            self.requested(self, node.streams.take())
+        for to, plane, data in sends:
+            self.net.send(self.address, to, plane, data)
         if self.changed is not None:
             for change in node.peer.changes():
                 self.changed(self, change)
-        return len(sends)
 
     def _plan(self) -> None:
         """See that the loop wakes when the node wants it; an earlier plan stays and finds nothing due."""
         if self.node is None:
             return
         self._wanted_at = self.node.peer.wake_at
-        when = max(self._wanted_at, self.heap.now + TICK_MIN_S)
+        when = max(self._wanted_at, self.time.now + TICK_MIN_S)
         if when < self._planned_at and when != inf:
             self._planned_at = when
             late = 0.0 if self.factor <= 1.0 else self.rng.random() * PACKET_COST_S * self.factor * 10
-            self.heap.at(when + late, self._tick, self.generation, when)
+            self.time.at(when + late, self._tick, self.generation, when)
 
     def _tick(self, generation: int, planned: float) -> None:
         if generation != self.generation or self.node is None or planned != self._planned_at:
@@ -229,13 +232,13 @@ class SimHost:
         if self.paused:
             return  # `resume` comes to it
         self._planned_at = inf
-        if self._wanted_at > self.heap.now:
+        if self._wanted_at > self.time.now:
             self._plan()
             return
-        before = self.net.packets_by[self.index] if self.net is not None else 0
+        before = self.net.station(self.address).packets
         self._run(self.node.peer.tick)
-        idle = self.net is not None and self.net.packets_by[self.index] == before
-        again = self._wanted_at <= self.heap.now + TICK_MIN_S
+        idle = self.net.station(self.address).packets == before
+        again = self._wanted_at <= self.time.now + TICK_MIN_S
         self.spins = self.spins + 1 if idle and again else 0
 
     # --- name and disk ----------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ class SimHost:
             self._resolve_s = RESOLVE_S
         spread = 1.0 + RESOLVE_SPREAD * (2 * self.rng.random() - 1)
         pause = self._resolve_s if not self.node.alone() else self._resolve_s / RESOLVE_GROWTH
-        self.heap.after(pause * spread, self._look_up, generation)
+        self.time.after(pause * spread, self._look_up, generation)
 
     def _found(self, generation: int, addresses: Sequence[Address]) -> None:
         if generation == self.generation and not self.paused and addresses and self.node is not None:
@@ -262,7 +265,7 @@ class SimHost:
         if generation == self.generation and self.node is not None:
             if not self.paused:
                 self._write()
-            self.heap.after(STATE_INTERVAL_S, self._save, generation)
+            self.time.after(STATE_INTERVAL_S, self._save, generation)
 
     def _write(self) -> None:
         if self.disk_full == 0 and self.node is not None:

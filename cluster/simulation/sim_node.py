@@ -1,19 +1,19 @@
-"""The real node in the simulator: `core.gossip`, bound by `core.peer` to the real router, behind what a SimNode can do.
+"""The real node in the simulator: gossip bound to the real router, and what the checkers ask of both.
 
-Nothing here decides anything. What a host calls goes to the `RouterPeer` that a node runs; what the checkers ask is
-read from its parts. Keys of the cluster are numbers in scenarios; each stands for 32 bytes that are the same in every
-run. One `SimNodes` is shared by the nodes of a run: they would all derive the same ciphers.
+Nothing here decides anything. Keys of the cluster are numbers in scenarios; each stands for 32 bytes that are the same
+in every run. One `SimNodes` is shared by the nodes of a run: they would all derive the same ciphers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from cluster.scenario import Cluster
-from cluster.simulation.node_streams import SimEngineCaches
-from cluster.simulation.node_values import Birth, Bounded, Look, Seen, Trip
-from cluster.simulation.sim_parts import KEY, TABLE_ROWS, Parts
+from cluster.simulation.node_streams import NodeStreams
+from cluster.simulation.sim_router import KEY, TABLE_ROWS, Birth, SimRouter
 from ranvier_py.core.gossip.backend_state.fact_settings import BACKENDS_MAX
 from ranvier_py.core.gossip.contact.challenges import OWN_MAX
 from ranvier_py.core.gossip.contact.sessions import SESSIONS_MAX
@@ -31,8 +31,6 @@ from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.metrics import values
-from ranvier_py.core.prompts.prompt import Boundary
-from ranvier_py.core.routing.backends import ProbeResult
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
 from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 
@@ -40,6 +38,36 @@ SUBKEYS_MAX = 16_384
 """A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
 
 SCHEMA = 7
+
+
+class Seen(NamedTuple):
+    """One member as another sees it."""
+
+    name: str
+    state: State
+    epoch: int
+    incarnation: int
+
+
+class Bounded(NamedTuple):
+    """A buffer and the most it may ever hold."""
+
+    size: int
+    bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the checkers compare, at one instant."""
+
+    session: int
+    name: str
+    epoch: int
+    incarnation: int
+    state: State
+    members: Mapping[int, Seen]  # by session, others only
+    vector: Mapping[int, int]  # by origin's session: all up to this number
+    tables: Mapping[str, Bounded] = field(default_factory=dict)
 
 
 def ring_of(keys: Sequence[int]) -> KeyRing:
@@ -61,7 +89,7 @@ def route_settings(cluster: Cluster) -> RouteGossipSettings:
 
 
 class SimNodes:
-    """Makes the sim_nodes of one run."""
+    """Makes the nodes of one run."""
 
     def __init__(self) -> None:
         self.subkeys = Subkeys(entries_max=SUBKEYS_MAX)
@@ -70,13 +98,13 @@ class SimNodes:
         return SimNode(birth, self.subkeys)
 
 
-class SimNode:
-    """One process. Satisfies sim_node.SimNode."""
+class SimNode(SimRouter):
+    """One process: thrown away at a crash; what survives is what `peer.state()` gave and the host has written."""
 
     def __init__(self, birth: Birth, subkeys: Subkeys) -> None:
         rng = birth.rng()
         self.session = rng.getrandbits(64) | 1
-        self.parts = Parts(birth, rng)
+        super().__init__(birth, rng)
         host, port = birth.address
         settings = GossipSettings(
             name=birth.name,
@@ -90,27 +118,10 @@ class SimNode:
             routes=route_settings(birth.cluster),
         )
         self.peer = RouterPeer(
-            self.parts.router, PeerSettings(settings, KEY), ring_of(birth.keys), rng, birth.now, subkeys=subkeys
+            self.router, PeerSettings(settings, KEY), ring_of(birth.keys), rng, birth.now, subkeys=subkeys
         )
         self.gossip = self.peer.gossip
-        parts = self.parts
-        self.engine_caches = (
-            SimEngineCaches(parts.router, parts.ids, self.peer.streams) if birth.cluster.events else None
-        )
-
-    # --- traffic ----------------------------------------------------------------------------------------------------
-
-    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
-        return self.parts.start_attempt(end, tried, now)
-
-    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
-        self.parts.finish_attempt(trip, served, now)
-
-    def holds(self, fingerprint: int, engine: int, now: float) -> bool:
-        return self.parts.holds(fingerprint, engine, now)
-
-    def probed(self, engine: int, result: ProbeResult, now: float) -> None:
-        self.parts.probed(engine, result, now)
+        self.streams = NodeStreams(self.router, self.ids, self.peer.streams) if birth.cluster.events else None
 
     def rekey(self, keys: Sequence[int], now: float) -> None:  # noqa: ARG002  # as all calls
         self.peer.rekey(ring_of(keys))
@@ -155,7 +166,7 @@ class SimNode:
         }
 
     def route_tables(self, peers: int) -> Mapping[str, Bounded]:
-        gossip, shared, table = self.gossip.routes.counters, self.peer.routes, self.parts.router.routes
+        gossip, shared, table = self.gossip.routes.counters, self.peer.routes, self.router.routes
         return {
             "route updates kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
@@ -180,7 +191,8 @@ class SimNode:
     def route_bytes(self) -> int:
         return self.gossip.counters.bytes_sent["routes"]
 
-    def told(self) -> int:
+    def updates_sent(self) -> int:
+        """Route updates of its own since the start."""
         return self.gossip.routes.vector().get(self.session, 0)
 
     def sums(self, now: float) -> Sequence[int]:
@@ -188,5 +200,5 @@ class SimNode:
         found = next(sums for sums in self.peer.routes.copy.sums(now) if sums is not None)
         return memoryview(found).cast("Q")
 
-    def claims(self, fingerprint: int, now: float) -> Sequence[tuple[int, int, int, float]]:
-        return self.parts.claims(fingerprint, now)
+
+Maker = Callable[[Birth], SimNode]

@@ -12,11 +12,10 @@ from cluster.scenario import Scenario
 from cluster.simulation.attacker import Attacker
 from cluster.simulation.invariants import Invariants
 from cluster.simulation.measures import Measure
-from cluster.simulation.node_values import Maker
-from cluster.simulation.outcome_checks import Expectations
-from cluster.simulation.residency_checks import SimResidencies
+from cluster.simulation.outcome_checks import OutcomeChecks
 from cluster.simulation.sim_host import SimHost
-from cluster.simulation.sim_steps import Faults
+from cluster.simulation.sim_node import Maker
+from cluster.simulation.sim_steps import SimSteps
 from cluster.simulation.world import Result, Violated, World
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.prompts.prompt import Boundary
@@ -30,17 +29,18 @@ class Run:
     def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
         self.sampled: Callable[[World], object] | None = None  # called once in a virtual second
         self.world = World(scenario, seed, maker, out)
-        self.faults = Faults(self.world)
+        self.steps = SimSteps(self.world)
         self.invariants = Invariants(self.world)
         self.measure = Measure(self.world)
-        self.expectations = Expectations(self.world, self.faults, self.invariants, self.measure)
-        self.truths = SimResidencies(self.world, self.invariants)
+        self.checks = OutcomeChecks(self.world, self.steps, self.invariants, self.measure)
         if any(step.do == "attack" for step in self.world.scenario.steps):
-            self.faults.attacker = Attacker(self.world.net, self.world.rng("attacker"), self.invariants)
+            self.steps.attacker = Attacker(
+                self.world.net, self.world.addresses, self.world.rng("attacker"), self.invariants
+            )
         for host in self.world.hosts:
             host.raised = self.invariants.raised
             host.changed = self._changed
-            host.heard = self.measure.heard
+            host.received = self.measure.received
         self.world.clients.served = self._served
         self.world.clients.failed = self.invariants.failed
 
@@ -57,29 +57,28 @@ class Run:
         self.measure.sample()
         if self.sampled is not None:
             self.sampled(self.world)
-        self.world.heap.after(SAMPLE_S, self._sample)
+        self.world.time.after(SAMPLE_S, self._sample)
 
     def result(self) -> Result:
         """Carry it out."""
         world, violation = self.world, None
-        self.faults.plan()
+        self.steps.plan()
         world.clients.start()
-        self.expectations.plan()
-        world.heap.after(SAMPLE_S, self._sample)
+        self.checks.plan()
+        world.time.after(SAMPLE_S, self._sample)
         try:
-            world.heap.run(world.scenario.for_s)
-            self.expectations.end()
-            self.truths.end()
+            world.time.run(world.scenario.for_s)
+            self.checks.end()
         except Violated as found:
             violation = found.violation
-        measures = self.measure.summary() | self.expectations.measures() | self.truths.measures()
+        measures = self.measure.summary() | self.checks.measures()
         return Result(
             scenario=world.scenario,
             seed=world.seed,
             violation=violation,
             last=world.trace.last((-1, *(violation.nodes if violation else ()))),
             digest=world.trace.digest(),
-            events=world.heap.done,
+            events=world.time.done,
             measures=measures,
         )
 

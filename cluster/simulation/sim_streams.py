@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from cluster.simulation.node_streams import Ask, AskedReplay, Subscribed, Unsubscribed
+from cluster.network.virtual_time import VirtualTime
+from cluster.simulation.node_streams import ReplayRequested, StreamRequest, Subscribed, Unsubscribed
+from cluster.simulation.sim_engine import SimKv
 from cluster.simulation.sim_host import SimHost
-from cluster.simulation.sim_kv import SimKv
-from cluster.simulation.trace import Heap
 
 DELAY_S = 0.001
 REPLAY_S = 0.005
@@ -38,21 +38,26 @@ class Wire:
 class SimStreams:
     """See the module. `kvs` by engine."""
 
-    def __init__(self, heap: Heap, rng: Random, kvs: Sequence[SimKv]) -> None:
-        self.heap = heap
+    def __init__(self, time: VirtualTime, rng: Random, kvs: Sequence[SimKv]) -> None:
+        self.time = time
         self.kvs = kvs
-        self.most_readers = 0
+        self.most_subscribers = 0
         self._rng = rng
         self._wires: dict[tuple[int, int, int], Wire] = {}
 
     def start(self, host: SimHost) -> None:
         """A process begins: it looks at its streams for as long as it lives."""
-        self.heap.after(LOOK_S * host.rng.random(), self._look, host, host.generation)
+        self.time.after(LOOK_S * host.rng.random(), self._look, host, host.generation)
 
-    def readers(self, engine: int) -> list[SimHost]:
-        """Who reads this engine's messages now."""
+    def subscribers(self, engine: int) -> list[SimHost]:
+        """Who receives this engine's messages now."""
         wires = [wire for wire in self._wires.values() if wire.engine == engine]
         return [wire.host for wire in wires if self._lives(wire)]
+
+    def readers(self, engine: int) -> list[SimHost]:
+        """Who applies them for all."""
+        found = [(host, host.node.streams) for host in self.subscribers(engine) if host.node is not None]
+        return [host for host, streams in found if streams is not None and streams.level(engine) is not None]
 
     def publish(self, engine: int, messages: Sequence[tuple[int, bytes]]) -> None:
         kv = self.kvs[engine]
@@ -62,8 +67,8 @@ class SimStreams:
             for seq, payload in messages:
                 if kv.loss and self._rng.random() < kv.loss:
                     continue
-                wire.arrives_at = max(self.heap.now + DELAY_S, wire.arrives_at)
-                self.heap.at(wire.arrives_at, self._arrive, wire, seq, payload)
+                wire.arrives_at = max(self.time.now + DELAY_S, wire.arrives_at)
+                self.time.at(wire.arrives_at, self._arrive, wire, seq, payload)
 
     def cut(self, engine: int) -> None:
         """Nobody reaches this publisher."""
@@ -93,21 +98,21 @@ class SimStreams:
 
     def _make(self, engine: int) -> None:
         for wire in [wire for wire in self._wires.values() if wire.engine == engine]:
-            self.heap.after(CONNECT_S, self._connect, wire)
+            self.time.after(CONNECT_S, self._connect, wire)
 
     # --- what nodes want --------------------------------------------------------------------------------------------
 
-    def carry(self, host: SimHost, asks: Sequence[Ask]) -> None:
+    def carry(self, host: SimHost, asks: Sequence[StreamRequest]) -> None:
         for ask in asks:
             place = (host.index, host.generation, ask.engine)
             if isinstance(ask, Subscribed):
                 wire = self._wires[place] = Wire(host, host.generation, ask.engine)
-                self.heap.after(CONNECT_S, self._connect, wire)
-                self.most_readers = max(self.most_readers, len(self.readers(ask.engine)))
+                self.time.after(CONNECT_S, self._connect, wire)
+                self.most_subscribers = max(self.most_subscribers, len(self.subscribers(ask.engine)))
             elif isinstance(ask, Unsubscribed):
                 self._wires.pop(place, None)
             elif place in self._wires:
-                self.heap.after(REPLAY_S, self._replay, self._wires[place], ask)
+                self.time.after(REPLAY_S, self._replay, self._wires[place], ask)
 
     def _lives(self, wire: Wire) -> bool:
         place = (wire.host.index, wire.generation, wire.engine)
@@ -125,27 +130,23 @@ class SimStreams:
         if not self._lives(wire) or not wire.connected:
             return
         if wire.host.paused:
-            self.heap.after(STOPPED_S, self._arrive, wire, seq, payload)
+            self.time.after(STOPPED_S, self._arrive, wire, seq, payload)
             return
-        wire.host.run(
-            lambda node, now: node.engine_caches.live(wire.engine, seq, payload, now) if node.engine_caches else None
-        )
+        wire.host.run(lambda node, now: node.streams.live(wire.engine, seq, payload, now) if node.streams else None)
 
-    def _replay(self, wire: Wire, ask: AskedReplay) -> None:
+    def _replay(self, wire: Wire, ask: ReplayRequested) -> None:
         kv = self.kvs[wire.engine]
         if not self._lives(wire):
             return
         answers = None if not kv.reachable else [message for message in kv.buffer if message[0] >= ask.first]
-        wire.host.run(lambda node, now: node.engine_caches.answered(ask, answers, now) if node.engine_caches else None)
+        wire.host.run(lambda node, now: node.streams.answered(ask, answers, now) if node.streams else None)
 
     def _tell(self, wire: Wire, what: str) -> None:
-        wire.host.run(
-            lambda node, now: node.engine_caches.wired(wire.engine, what, now) if node.engine_caches else None
-        )
+        wire.host.run(lambda node, now: node.streams.wired(wire.engine, what, now) if node.streams else None)
 
     def _look(self, host: SimHost, generation: int) -> None:
         if host.generation != generation or host.node is None:
             return
         if not host.paused:
-            host.run(lambda node, now: node.engine_caches.look(now) if node.engine_caches else None)
-        self.heap.after(LOOK_S, self._look, host, generation)
+            host.run(lambda node, now: node.streams.look(now) if node.streams else None)
+        self.time.after(LOOK_S, self._look, host, generation)

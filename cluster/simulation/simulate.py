@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,12 +27,11 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, TextIO
 
-from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle
-from cluster.simulation.shrink import shrink
+from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle, write_scenario
 from cluster.simulation.sim_node import SimNodes
-from cluster.simulation.sim_report import failure, line, save
 from cluster.simulation.sim_run import simulate
-from cluster.simulation.swarm import swarm
+from cluster.simulation.swarm import shrink, swarm
+from cluster.simulation.trace import Event
 from cluster.simulation.world import Result, Violation, World
 
 SMALL_NODES = (2, 3, 3, 3, 4, 4, 5, 5, 6, 8)
@@ -176,7 +177,7 @@ class Progress:
         now = time.monotonic()
         if now - self.said_at >= PROGRESS_S:
             self.said_at = now
-            heap, whole_s = world.heap, world.scenario.for_s
+            heap, whole_s = world.time, world.scenario.for_s
             text = f"sim: {heap.now:.0f} of {whole_s:g} s, {heap.done:,} events, {now - self.began:.0f} s of wall time"
             print(text, file=sys.stderr, flush=True)
 
@@ -249,3 +250,57 @@ def outcomes(orders: Iterator[Order], jobs: int, enough: Callable[[], bool]) -> 
                     yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def line(result: Result, wall_s: float) -> str:
+    """One JSON object: what ran, whether it held, what it measured."""
+    head = {
+        "scenario": result.scenario.name,
+        "seed": result.seed,
+        "ok": result.violation is None,
+        "trace": result.digest,
+        "wall_s": round(wall_s, 2),
+        "events": result.events,
+        "events_per_wall_s": round(result.events / max(wall_s, 1e-9)),
+        "virtual_per_wall": round(result.measures["virtual_s"] / max(wall_s, 1e-9), 2),
+    }
+    return json.dumps(head | result.measures)
+
+
+def failure(result: Result, command: str) -> str:
+    """Everything about a run that failed, for a person."""
+    violation = result.violation
+    assert violation is not None
+    where = ", ".join(str(node) for node in violation.nodes) or "all"
+    lines = [
+        f"FAILED seed {result.seed}, scenario {result.scenario.name}, commit {commit()}",
+        f"  {violation.invariant} at {violation.at_s:.3f} s (nodes {where}): {violation.text}",
+        "  --- options and schedule ---",
+        *(f"  {text}" for text in write_scenario(result.scenario).splitlines()),
+        f"  --- the last events of these nodes ({len(result.last)}) ---",
+        *(f"  {shown(event)}" for event in result.last),
+        f"  replay: {command}",
+    ]
+    return "\n".join(lines)
+
+
+def shown(event: Event) -> str:
+    who = "world" if event.node < 0 else f"node {event.node}"
+    return f"{event.at_s:10.4f}  {who:<9} {event.what:<12} {' '.join(str(part) for part in event.detail)}"
+
+
+def save(scenario: Scenario, path: Path) -> None:
+    """Keep a schedule as a scenario file. Raises OSError."""
+    path.write_text(write_scenario(scenario))
+
+
+def commit() -> str:
+    """Of the checkout; «unknown» outside one."""
+    try:
+        argv = ("git", "rev-parse", "--short=12", "HEAD")
+        return subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

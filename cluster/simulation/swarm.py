@@ -9,10 +9,12 @@ shrunk and run again without the seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
-from cluster.scenario import HARNESSES, Cluster, Expect, Load, Scenario, Step
+from cluster.scenario import Cluster, Expect, Load, Scenario, Step
+from cluster.simulation.world import Violation
 
 WARM_S = 8.0
 """The cluster forms before the faults begin; some faults are on from the start all the same."""
@@ -162,7 +164,7 @@ def engine_gone(draw: Draw) -> Step:
 
 def flood(draw: Draw) -> Step:
     at = draw.when()
-    return Step(at, "flood", nodes=(draw.rng.randrange(draw.nodes),), updates_per_s=50.0, for_s=draw.long(1.0, 5.0, at))
+    return Step(at, "flood", nodes=(draw.rng.randrange(draw.nodes),), chats_per_s=50.0, for_s=draw.long(1.0, 5.0, at))
 
 
 def attack(draw: Draw) -> Step:
@@ -225,7 +227,6 @@ def swarm(seed: int, nodes: int, for_s: float, *, engines_fail: bool = False) ->
             agree_s=left * 0.9,
             same_routes_s=None if liveness else left * 0.4,
         ),
-        runs_on=HARNESSES,
     )
 
 
@@ -241,3 +242,52 @@ def ending(rng: Random, nodes: int, at: float, *, liveness: bool) -> list[Step]:
         return [*broken, Step(at, "dns", dns="all", nodes=core), Step(at, "core", nodes=core)]
     everyone = tuple(range(nodes))
     return [Step(at, "heal"), Step(at, "dns", dns="all", nodes=everyone), Step(at, "core", nodes=everyone)]
+
+
+RUNS_MAX = 400
+
+Fails = Callable[[Scenario], Violation | None]
+
+
+def shrink(scenario: Scenario, invariant: str, run: Fails, enough: Callable[[], bool]) -> tuple[Scenario, int]:
+    """The smallest that was found, and how many runs it took. `enough` says when to stop."""
+    runs = 0
+    again = True
+    while again:
+        again = False
+        for smaller in candidates(scenario):
+            if runs >= RUNS_MAX or enough():
+                return scenario, runs
+            runs += 1
+            found = run(smaller)
+            if found is not None and found.invariant == invariant:
+                scenario, again = shortened(smaller, found), True
+                break
+    return scenario, runs
+
+
+def candidates(scenario: Scenario) -> Iterator[Scenario]:
+    """Smaller ones, the boldest first."""
+    steps = scenario.steps
+    size = len(steps) // 2
+    while size >= 1:
+        for begin in range(0, len(steps), size):
+            yield replace(scenario, steps=steps[:begin] + steps[begin + size :])
+        size //= 2
+    if scenario.load is not None:
+        yield replace(scenario, load=None)
+    for position, step in enumerate(steps):
+        for simpler in simpler_steps(step):
+            yield replace(scenario, steps=(*steps[:position], simpler, *steps[position + 1 :]))
+
+
+def simpler_steps(step: Step) -> Iterator[Step]:
+    """The same with one node less. A core must stay as it is: it says who is asked at the end."""
+    if isinstance(step.nodes, tuple) and len(step.nodes) > 1 and step.do != "core":
+        for number in step.nodes:
+            yield replace(step, nodes=tuple(one for one in step.nodes if one != number))
+
+
+def shortened(scenario: Scenario, violation: Violation) -> Scenario:
+    """Steps after the failure had no part in it."""
+    return replace(scenario, steps=tuple(step for step in scenario.steps if step.at_s <= violation.at_s))

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, TextIO
 
+from cluster.network.fake_network import Network
+from cluster.network.links import DATA_CENTRE
+from cluster.network.virtual_time import VirtualTime
 from cluster.scenario import Load, Scenario, settle
 from cluster.simulation.formed import form
-from cluster.simulation.node_values import Birth, Maker
 from cluster.simulation.sim_clients import SimClients
 from cluster.simulation.sim_dns import SimDns
-from cluster.simulation.sim_engine import SimEngine
+from cluster.simulation.sim_engine import SimEngine, SimKv, Words
 from cluster.simulation.sim_host import SimHost
-from cluster.simulation.sim_kv import SimKv, Words
-from cluster.simulation.sim_net import SimNet
+from cluster.simulation.sim_node import Maker
+from cluster.simulation.sim_router import Birth
 from cluster.simulation.sim_streams import SimStreams
-from cluster.simulation.trace import Event, Heap, Trace
+from cluster.simulation.trace import Event, Trace
 from ranvier_py.core.gossip.gossip_values import Address
 
 PORT = 7946
@@ -78,40 +80,40 @@ class World:
         self.scenario = settle(scenario, seed)
         self.seed = seed
         self.maker = maker
-        self.heap = Heap()
+        self.time = VirtualTime()
         self.trace = Trace(out)
         cluster = self.scenario.cluster
         self.addresses = [address_of(number) for number in range(cluster.nodes)]
+        self.net = Network(self.time, self.rng("net"), DATA_CENTRE)
         self.hosts = [
-            SimHost(number, address, self.heap, self.trace, self.rng(f"host {number}"))
+            SimHost(number, address, self.net, self.trace, self.rng(f"host {number}"))
             for number, address in enumerate(self.addresses)
         ]
-        self.net = SimNet(self.heap, self.rng("net"), self.trace, self.hosts, self.addresses)
-        self.dns = SimDns(self.heap, self.rng("dns"), self.addresses, cluster.dns)
+        self.dns = SimDns(self.time, self.rng("dns"), self.addresses, cluster.dns)
         self.engines = [SimEngine(number) for number in range(cluster.engines)]
         load = self.scenario.load or Load(chats_per_s=0.0)
         words = Words(self.rng("words")) if cluster.events else None
-        self.clients = SimClients(self.heap, self.rng("clients"), self.hosts, self.engines, load, words)
+        self.clients = SimClients(self.time, self.rng("clients"), self.hosts, self.engines, load, words)
         self.streams = self.publishing(words) if words is not None else None
         self.labels = ["lab"] * cluster.nodes
         self.keys: list[tuple[int, ...]] = [(1,)] * cluster.nodes
         self.sessions: dict[int, tuple[int, str]] = {}  # every session there ever was -> (node, label)
         self.born: dict[int, float] = {}  # when each session began
         self.ended: dict[int, float] = {}  # and ended, if it did
-        self.probed: dict[tuple[int, int, int], int] = {}  # (host, its generation, engine) -> boot it has seen
+        self.probed: dict[tuple[int, int, int], int] = {}  # (host, its generation, engine) -> its generation
         self._clocks = self.rng("clocks")
         self.connect()
 
     def publishing(self, words: Words) -> SimStreams:
-        """Let the engines tell what they hold."""
+        """Let the engines publish what they hold."""
         cluster = self.scenario.cluster
         kvs = [SimKv(words, cluster.cache_blocks, cluster.replay_messages) for _ in self.engines]
-        streams = SimStreams(self.heap, self.rng("streams"), kvs)
+        streams = SimStreams(self.time, self.rng("streams"), kvs)
         for engine, kv in zip(self.engines, kvs, strict=True):
             engine.kv = kv
             engine.published, engine.halted, engine.restarted = streams.publish, streams.halted, streams.restarted
         for host in self.hosts:
-            host.asked = streams.carry
+            host.requested = streams.carry
         return streams
 
     def rng(self, name: str) -> Random:
@@ -119,7 +121,6 @@ class World:
 
     def connect(self) -> None:
         for host in self.hosts:
-            host.net = self.net
             host.resolve = self.dns.resolve
         self.dns.running = lambda: [host.index for host in self.hosts if host.node is not None]
         self.dns.foreign = lambda: [number for number, label in enumerate(self.labels) if label != "lab"]
@@ -145,8 +146,8 @@ class World:
             name=self.name_of(number),
             address=host.address,
             seed=f"{self.seed}/{self.scenario.name}/node {number}/{host.generation}",
-            now=self.heap.now,
-            wall_ms=WALL_MS + int((self.heap.now + error_s) * 1000),
+            now=self.time.now,
+            wall_ms=WALL_MS + int((self.time.now + error_s) * 1000),
             state=host.state,
             keys=self.keys[number],
             label=self.labels[number],
@@ -155,27 +156,27 @@ class World:
         )
         node = self.maker(birth)
         self.sessions[node.session] = (number, self.labels[number])
-        self.born[node.session] = self.heap.now
-        host.boot(node)
+        self.born[node.session] = self.time.now
+        host.start(node)
         if self.streams is not None:
             self.streams.start(host)
-        self.heap.after(host.rng.random() * 0.5, self.probe, number, host.generation)
+        self.time.after(host.rng.random() * 0.5, self.probe, number, host.generation)
 
     def form(self) -> None:
         """Those who have just been started know each other."""
-        form([host.node for host in self.hosts if host.node is not None], self.engines, self.heap.now)
+        form([host.node for host in self.hosts if host.node is not None], self.engines, self.time.now)
 
     def crash(self, number: int) -> None:
         host = self.hosts[number]
         if host.node is not None:
-            self.ended[host.node.session] = self.heap.now
+            self.ended[host.node.session] = self.time.now
         host.crash()
 
-    def stop(self, number: int, then: Any = None) -> None:
+    def stop(self, number: int) -> None:
         host = self.hosts[number]
         if host.node is not None:
-            self.ended[host.node.session] = self.heap.now
-        host.stop(then)
+            self.ended[host.node.session] = self.time.now
+        host.stop()
 
     def probe(self, number: int, generation: int) -> None:
         """The node asks each engine how it is, for as long as its process lives."""
@@ -187,10 +188,14 @@ class World:
                 result = engine.probe()
                 host.run(lambda node, now, n=engine.number, r=result: node.probed(n, r, now))  # type: ignore[misc]
                 if result.ok:
-                    self.probed[number, generation, engine.number] = engine.boots
+                    self.probed[number, generation, engine.number] = engine.generation
         many = len(self.hosts) >= MANY_NODES
         pause = PROBE_INTERVAL_MANY_S if many else PROBE_INTERVAL_S
-        self.heap.after(pause * (0.8 + 0.4 * host.rng.random()), self.probe, number, generation)
+        self.time.after(pause * (0.8 + 0.4 * host.rng.random()), self.probe, number, generation)
+
+    def sent_bytes(self) -> int:
+        """Of all nodes."""
+        return sum(self.net.station(address).sent_bytes for address in self.addresses)
 
     def live(self) -> list[SimHost]:
         """Those that run, are not stopped and have not said goodbye."""

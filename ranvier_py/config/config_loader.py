@@ -14,38 +14,37 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
-from pydantic import SecretStr, ValidationError
-from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+from pydantic import BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
-from ranvier_py.config.config_model import ENV_PREFIX, SECRETS, Config
-from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec
+from ranvier_py.config.config_model import KEYS, SECRETS, Config, Key, assembled
+from ranvier_py.config.config_values import NEEDS_EVENTS, BackendSpec, split_items
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.endpoints import OFF
 from ranvier_py.core.gossip.endpoints import problems as cluster_problems
+from ranvier_py.core.options import expected, fits
 
+ENV_PREFIX = "RANVIER_"
 FILE_VARIABLE = "RANVIER_CONFIG"
 
 SECRET_FILE_BYTES_MAX = 4096
 """A key file is one line; whatever is longer is another file by mistake."""
+
+SECRET_BYTES_MIN = 16
 
 KUBERNETES_LINK = re.compile(
     r"RANVIER(_\w+)?_(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT=\w+://|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=).*", re.DOTALL
 )
 """Kubernetes sets these in every pod beside a Service whose name begins with «ranvier»; nobody meant them for us."""
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Values by key, and how the operator calls a key there."""
-
-    values: Mapping[str, Any]
-    label: str  # with {key}, {flag} or {variable}
-
-    def name_of(self, key_name: str) -> str:
-        return self.label.format(key=key_name, flag=flag_of(key_name), variable=variable_of(key_name))
+WORDS = {
+    "Input should be": "must be",
+    "String should have": "must have",
+    "Input is not a valid path for <class 'pathlib.Path'>": "must be a path",
+}
+"""Pydantic's, and what we say."""
 
 
 @dataclass(slots=True)
@@ -53,11 +52,14 @@ class Loading:
     """What a load has found so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)  # how the operator calls a key where he set it
     problems: list[str] = field(default_factory=list)
+    bad: dict[str, None] = field(default_factory=dict)  # keys with a problem
 
     def add(self, key_name: str, message: str) -> None:
-        origin = self.origins.get(key_name.partition("[")[0].partition(".")[0])
+        name = key_name.partition("[")[0].partition(".")[0]
+        self.bad[name] = None
+        origin = self.origins.get(name)
         self.problems.append(f"{key_name}: {message}" + (f" (from {origin})" if origin else ""))
 
 
@@ -71,27 +73,37 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tu
     if file is None and os.environ.get(FILE_VARIABLE):
         file = Path(os.environ[FILE_VARIABLE])
     found.problems.extend(unknown_variables())
-    for source in (
-        Source(flags or {}, "{flag}"),
-        Source(EnvSettingsSource(Config, env_ignore_empty=True)(), "{variable}"),
-        Source(read_toml(file, found.problems), f"{file}"),
+    variables = {name: text for name in KEYS if (text := os.environ.get(variable_of(name)))}
+    for values, origin in (
+        (flags or {}, flag_of),
+        (variables, variable_of),
+        (read_toml(file, found.problems), lambda _: str(file)),
     ):
-        for name, value in source.values.items():
+        for name, value in values.items():
             if name not in found.values:
                 found.values[name] = value
-                found.origins[name] = source.name_of(name)
-    config = validated(found)
+                found.origins[name] = origin(name)
+    config = checked(found)
     if found.problems:
         raise ConfigError(found.problems)
     return config, found.origins
+
+
+def config_of(**values: Any) -> Config:
+    """The configuration of these keys alone, whatever the environment says. Raises ConfigError with every problem."""
+    found = Loading(values)
+    config = checked(found)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return config
 
 
 def read_toml(file: Path | None, problems: list[str]) -> Mapping[str, Any]:
     if file is None:
         return {}
     try:
-        with file.open("rb"):
-            return TomlConfigSettingsSource(Config, file)()
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problems.append(f"{file}: not TOML: {error}")
     except OSError as error:
@@ -101,44 +113,74 @@ def read_toml(file: Path | None, problems: list[str]) -> Mapping[str, Any]:
 
 def unknown_variables() -> Iterator[str]:
     """Variables with our prefix that name no key."""
-    known = {variable_of(name) for name in Config.model_fields} | {FILE_VARIABLE}
+    known = {variable_of(name) for name in KEYS} | {FILE_VARIABLE}
     for name, value in sorted(os.environ.items()):
         if name.startswith(ENV_PREFIX) and name not in known and not KUBERNETES_LINK.fullmatch(f"{name}={value}"):
             yield f"{name}: no such key{did_you_mean(name, known)} (from the environment)"
 
 
-def validated(found: Loading) -> Config:
+def checked(found: Loading) -> Config:
     """A Config of what is good among the values; what is bad becomes problems."""
-    bad: set[str] = set()
-    try:
-        config = Config(**found.values)
-    except ValidationError as error:
-        for item in error.errors():
-            bad.add(str(item["loc"][0]))
-            found.add(place(item["loc"]), reworded(item))
-        config = Config(**{name: value for name, value in found.values.items() if name not in bad})
-    config = with_secret_files(config, found, bad)
+    values: dict[str, Any] = {}
+    for name in [
+        *(each for each in KEYS if each in found.values),
+        *(each for each in found.values if each not in KEYS),
+    ]:
+        if name not in KEYS:
+            found.add(name, f"no such key{did_you_mean(name, KEYS)}")
+            continue
+        try:
+            value = values[name] = parsed(KEYS[name], found.values[name])
+        except ValidationError as error:
+            for item in error.errors():
+                found.add(place((name, *item["loc"])), reworded(item))
+            continue
+        if not fits(value, KEYS[name].option):
+            found.add(name, f"must be {expected(KEYS[name].option)}")
+            del values[name]
+    values |= secrets_of_files(values, found)
+    config = made(values, found)
     for involved, message in contradictions(config):
-        if not bad.intersection(involved):
+        if not any(name in found.bad for name in involved):
             found.add(involved[0], message)
     return config
 
 
-def with_secret_files(config: Config, found: Loading, bad: set[str]) -> Config:
-    """The same with the secrets read from their files."""
+def parsed(key: Key, value: Any) -> Any:
+    """A value by the type of its key, also where it came as text. Raises ValidationError."""
+    kind = key.annotation
+    if get_origin(kind) is tuple:
+        kind = Annotated[kind, BeforeValidator(split_items)]
+    return TypeAdapter(kind, config={"hide_input_in_errors": True}).validate_python(value)
+
+
+def made(values: Mapping[str, Any], found: Loading) -> Config:
+    """The Config of values that are good one by one; where those of one component do not go together, without them."""
+    try:
+        return assembled(values)
+    except ConfigError as error:
+        keys = {key.path[-1]: name for name, key in KEYS.items()}
+        for problem in error.problems:
+            field_name, _, message = problem.partition(": ")
+            found.add(keys[field_name], message)
+        return assembled({name: value for name, value in values.items() if len(KEYS[name].path) == 1})
+
+
+def secrets_of_files(values: Mapping[str, Any], found: Loading) -> dict[str, SecretStr]:
+    """The secrets that are read from their files."""
     read: dict[str, SecretStr] = {}
     for name in SECRETS:
-        path: Path | None = getattr(config, f"{name}_file")
+        path: Path | None = values.get(f"{name}_file")
         if path is None:
             continue
         try:
-            if getattr(config, name) is not None:
+            if values.get(name) is not None:
                 raise ConfigError([f"{name} is set as well; set one of them"])
             read[name] = SecretStr(read_secret_file(path))
         except ConfigError as error:
             found.add(f"{name}_file", str(error))
-            bad.add(name)
-    return config.model_copy(update=read)
+            found.bad[name] = None
+    return read
 
 
 def read_secret_file(path: Path) -> str:
@@ -169,35 +211,28 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("control", "workers"), "the last worker's control port is above 65535"
     if port and host_port(config.listen) == (host, port):
         yield ("control", "listen"), "listen and control are the same address"
-    if config.in_flight_bytes_max < config.body_bytes_max:
+    if config.server.in_flight_bytes_max < config.server.body_bytes_max:
         yield ("in_flight_bytes_max", "body_bytes_max"), "is below body_bytes_max: the largest bodies would never pass"
-    if config.total_retries_max < config.worker_retries_max:
+    retries = config.pipeline.retries
+    if retries.total_retries_max < retries.worker_retries_max:
         yield ("worker_retries_max", "total_retries_max"), "is above total_retries_max"
     if config.kv_index_backend == "redis" and config.kv_redis_url is None:
         yield ("kv_index_backend", "kv_redis_url"), "set kv_redis_url or kv_redis_url_file"
     for name in ("cluster_secret", "gossip_admin_key"):
         secret: SecretStr | None = getattr(config, name)
-        if secret is not None and len(secret.get_secret_value().encode()) < 16:
-            yield (name,), "must be at least 16 bytes long"
-    yield from cluster_problems(config._cluster_keys)
-    yield from twice(config)
+        if secret is not None and len(secret.get_secret_value().encode()) < SECRET_BYTES_MIN:
+            yield (name,), f"must be at least {SECRET_BYTES_MIN} bytes long"
+    yield from cluster_problems(config.cluster_keys)
+    yield from listed_twice(config)
 
 
-def twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def listed_twice(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Backends that are listed twice, or share a name."""
     for what, values in (("URL", [item.url for item in config.backend]), ("name", [b.label for b in config.backend])):
         for index, value in enumerate(values):
             if value in values[:index]:
                 yield (f"backend[{index}]", "backend"), f"{value} has the {what} of an earlier backend"
                 return
-
-
-WORDS = {
-    "Input should be": "must be",
-    "String should have": "must have",
-    "Input is not a valid path for <class 'pathlib.Path'>": "must be a path",
-}
-"""Pydantic's, and what we say."""
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -244,8 +279,7 @@ def place(location: Iterable[int | str]) -> str:
 def reworded(item: Mapping[str, Any]) -> str:
     """Pydantic's message in our words."""
     if item["type"] == "extra_forbidden":
-        names = Config.model_fields if len(item["loc"]) == 1 else BackendSpec.model_fields
-        return "no such key" + did_you_mean(str(item["loc"][-1]), names)
+        return "no such key" + did_you_mean(str(item["loc"][-1]), BackendSpec.model_fields)
     message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     for theirs, ours in WORDS.items():
         message = message.replace(theirs, ours)

@@ -1,26 +1,27 @@
-"""The configuration: one model, from which the TOML file, the environment, the flags and the reference follow.
+"""The configuration: a tree of the options that components own, and of what only a whole node has.
 
-A key is written once, as a field below. `listen` is `--listen` on the command line, `RANVIER_LISTEN` in the environment
-and `listen` in the file; the first of these that has it wins, then the default. Keys are flat and carry their unit.
+An option is written once, as a field: here, or in the component that it is about (`core/options.py`). One with a key
+is `--listen` on the command line, `RANVIER_LISTEN` in the environment and `listen` in the file; keys are flat and
+carry their unit. `config_loader` finds the values and reports what is wrong with them.
 
-Rules: secrets have no flag, because a command line is public on its machine: they come from the environment, the file,
-or a file of their own. `config_loading` finds the values and reports what is wrong with them.
+Rule: secrets have no flag, because a command line is public on its machine: they come from the environment, the file,
+or a file of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Self, get_type_hints
 
-from pydantic import Field, PrivateAttr
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, SecretStr
 
 from ranvier_py.config.config_values import (
     Address,
     Backends,
-    Count,
-    CountOrNone,
-    KeyPrefix,
     Label,
     LiteralPlace,
     OptionalLabel,
@@ -30,12 +31,13 @@ from ranvier_py.config.config_values import (
     PolicyName,
     PolicyNames,
     PolicyOptions,
-    Seconds,
     Secret,
-    Statuses,
+    Text,
+    key,
 )
 from ranvier_py.core.addresses import host_port
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import ENTRIES_MAX, ENTRIES_MIN, TTL_MAX_S, TTL_MIN_S
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
+from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.gossip.endpoints import (
     ClusterKeys,
     GossipEndpoints,
@@ -44,33 +46,40 @@ from ranvier_py.core.gossip.endpoints import (
     of_worker,
     spelled,
 )
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
+from ranvier_py.core.prompts.prompt import PromptMemory
+from ranvier_py.core.routing.health import BackendLimits
+from ranvier_py.core.routing.placement.affinity import AffinityOptions
 from ranvier_py.core.routing.placement.policies import POLICIES
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import Router
+from ranvier_py.io.engine_events.sse_source import SourceOptions
+from ranvier_py.io.redis_index import RedisOptions
+from ranvier_py.proxy.connection_pool import UpstreamLimits
+from ranvier_py.proxy.pipeline_values import PipelineLimits
+from ranvier_py.proxy.request_reader import ServerLimits
 
-ENV_PREFIX = "RANVIER_"
 SECRETS = ("control_key", "backend_api_key", "cluster_secret", "gossip_admin_key", "kv_redis_url")
 """Each of these has a twin `<key>_file` that names a file holding it."""
 
+SECTIONS = ("Ports", "Backends", "Tokens", "Routing", "Index", "Cluster", "Limits", "Retries", "Logs")
+"""Of the reference, in this order."""
 
-def key(default: Any, section: str, help_text: str) -> Any:
-    """A field with what the reference says about it."""
-    if isinstance(default, list):
-        return Field(
-            default_factory=lambda: list(default), description=help_text, json_schema_extra={"section": section}
-        )
-    return Field(default=default, description=help_text, json_schema_extra={"section": section})
+
+def default_of(kind: Any, parameter: str) -> Any:
+    """The default that a component has itself, for a key that is handed to it."""
+    return signature(kind).parameters[parameter].default
 
 
 def numbered(file: Path | None, worker: int) -> Path | None:
-    """A worker's own file, where all are told one name."""
+    """A worker's own file, where all have one name."""
     return file and file.with_name(f"{file.name}.{worker}")
 
 
-class Config(BaseSettings):
-    """Everything an operator may set. Frozen; `config_loading.load` builds it. The constructor reads nothing else."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True, case_sensitive=False
-    )
+@dataclass(frozen=True, slots=True)
+class Config(Options):
+    """Everything an operator may set. `config_loader.load` builds it; the constructor reads nothing else."""
 
     listen: Address = key("0.0.0.0:8080", "Ports", "Address of the public port, HOST:PORT. Port 0 takes any free one.")
     control: Address = key(
@@ -84,15 +93,17 @@ class Config(BaseSettings):
     metrics_public: bool = key(False, "Ports", "Serve /metrics without the control key.")
     tls_certificate_file: OptionalPath = key(None, "Ports", "PEM certificate chain of the public port; turns TLS on.")
     tls_key_file: OptionalPath = key(None, "Ports", "PEM private key that belongs to the certificate.")
-    workers: Annotated[int, Field(ge=1, le=256)] = key(
+    workers: int = key(
         1,
         "Ports",
         "Nodes that share the public port, each a process of its own (SO_REUSEPORT). What is changed over a control "
         "port is changed for that worker alone.",
+        least=1,
+        most=256,
     )
 
     backend: Backends = key(
-        [],
+        (),
         "Backends",
         "Engines to route to: URL or URL,weight=2,name=a. The flag repeats; the variable separates by blanks. "
         "More can be added over the control port. Where an engine publishes its KV events is asked of it; for one that "
@@ -106,80 +117,81 @@ class Config(BaseSettings):
     kv_events: Literal["auto", "off"] = key(
         "auto",
         "Backends",
-        "auto: hear what engines publish of their KV caches, so that the router knows what they hold. Needs "
-        "ranvier-py[zmq]. off: no engine is asked or heard.",
+        "auto: read what engines publish of their KV caches, so that the router knows what they hold. Needs "
+        "ranvier-py[zmq]. off: no engine is asked for its events, and none are read.",
     )
-    probe_interval_s: Seconds = key(5.0, "Backends", "Time between two health probes of one backend.")
-    probe_timeout_s: Seconds = key(3.0, "Backends", "A probe that takes longer has failed.")
-    probe_failures: Count = key(3, "Backends", "Failed probes in a row that make a backend unhealthy.")
-    probe_successes: Count = key(2, "Backends", "Good probes in a row that make it healthy again.")
-    circuit_failures: Count = key(
-        5, "Backends", "Failed requests in a row (5xx, no connection; not 429) that open the circuit of a backend."
-    )
-    circuit_open_s: Seconds = key(30.0, "Backends", "Time an open circuit waits before it lets one request try.")
-
+    polls: PollOptions = part(PollOptions)
+    health: BackendLimits = part(BackendLimits)
     ask_usage: bool = key(
         True,
         "Backends",
         "Ask the engines for token counts in streams, too, and take them out again where the client did not ask: they "
-        "tell how much of a prompt was really cached. Off: the body of a stream reaches the engine as it came.",
+        "show how much of a prompt was really cached. Off: the body of a stream reaches the engine as it came.",
     )
 
-    engine_metrics_interval_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = key(
-        5.0,
-        "Backends",
-        "Time between two looks at the metrics of one engine: size of its cache, hits, queues. It grows where the page "
-        "is slow. One node of a cluster looks at each engine. 0: none does.",
-    )
-
-    tokenizer: Annotated[str, Field(min_length=1)] = key(
+    tokenizer: Text = key(
         "embedded", "Tokens", 'Tokenizer of the engines: a directory, a hub id, or "embedded" for trials.'
     )
     chat_template: OptionalPath = key(
         None, "Tokens", "File with the chat template, where the tokenizer's own is not used."
     )
-    block_size_tokens: Annotated[int, Field(ge=1, le=1024)] = key(
-        16, "Tokens", "Unit of cache reuse. Best equal to the engines' block size."
+    block_size_tokens: int = key(
+        16, "Tokens", "Unit of cache reuse. Best equal to the engines' block size.", least=1, most=1024
     )
-    tokenize_deadline_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = key(
-        0.15, "Tokens", "Longest wait for tokens before placing by load. 0 never waits."
+    learn_queue_max: int = key(
+        1024,
+        "Tokens",
+        "Prompts waiting to be tokenized for learning; more are not learned.",
+        least=1,
     )
-    learn_queue_max: Count = key(1024, "Tokens", "Prompts waiting to be tokenized for learning; more are not learned.")
 
     policy: PolicyName = key("affinity", "Routing", f"Placement: {', '.join(POLICIES)}.")
-    policy_option: PolicyOptions = key([], "Routing", 'Options of policies, as ["cache_threshold=0.5"]. There are:')
+    policy_option: PolicyOptions = key((), "Routing", 'Options of policies, as ["cache_threshold=0.5"]. There are:')
     shadow: PolicyNames = key(
-        [],
+        (),
         "Routing",
-        "Policies that place the same requests without effect, so that metrics and status can tell what they would "
+        "Policies that place the same requests without effect, so that metrics and status can show what they would "
         "have saved. Each costs a route table and about one more placement for each request.",
     )
-    load_factor: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = key(
-        2.0, "Routing", "affinity leaves the best holder when its load is above this times the median."
+    load_factor: float = key(
+        default_of(AffinityOptions, "divert_factor"),
+        "Routing",
+        "affinity leaves the best holder when its load is above this times the median.",
+        least=1,
+        most=1000,
     )
-    load_floor: CountOrNone = key(
-        2, "Routing", "... and above the median by this many requests, so that idle ones stay."
+    load_floor: int = key(
+        default_of(AffinityOptions, "divert_floor"),
+        "Routing",
+        "... and above the median by this many requests, so that idle ones stay.",
     )
-    route_capacity: Annotated[int, Field(ge=16)] = key(1_000_000, "Routing", "Most routes kept; about 250 bytes each.")
-    route_ttl_s: Seconds = key(3600.0, "Routing", "A route is forgotten this long after it was last served.")
-    prompt_memory_entries: Annotated[int, Field(ge=16)] = key(
-        65_536, "Routing", "Conversations whose boundaries are remembered, so that only their new text is read."
+    route_capacity: int = key(
+        default_of(RouteTable, "capacity"), "Routing", "Most routes kept; about 250 bytes each.", least=16
     )
-    kv_index_entries_max: Annotated[int, Field(ge=ENTRIES_MIN, le=ENTRIES_MAX)] = key(
-        100_000, "Index", "Pairs of prefix and backend that event streams (kv_index of a backend) may fill."
+    route_ttl_s: float = seconds(
+        default_of(RouteTable, "ttl_s"), "A route is forgotten this long after it was last served.", section="Routing"
     )
-    kv_index_ttl_s: Annotated[float, Field(ge=TTL_MIN_S, le=TTL_MAX_S, allow_inf_nan=False)] = key(
-        600.0, "Index", "An entry is forgotten this long after its last event."
+    prompt_memory_entries: int = key(
+        default_of(PromptMemory, "entries_max"),
+        "Routing",
+        "Conversations whose boundaries are remembered, so that only their new text is read.",
+        least=16,
     )
-    kv_index_offloading: bool = key(
-        False, "Index", "Engines keep what they evict in slower storage: such entries count for less, not for nothing."
+    cluster_secret: Secret = key(
+        None,
+        "Routing",
+        "Keys the fingerprints; at least 16 bytes. Only nodes with the same one share routes. When not set it follows "
+        "from cluster_key_file: from its fingerprint line, else from its first key. To change that key and keep what "
+        "was learned, write the old key on a fingerprint line. With insecure_gossip it follows from cluster_name. "
+        "A node alone, or its workers together, make a random one.",
     )
-    kv_index_eviction_is_offload: bool = key(
-        True, "Index", "With kv_index_offloading, an eviction that does not say more is an offload."
+    cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
+    recent_decisions: int = key(
+        default_of(Router, "recent_max"), "Routing", "Decisions kept for /admin/decisions.", least=1
     )
-    kv_index_reconnect_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = key(
-        1.0, "Index", "First wait before a lost event stream is connected again; it doubles up to 60 s."
-    )
+
+    index: IndexSettings = part(IndexSettings)
+    events: SourceOptions = part(SourceOptions)
     kv_index_backend: Literal["memory", "redis"] = key(
         "memory",
         "Index",
@@ -192,20 +204,7 @@ class Config(BaseSettings):
         "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], rediss:// for TLS, or unix:///SOCKET. No Redis Cluster.",
     )
     kv_redis_url_file: OptionalPath = key(None, "Index", "File that holds this URL.")
-    kv_redis_prefix: KeyPrefix = key("ranvier:kvidx:", "Index", "Begins every key in Redis; all nodes need the same.")
-    kv_redis_timeout_s: Seconds = key(1.0, "Index", "A round trip to Redis that takes longer means that it is away.")
-    kv_redis_connect_timeout_s: Seconds = key(3.0, "Index", "Longest wait for a connection to Redis.")
-
-    cluster_secret: Secret = key(
-        None,
-        "Routing",
-        "Keys the fingerprints; at least 16 bytes. Only nodes with the same one share routes. When not set it follows "
-        "from cluster_key_file: from its fingerprint line, else from its first key. To change that key and keep what "
-        "was learned, write the old key on a fingerprint line. With insecure_gossip it follows from cluster_name. "
-        "A node alone, or its workers together, make a random one.",
-    )
-    cluster_secret_file: OptionalPath = key(None, "Routing", "File that holds the cluster secret.")
-    recent_decisions: Count = key(256, "Routing", "Decisions kept for /admin/decisions.")
+    redis: RedisOptions = part(RedisOptions)
 
     gossip: Place = key(
         None,
@@ -217,11 +216,11 @@ class Config(BaseSettings):
     advertise: LiteralPlace = key(
         None,
         "Cluster",
-        "Address told to peers, an IP with or without a port, where it is not the one of gossip. For 0.0.0.0 the one "
-        "that faces the peers is found out.",
+        "Address that peers are given, an IP with or without a port, where it is not the one of gossip. For 0.0.0.0 "
+        "the one that faces the peers is found out.",
     )
     join: Places = key(
-        [],
+        (),
         "Cluster",
         "Peers to begin with: HOST or HOST:PORT (7946). A name may have many addresses, this node's among them; it is "
         "looked up again for ever. The flag repeats; blanks and commas separate.",
@@ -245,11 +244,14 @@ class Config(BaseSettings):
         "workers, -i is added.",
     )
     gossip_profile: Literal["lan", "wan"] = key(
-        "lan", "Cluster", "Pace of probes and of suspicion: lan within a site, wan across sites."
+        "lan", "Cluster", "Intervals of probes and of suspicion: lan within a site, wan across sites."
     )
     gossip_udp: bool = key(True, "Cluster", "Probe over UDP. Without, over TCP alone, where UDP is blocked.")
-    gossip_bytes_per_s_max: Annotated[int, Field(ge=4096)] = key(
-        256 * 1024, "Cluster", "Most that this node spends on telling its peers what it learned."
+    gossip_bytes_per_s_max: int = key(
+        default_of(RouteGossipSettings, "node_bytes_per_s"),
+        "Cluster",
+        "Most that this node spends on sending its peers what it learned.",
+        least=4096,
     )
     gossip_state_file: OptionalPath = key(
         None,
@@ -264,32 +266,10 @@ class Config(BaseSettings):
     )
     gossip_admin_key_file: OptionalPath = key(None, "Cluster", "File that holds this key.")
 
-    header_timeout_s: Seconds = key(10.0, "Limits", "A request's header must be complete by then.")
-    body_timeout_s: Seconds = key(60.0, "Limits", "... and its body by then.")
-    idle_timeout_s: Seconds = key(75.0, "Limits", "A connection without a request is closed after this.")
-    connect_timeout_s: Seconds = key(5.0, "Limits", "Longest wait for a connection to a backend.")
-    first_byte_timeout_s: Seconds = key(600.0, "Limits", "Longest wait for a backend to begin its answer.")
-    stall_timeout_s: Seconds = key(120.0, "Limits", "Longest silence within an answer.")
-    send_timeout_s: Seconds = key(30.0, "Limits", "A client that takes no byte for this long is cut off.")
-    header_bytes_max: Annotated[int, Field(ge=1024)] = key(65_536, "Limits", "Largest request header: 431 above.")
-    body_bytes_max: Annotated[int, Field(ge=1024)] = key(64 * 1024 * 1024, "Limits", "Largest request body: 413 above.")
-    connections_max: Count = key(10_000, "Limits", "Client connections at once; 503 above.")
-    in_flight_max: Count = key(4096, "Limits", "Requests at once; 503 above.")
-    in_flight_bytes_max: Annotated[int, Field(ge=1024)] = key(
-        1024**3,
-        "Limits",
-        "Bodies of all requests at once, each kept until its answer ends; 503 above. At least body_bytes_max. With "
-        "several workers, of each.",
-    )
-    drain_timeout_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] = key(
-        30.0, "Limits", "Time that answers have to finish after SIGTERM."
-    )
-
-    worker_retries_max: Count = key(
-        1, "Retries", "Failed tries at one backend, before the first byte, that move a request on to the next backend."
-    )
-    total_retries_max: CountOrNone = key(3, "Retries", "Further tries altogether.")
-    retry_statuses: Statuses = key([429, 500, 502, 503, 504], "Retries", "Answers that are worth another try.")
+    server: ServerLimits = part(ServerLimits)
+    upstream: UpstreamLimits = part(UpstreamLimits)
+    pipeline: PipelineLimits = part(PipelineLimits)
+    drain_timeout_s: float = key(30.0, "Limits", "Time that answers have to finish after SIGTERM.", most=SECONDS_MAX)
 
     log_level: Literal["debug", "info", "warning", "error"] = key("info", "Logs", "debug, info, warning or error.")
     log_format: Literal["text", "json"] = key("text", "Logs", "text or json: one line for each event.")
@@ -299,37 +279,30 @@ class Config(BaseSettings):
         "File for a line about each request, which ranvier replay reads: fingerprints, sizes, decision and outcome, "
         "never text. Also --record. With several workers, .i is added.",
     )
-    record_bytes_max: Annotated[int, Field(ge=4096)] = key(
-        64 * 1024 * 1024, "Logs", "When the file has grown to this it becomes FILE.1, and a new one is begun."
+    record_bytes_max: int = key(
+        64 * 1024 * 1024,
+        "Logs",
+        "When the file has grown to this it becomes FILE.1, and a new one is begun.",
+        least=4096,
     )
-    record_files_max: Count = key(8, "Logs", "Files kept of one recording.")
+    record_files_max: int = key(8, "Logs", "Files kept of one recording.", least=1)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003  # the parent calls with these names
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is passed in: `config_loading` asks the other sources, to know where each value came from."""
-        return (init_settings,)
-
-    _worker_key: bytes | None = PrivateAttr(default=None)  # in no file, flag, dump or log
+    worker_key: bytes | None = field(default=None, repr=False)
+    """Cluster key of workers that have no other: see `for_worker`. In no file, flag, dump or log."""
 
     @property
-    def worker_key(self) -> bytes | None:
-        """Cluster key of workers that have no other: see `for_worker`."""
-        return self._worker_key
+    def api_key(self) -> str:
+        """Of the backends; empty where they need none."""
+        return self.backend_api_key.get_secret_value() if self.backend_api_key else ""
 
     @property
     def gossip_endpoints(self) -> GossipEndpoints | None:
         """Where this node gossips; None when it does not."""
-        return gossip_endpoints(self._cluster_keys)
+        return gossip_endpoints(self.cluster_keys)
 
     @property
-    def _cluster_keys(self) -> ClusterKeys:
+    def cluster_keys(self) -> ClusterKeys:
+        """What `gossip_endpoints` follows from."""
         return ClusterKeys(
             gossip=self.gossip or "",
             advertise=self.advertise or "",
@@ -348,26 +321,87 @@ class Config(BaseSettings):
         peers are each other. `workers` stays, it means a shared public port.
         """
         host, port = host_port(self.control)
-        update: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
+        changes: dict[str, Any] = {"control": spelled((host, port + index if port else 0))}
         places = self.gossip_endpoints
         if places is not None:
             places = of_worker(places, index, self.workers)
-            update["gossip"] = spelled(places.listen)
-            update["advertise"] = spelled(places.advertise) if places.advertise else None
-            update["join"] = [spelled(where) for where in places.join]
-            update["node_name"] = self.node_name and f"{self.node_name}-{index}"
-            update["gossip_state_file"] = numbered(self.gossip_state_file, index)
-        update["record_file"] = numbered(self.record_file, index)
-        worker = self.model_copy(update=update)
-        worker._worker_key = key if key_of_their_own(self._cluster_keys) else None
-        return worker
+            changes["gossip"] = spelled(places.listen)
+            changes["advertise"] = spelled(places.advertise) if places.advertise else None
+            changes["join"] = tuple(spelled(where) for where in places.join)
+            changes["node_name"] = self.node_name and f"{self.node_name}-{index}"
+            changes["gossip_state_file"] = numbered(self.gossip_state_file, index)
+        changes["record_file"] = numbered(self.record_file, index)
+        changes["worker_key"] = key if key_of_their_own(self.cluster_keys) else None
+        return replace(self, **changes)
 
     def masked(self) -> dict[str, Any]:
         """Every key with its value as JSON has it; secrets that are set are "***"."""
-        values = self.model_dump(mode="json")
-        return {name: "***" if name in SECRETS and value is not None else value for name, value in values.items()}
+        return {name: jsonable(one.value_in(self)) for name, one in KEYS.items()}
 
     def secret_values(self) -> list[str]:
         """The secrets themselves, for the log's filter and for nothing else."""
         secrets = (getattr(self, name) for name in SECRETS)
         return [secret.get_secret_value() for secret in secrets if secret is not None]
+
+
+def jsonable(value: Any) -> Any:
+    """A value of the configuration as JSON has it, secrets masked."""
+    if isinstance(value, SecretStr):
+        return "***"
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Path):
+        return str(value)
+    return [jsonable(item) for item in value] if isinstance(value, tuple) else value
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """One key: where its value lies in a Config, of which type it is, and what there is to say of it."""
+
+    name: str
+    path: tuple[str, ...]  # attributes, from the Config on
+    annotation: Any
+    option: Option
+
+    def value_in(self, config: Config) -> Any:
+        value: Any = config
+        for name in self.path:
+            value = getattr(value, name)
+        return value
+
+
+def keys_of(kind: type[Any], above: tuple[str, ...] = ()) -> Iterator[Key]:
+    """All keys of a tree of options, in the order in which they are written."""
+    hints, options = get_type_hints(kind, include_extras=True), options_of(kind)
+    for one in fields(kind):
+        path = (*above, one.name)
+        if one.name in options:
+            found = options[one.name]
+            if found.section:
+                yield Key(found.key or one.name, path, hints[one.name], found)
+        elif is_dataclass(hints[one.name]):
+            yield from keys_of(hints[one.name], path)
+
+
+KEYS: Mapping[str, Key] = MappingProxyType(
+    {one.name: one for one in sorted(keys_of(Config), key=lambda one: SECTIONS.index(one.option.section))}
+)
+"""By name, in the order of the reference."""
+
+
+def assembled(values: Mapping[str, Any]) -> Config:
+    """A Config of values by key. Raises ConfigError with the fields of components by their own names."""
+    config: Config = grown(Config, {KEYS[name].path: value for name, value in values.items()})
+    return config
+
+
+def grown(kind: type[Any], found: Mapping[tuple[str, ...], Any]) -> Any:
+    """One Options of values by path, with all below it."""
+    own = {path[0]: value for path, value in found.items() if len(path) == 1}
+    hints = get_type_hints(kind)
+    for name in dict.fromkeys(path[0] for path in found if len(path) > 1):
+        own[name] = grown(hints[name], {path[1:]: value for path, value in found.items() if path[0] == name})
+    return kind(**own)

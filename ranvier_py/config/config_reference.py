@@ -1,15 +1,11 @@
 """The annotated reference: every key of the configuration as TOML, with its help, unit and default.
 
-It follows from the fields of `Config` alone, so it can't be out of date. It loads as it stands, to the defaults.
+It follows from the options alone, so it can't be out of date. It loads as it stands, to the defaults.
 """
 
 from __future__ import annotations
 
-from typing import get_origin
-
-from pydantic.fields import FieldInfo
-
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_model import KEYS, Config, Key
 from ranvier_py.core.routing.placement.policies import option_reference
 
 WIDTH_CHARACTERS = 110
@@ -31,16 +27,15 @@ def reference() -> str:
         "# A key is also a flag (--probe-interval-s) and a variable (RANVIER_PROBE_INTERVAL_S).",
         "# Precedence: flag, variable, file, default. Secrets have no flag. Empty text means: not set.",
     ]
-    section = ""
-    for name, info in Config.model_fields.items():
-        here, text = key_help(name, info)
-        if here != section:
-            section = here
+    section, defaults = "", Config().masked()
+    for name, key in KEYS.items():
+        if key.option.section != section:
+            section = key.option.section
             lines.append(f"\n\n# --- {section} " + "-" * (WIDTH_CHARACTERS - len(section)))
-        lines.append("\n" + "\n".join(f"# {line}" for line in wrapped(text)))
+        lines.append("\n" + "\n".join(f"# {line}" for line in wrapped(help_of(key))))
         if name == "policy_option":
             lines += policy_lines()
-        lines.append(f"{name} = {toml_value(info.get_default(call_default_factory=True))}")
+        lines.append(f"{name} = {toml_value(defaults[name])}")
     return "\n".join(lines) + "\n"
 
 
@@ -53,16 +48,10 @@ def policy_lines() -> list[str]:
     ]
 
 
-def key_help(name: str, info: FieldInfo) -> tuple[str, str]:
-    """(section, help with unit) of a key."""
-    extra = info.json_schema_extra
-    assert isinstance(extra, dict), "every key has a section"
-    unit = unit_of(name)
-    return str(extra["section"]), f"{info.description} In {unit}." if unit else str(info.description)
-
-
-def is_list(info: FieldInfo) -> bool:
-    return get_origin(info.annotation) is list
+def help_of(key: Key) -> str:
+    """What a key means, with its unit."""
+    unit = unit_of(key.name)
+    return f"{key.option.meaning} In {unit}." if unit else key.option.meaning
 
 
 def wrapped(text: str, width: int = WIDTH_CHARACTERS) -> list[str]:

@@ -21,12 +21,12 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_settings import NoDecode
 
 from ranvier_py.core.addresses import host_port, is_address
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, parse_endpoint
 from ranvier_py.core.errors import BadRequest, ConfigError
 from ranvier_py.core.gossip.endpoints import OFF, place
+from ranvier_py.core.options import option
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 
@@ -39,7 +39,7 @@ def policy_name(text: str) -> str:
     return text
 
 
-def policy_options(items: list[str]) -> list[str]:
+def policy_options(items: tuple[str, ...]) -> tuple[str, ...]:
     try:
         PlacementOptions.parse(items)
     except ConfigError as error:
@@ -107,10 +107,10 @@ def backend_fields(value: object) -> object:
     """ "URL,weight=2,name=a" -> its fields."""
     if not isinstance(value, str):
         return value
-    url, *options = value.split(",")
+    url, *items = value.split(",")
     fields: dict[str, str] = {"url": url}
-    for option in options:
-        name, equals, content = option.partition("=")
+    for item in items:
+        name, equals, content = item.partition("=")
         if not equals or name in fields:
             raise ValueError("must be URL or URL,weight=2,name=a,kv_events=tcp://HOST:5557")
         fields[name] = content
@@ -132,12 +132,6 @@ def index_endpoint(text: str) -> str:
 
 def kv_endpoint_or_off(text: str) -> str:
     return text if text == OFF else kv_endpoint(text)
-
-
-def key_prefix(text: str) -> str:
-    if any(character in "*?[]\\^" for character in text):
-        raise ValueError("must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis")
-    return text
 
 
 NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
@@ -182,19 +176,18 @@ class BackendSpec(BaseModel):
 Address = Annotated[str, AfterValidator(address)]
 OptionalPath = Annotated[Path | None, BeforeValidator(empty_is_none)]
 Secret = Annotated[SecretStr | None, BeforeValidator(secret_line)]
-Backends = Annotated[
-    list[Annotated[BackendSpec, BeforeValidator(backend_fields)]], NoDecode, BeforeValidator(split_text)
-]
-Statuses = Annotated[list[Annotated[int, Field(ge=400, le=599)]], NoDecode, BeforeValidator(split_items)]
+Backends = Annotated[tuple[Annotated[BackendSpec, BeforeValidator(backend_fields)], ...], BeforeValidator(split_text)]
 Place = Annotated[str | None, AfterValidator(place_or_off), BeforeValidator(empty_is_none)]
 LiteralPlace = Annotated[str | None, AfterValidator(literal_place), BeforeValidator(empty_is_none)]
-Places = Annotated[list[Annotated[str, AfterValidator(place_text)]], NoDecode, BeforeValidator(split_items)]
+Places = tuple[Annotated[str, AfterValidator(place_text)], ...]
+Text = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[\x21-\x7e]+$")]
 OptionalLabel = Annotated[Label | None, BeforeValidator(empty_is_none)]
-KeyPrefix = Annotated[Label, AfterValidator(key_prefix)]
 PolicyName = Annotated[str, AfterValidator(policy_name)]
-PolicyNames = Annotated[list[PolicyName], NoDecode, BeforeValidator(split_items)]
-PolicyOptions = Annotated[list[str], NoDecode, BeforeValidator(split_items), AfterValidator(policy_options)]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-CountOrNone = Annotated[int, Field(ge=0)]
+PolicyNames = tuple[PolicyName, ...]
+PolicyOptions = Annotated[tuple[str, ...], BeforeValidator(split_items), AfterValidator(policy_options)]
+
+
+def key(default: Any, section: str, meaning: str, **limits: Any) -> Any:
+    """A key of the node as a whole: it has the name of its field."""
+    return option(default, meaning, section=section, **limits)

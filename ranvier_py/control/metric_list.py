@@ -20,7 +20,7 @@ from ranvier_py.core.routing.shadow import ShadowStatistics
 def samples_of(
     router: Router, registry: RegistryStatistics, server: Any, upstream: Any, tokenizer_worker: Any
 ) -> Iterator[Sample]:
-    """All samples of one node. `server`, `upstream` and `tokenizer worker` are frozen statistics of the edges."""
+    """All samples of one node. `server`, `upstream` and `tokenizer worker` are their counters."""
     yield from router_samples(router)
     for backend in registry.backends:
         yield from backend_samples(backend)
@@ -29,9 +29,9 @@ def samples_of(
     yield from samples("routes", router.routes.counters)
     yield from plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept"))
     yield from plain_samples("speculation", router.speculation.statistics(), ("capacity", "attempts", "fingerprints"))
-    yield from plain_samples("tokenizer_worker", tokenizer_worker, ("queued",))
-    yield from plain_samples("server", server, ("connections", "in_flight", "in_flight_bytes"))
-    yield from plain_samples("upstream", upstream, ("open", "pooled"))
+    yield from samples("tokenizer_worker", tokenizer_worker)
+    yield from samples("server", server)
+    yield from samples("upstream", upstream)
 
 
 def shadow_samples(shadows: Iterable[ShadowStatistics]) -> Iterator[Sample]:

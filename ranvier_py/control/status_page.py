@@ -47,7 +47,7 @@ def status_page(status: NodeStatus) -> str:
 
 def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
     """How well this node knows what each engine holds."""
-    lines = ["", "Engine truth", *table(engine_caches["engines"])]
+    lines = ["", "Engine caches", *table(engine_caches["engines"])]
     counts = {name: count for name, count in engine_caches["counts"].items() if count}
     told = {"claims": counts, "trouble": engine_caches["trouble"]}
     return [*lines, *pairs({name: fact for name, fact in told.items() if fact})]
@@ -59,7 +59,7 @@ def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     known = [{name: row[name] for name in row if any(each[name] is not None for each in rows)} for row in rows]
     lines = ["", "Predictions against answers", *(table(known) or ["  no answer has told yet"])]
     told = {name: calibration[name] for name in ("route_precision", "route_recall")}
-    counts = {name: calibration[name] for name in ("asking", "scraper") if calibration[name]}
+    counts = {name: calibration[name] for name in ("asking", "polls") if calibration[name]}
     return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]
 
 

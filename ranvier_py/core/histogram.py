@@ -5,7 +5,6 @@ two histograms with the same bounds add up to exactly the histogram of both: nod
 
 Rules: bounds are upper bounds, inclusive, ascending, in `unit`; one more bucket without a bound takes the rest. Memory
 is fixed. A quantile is an estimate whose error is the width of its bucket.
-Cost: about 0.3 us for each observation (one bisection over some 15 bounds).
 """
 
 from __future__ import annotations

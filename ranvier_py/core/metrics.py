@@ -50,6 +50,11 @@ def _declared(kind: Kind, help_text: str, label: str) -> Any:
     return field(default_factory=dict, metadata=metadata) if label else field(default=0, metadata=metadata)
 
 
+def increment(counts: dict[str, int], key: str) -> None:
+    """One more of a kind, in a counter with a label."""
+    counts[key] = counts.get(key, 0) + 1
+
+
 def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterator[Sample]:  # only read
     """One sample for each declared field of a dataclass, and for each key of a field with a label."""
     for each in fields(counters):

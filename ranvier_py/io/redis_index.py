@@ -1,34 +1,34 @@
-"""The shared index's connection to Redis: one connection, one thread at a time, never on the way of a request.
+"""The shared index's connection to Redis: one connection, one thread at a time, never on the path of a request.
 
-The client of redis-py waits, so it works in a thread: a job's calls go out as one pipeline, its replies come back
-together. What to call and what a reply means is core/engine_cache/prefix_index/shared_index.py's matter. A connection
-is made for a hello and never again behind its back: whoever lost it does not know what of his last job was done.
+The client of redis-py waits, so it works in a thread: a job's commands go out as one pipeline, its replies come back
+together. What to send and what a reply means is core/engine_cache/prefix_index/shared_index.py's matter.
 
 Rules: a job that takes longer than its deadline has failed, its connection is cut from here, and the thread ends with
-it; until then there is no other. A reply may be as long as what comes within the deadline; scripts of ours keep theirs
-below a megabyte. The address may hold a password: it is shown without, and errors are by their kind.
-Cost: 0.2 ms a job and 5 us a call in the thread, most of it with the interpreter lock.
+it; until then there is no other. Nothing is tried again behind the shared index's back. The address may hold a
+password: it is shown without, and errors are by their kind.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import trio
 
 from ranvier_py.core.engine_cache.prefix_index.shared_index import Job, SharedIndex
-from ranvier_py.core.engine_cache.prefix_index.shared_scripts import SCRIPTS
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.options import Options, option, seconds
 
 try:
     import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
 except ImportError:  # the extra is not installed
     redis = None  # type: ignore[assignment]
 
@@ -38,59 +38,29 @@ LATENCY_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1
 PREPARE_S = 0.005
 """Longest wait of a request for an answer: the document's bound of a GET (CR29). Then what is known here decides."""
 
-ERRORS = ("connection", "timeout", "other")  # kinds of them, as Continuum counts them
-
-READ_BYTES = 65_536  # in one read of a socket
+PREFIX_CHARACTERS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True)
-class RedisOptions:
-    """`prefix` begins every key. A job has `timeout_s`, a connection `connect_s` before that."""
+class RedisOptions(Options):
+    """A job has `timeout_s`, a connection `connect_s` before that."""
 
-    prefix: str = "ranvier:kvidx:"
-    timeout_s: float = 1.0  # CR33
-    connect_s: float = 3.0  # CR12
+    prefix: str = option(
+        "ranvier:kvidx:", "Begins every key in Redis; all nodes need the same.", key="kv_redis_prefix", section="Index"
+    )
+    timeout_s: float = seconds(  # CR33
+        1.0, "A round trip to Redis that takes longer means that it is away.", key="kv_redis_timeout_s", section="Index"
+    )
+    connect_s: float = seconds(  # CR12
+        3.0, "Longest wait for a connection to Redis.", key="kv_redis_connect_timeout_s", section="Index"
+    )
 
-
-class Wire:
-    """One connection; used in the thread, but for `cut`. It never connects twice."""
-
-    def __init__(self, url: str, options: RedisOptions) -> None:
-        self._prefix = options.prefix
-        self._names: dict[str, Any] = {}  # of the scripts, as Redis calls them
-        pool = redis.ConnectionPool.from_url(
-            url,
-            socket_connect_timeout=options.connect_s,
-            socket_timeout=options.timeout_s,
-            socket_read_size=READ_BYTES,
-            protocol=2,
-            retry=None,
-            retry_on_timeout=False,
-            health_check_interval=0,
-        )
-        self._connection: Any = pool.make_connection()
-
-    def work(self, job: Job) -> tuple[list[object], float, float]:
-        """All replies, and when the calls went out and the first reply was there. Raises what redis-py does."""
-        connection = self._connection
-        if not self._names:
-            connection.connect()
-            self._names = dict(
-                zip(SCRIPTS, self._ask([("SCRIPT", "LOAD", text) for text in SCRIPTS.values()]), strict=True)
-            )
-        calls = [("EVALSHA", self._names[call.script], "1", self._prefix, *call.arguments) for call in job.calls]
-        asked = time.monotonic()
-        replies = self._ask(calls)
-        return replies, asked, time.monotonic()
-
-    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[object]:
-        connection = self._connection
-        connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-        return [connection.read_response() for _ in commands]
-
-    def cut(self) -> None:
-        """Close it, whoever waits for it."""
-        self._connection.disconnect()
+    def contradictions(self) -> list[str]:
+        if not 1 <= len(self.prefix) <= PREFIX_CHARACTERS_MAX or not all("!" <= each <= "~" for each in self.prefix):
+            return [f"prefix: must be 1 to {PREFIX_CHARACTERS_MAX} visible ASCII characters"]
+        if any(each in "*?[]\\^" for each in self.prefix):
+            return ["prefix: must not hold any of * ? [ ] ^ or a backslash, which are patterns to Redis"]
+        return []
 
 
 class RedisLink:
@@ -106,11 +76,10 @@ class RedisLink:
         self._shared = shared
         self._url = url
         self._options = options
-        self._wire: Wire | None = None
+        self._client: Any = self._connect()  # refuses a bad address now
         self._one = trio.CapacityLimiter(1)  # thread, even when one was abandoned
         self._due, self._answered = trio.Event(), trio.Event()
-        shared.poke = self._poke
-        self._wire = self._new_wire()  # refuses a bad address now
+        shared.poke = self.poke
         self.place = shown(url)
 
     async def run(self) -> None:
@@ -120,125 +89,117 @@ class RedisLink:
             while True:
                 job = shared.next_job(time.monotonic())
                 if job is None:
-                    await self._wait(shared.wait_s(time.monotonic()))
+                    with trio.move_on_after(shared.wait_s(time.monotonic())):
+                        await self._due.wait()
+                    self._due = trio.Event()
                     continue
                 was_sharing, trouble = shared.sharing, shared.trouble
                 await self._do(job)
-                self._tell(was_sharing, trouble)
+                self._log(was_sharing, trouble)
                 self._answered.set()
                 self._answered = trio.Event()
         finally:
             self._cut()
 
-    def ask(self, prefix: str) -> None:
-        """Have Redis asked for this prefix, where that is due."""
-        self._shared.prepare(prefix, time.monotonic())
+    def poke(self) -> None:
+        """Look soon whether there is a job."""
+        self._due.set()
 
     async def prepare(self, prefix: str, deadline_s: float = PREPARE_S) -> None:
-        """Have what others say of this prefix, if Redis tells it in time."""
+        """Have what others wrote of this prefix, if Redis answers in time."""
         with trio.move_on_after(deadline_s):
             while self._shared.prepare(prefix, time.monotonic()):
                 await self._answered.wait()
 
     def view(self) -> Mapping[str, Any]:
         """Of /admin/kv-index/stats."""
-        shared, counts = self._shared, self._shared.counts
+        shared = self._shared
         return {
             "server": self.place,
             "fallback_active": not shared.sharing,
             "last_error": shared.trouble,
             "generation": shared.generation,
-            "entry_count": shared.rows,
             "waiting": shared.waiting,
             "jobs": self.job_s.count,
-            "errors": {kind: getattr(counts, kind) for kind in ERRORS},
-            **{name: count for name, count in asdict(counts).items() if name not in ERRORS},
-            "unasked": shared.answers.unasked,
+            "errors": dict(shared.errors),
+            **values(shared.counters),
         }
 
     def samples(self) -> Iterator[Sample]:
-        shared, counts = self._shared, self._shared.counts
+        shared = self._shared
         away = int(not shared.sharing)
         yield Sample("kv_index_fallback_active", "gauge", "Whether the shared index is done without.", away)
-        yield Sample("kv_index_shared_entries", "gauge", "Entries in Redis, removals included.", shared.rows)
         yield Sample("kv_index_shared_waiting", "gauge", "Entries that are to be written to Redis.", shared.waiting)
         yield Sample("kv_index_redis_latency_seconds", "histogram", "Time of one round trip to Redis.", self.job_s)
-        for kind in ERRORS:
-            count, label = getattr(counts, kind), {"type": kind}
-            yield Sample("kv_index_redis_errors", "counter", "Round trips to Redis that failed.", count, label)
-        for name, help_text in (
-            ("applied", "Writes that Redis took."),
-            ("refused", "Writes of what Redis knew better."),
-            ("dropped", "Writes that waited when Redis went away."),
-            ("said_anew", "Entries written again after an outage or another router's gap."),
-            ("asked", "Prefixes that Redis was asked about."),
-            ("answered", "Answers with a backend in them."),
-            ("garbage", "Entries in Redis that can't be read."),
-            ("expired", "Entries removed from Redis at their end."),
-            ("evicted", "Entries removed from Redis for want of room."),
-            ("generations_ended", "Generations ended after an outage or by a clear."),
-            ("outages", "Times that Redis went away."),
-        ):
-            yield Sample(f"kv_index_shared_{name}", "counter", help_text, getattr(counts, name))
-        unasked = shared.answers.unasked
-        yield Sample("kv_index_shared_unasked", "counter", "Questions for which there was no room.", unasked)
-
-    def _poke(self) -> None:
-        self._due.set()
-
-    async def _wait(self, seconds: float) -> None:
-        with trio.move_on_after(seconds):
-            await self._due.wait()
-        self._due = trio.Event()
+        for kind, count in shared.errors.items():
+            yield Sample("kv_index_redis_errors", "counter", "Round trips to Redis that failed.", count, {"type": kind})
+        yield from samples("kv_index_shared", shared.counters)
 
     async def _do(self, job: Job) -> None:
         shared, limits = self._shared, self._options
-        if self._wire is None:
-            self._wire = self._new_wire()
-        wire = self._wire
-        deadline_s = limits.timeout_s + (limits.connect_s if job.hello else 0.0)
-        kind = why = ""
+        deadline_s = limits.timeout_s + (limits.connect_s if job.is_hello else 0.0)
+        began, kind, why = time.monotonic(), "", ""
+        if self._client is None:
+            self._client = self._connect()
         try:
             with trio.fail_after(deadline_s):
-                replies, asked, answered = await trio.to_thread.run_sync(
-                    wire.work, job, abandon_on_cancel=True, limiter=self._one
+                replies = await trio.to_thread.run_sync(
+                    work, self._client, job, abandon_on_cancel=True, limiter=self._one
                 )
         except (trio.TooSlowError, redis.TimeoutError):
             kind, why = "timeout", f"no answer within {deadline_s:g} s"
         except (redis.ConnectionError, OSError) as error:
-            kind, why = "connection", said(error)
+            kind, why = "connection", reason_of(error)
         except Exception as error:  # a server that is no Redis may have redis-py raise anything
-            kind, why = "other", said(error)
+            kind, why = "other", reason_of(error)
+        now = time.monotonic()
         if kind:
-            self._cut()
-            shared.failed(job, kind, why, time.monotonic())
+            shared.failed(job, kind, why, now)
         else:
-            self.job_s.observe(answered - asked)
-            if not shared.done(job, replies, asked, answered):
-                self._cut()
+            self.job_s.observe(now - began)
+        if kind or not shared.done(job, replies, now):
+            self._cut()
 
-    def _new_wire(self) -> Wire:
+    def _connect(self) -> Any:
+        limits = self._options
         try:
-            return Wire(self._url, self._options)
+            return redis.Redis.from_url(
+                self._url,
+                socket_connect_timeout=limits.connect_s,
+                socket_timeout=limits.timeout_s,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                health_check_interval=0,
+            )
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 ["kv_redis_url: must be like redis://:PASSWORD@HOST:6379, rediss:// or unix:///SOCKET"]
             ) from error
 
     def _cut(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.cut()
+        """Close the connection, whoever waits for it."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.connection_pool.disconnect()
 
-    def _tell(self, was_sharing: bool, trouble: str) -> None:
+    def _log(self, was_sharing: bool, trouble: str) -> None:
         shared = self._shared
         if shared.sharing and not was_sharing:
-            log.info("kv_index.shared %s generation %d", self.place, shared.generation)
+            log.info("kv_index.shared %s generation %s", self.place, shared.generation)
         elif shared.trouble and shared.trouble != trouble:
             log.warning("kv_index.alone %s: %s", self.place, shared.trouble)
 
 
-def said(error: Exception) -> str:
+def work(client: Any, job: Job) -> list[object]:
+    """All replies, errors among them. In a thread. Raises what redis-py does."""
+    pipeline = client.pipeline(transaction=False)
+    for command in job.commands:
+        pipeline.execute_command(*command)
+    replies: list[object] = pipeline.execute(raise_on_error=False)
+    return replies
+
+
+def reason_of(error: Exception) -> str:
     """By kind and, where the system says it, by reason; never what Redis wrote, which may repeat a secret."""
     cause = error.__cause__ or error.__context__
     reason = next((each.strerror for each in (error, cause) if isinstance(each, OSError) and each.strerror), "")

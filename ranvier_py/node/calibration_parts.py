@@ -1,6 +1,6 @@
-"""What makes a node measure itself: the calibration of its predictions, and looks at the engines' own counters.
+"""What makes a node measure itself: the calibration of its predictions, and the engines' own counters.
 
-Wires `Calibration` (an observer of attempts) and `Scraper` to a node: what engines tell of their caches bounds the
+Wires `Calibration` (an observer of attempts) and the engines' metrics pages to a node: the size of a cache bounds the
 learned capacity, what is in their queues beyond what this node and its peers sent counts as load, biases go to the log
 when they appear and when they go, and all of it to the control port.
 
@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from random import Random
 from typing import Any
 
 import trio
@@ -31,7 +30,6 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.metrics_scraper import ScrapeOptions, Scraper
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class Calibrating:
     """See the module.
 
     Args:
-        scrape_interval_s: between two looks at one engine; 0 looks at none.
+        metrics_interval_s: between two looks at the metrics of one engine.
         estimated: whether nobody tells what this backend holds.
         contradicted: told of an engine whose answers do not fit what it is known to hold.
     """
@@ -67,9 +65,8 @@ class Calibrating:
         self,
         router: Router,
         asking: UsageAsking,
-        rng: Random,
         *,
-        scrape_interval_s: float,
+        metrics_interval_s: float,
         estimated: Callable[[BackendId], bool] = lambda _: True,
         contradicted: Callable[[BackendId], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -83,38 +80,21 @@ class Calibrating:
         router.observers += (self.calibration,)
         self._registry = router.registry
         self._asking = asking
-        self._interval_s = scrape_interval_s
+        self._interval_s = metrics_interval_s
         self._clock = clock
         self._looks: dict[BackendId, Look] = {}
-        self.scraper: Scraper | None = None
-        if scrape_interval_s > 0:
-            self.scraper = Scraper(self.looked, ScrapeOptions(interval_s=scrape_interval_s), rng)
-
-    def share(self, owns: Callable[[BackendId], bool]) -> None:
-        """There are peers: look only at engines that are this node's to look at."""
-        if self.scraper is not None:
-            self.scraper.owns = owns
-
-    def watch(self, backend: BackendId, url: str, api_key: str = "") -> None:
-        if self.scraper is not None:
-            self.scraper.watch(backend, url, api_key)
 
     def forget(self, backend: BackendId) -> None:
         """It was removed."""
-        if self.scraper is not None:
-            self.scraper.forget(backend)
         self._looks.pop(backend, None)
         self.calibration.forget(backend)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
-        async with trio.open_nursery() as nursery:
-            if self.scraper is not None:
-                await nursery.start(self.scraper.run)
-            task_status.started()
-            while True:
-                await trio.sleep(TICK_S)
-                self.tick(self._clock())
+        task_status.started()
+        while True:
+            await trio.sleep(TICK_S)
+            self.tick(self._clock())
 
     def tick(self, now: float) -> None:
         for change in self.calibration.tick(now):
@@ -146,7 +126,6 @@ class Calibrating:
             "route_recall": self._share("cached_tokens"),
             "backends": [self._backend_view(view) for view in self.calibration.views(self._clock())],
             "asking": asdict(self._asking.statistics()),
-            "scraper": asdict(self.scraper.statistics()) if self.scraper is not None else None,
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -164,8 +143,6 @@ class Calibrating:
             yield from engine_samples(look.metrics, {"backend": self._name(backend)})
         yield from plain_samples("calibration", self.calibration.counts, ())
         yield from plain_samples("usage", self._asking.statistics(), ())
-        if self.scraper is not None:
-            yield from plain_samples("scraper", self.scraper.statistics(), ())
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

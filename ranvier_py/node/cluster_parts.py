@@ -267,7 +267,7 @@ class Clustering:
         refused = peer.signed_commands.refused
         yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
         yield from plain_samples("gossip_net", net.statistics(), NET_GAUGES)
-        yield from plain_samples("gossip_streams", peer.streams.counters(), ("owned", "standby_blocks"))
+        yield from peer.streams.samples()
         for name, statistics in self._files_and_names().items():
             yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))
         lag = "From being learned anywhere to being received here, as the senders held it."

@@ -1,4 +1,4 @@
-"""One rank of an engine that is heard: its stream, its connection, and what both can show."""
+"""One rank of an engine whose events are received: its stream, its connection, and what both can show."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import trio
 
 from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.sources.publishers import Publisher
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples
 from ranvier_py.io.engine_events.zmq_source import KvSubscriber
 
 LOST_S = 10.0
 """Without a connection for so long, perhaps a peer can reach the publisher. An engine that starts anew takes longer."""
 
-GAUGES = ("blocks", "parked", "prefixes", "entries", "unsettled")
+GAUGES = {
+    "blocks": "Blocks that an engine holds.",
+    "orphaned": "Blocks of an engine whose parents are not known.",
+    "prefixes": "Prefixes that an engine holds.",
+    "entries": "Blocks and prefixes of an engine that are kept.",
+    "unsettled": "Blocks of an engine to be looked at.",
+}
 
 
 @dataclass(slots=True)
-class Reading:
+class SubscribedStream:
     """See the module."""
 
     publisher: Publisher
@@ -35,13 +41,13 @@ class Reading:
             await self.subscriber.run()
 
     def stop(self, now: float) -> None:
-        """The truth hears no more of it; its connection is closed by and by."""
+        """Nothing more comes of it; its connection is closed by and by."""
         self.stream.close(now)
         self.scope.cancel()
 
     def is_lost(self, now: float) -> bool:
         """Whether there has been no connection for long."""
-        if self.subscriber.view().is_connected:
+        if self.subscriber.is_connected:
             self.up_at = now
         return now > self.up_at + LOST_S
 
@@ -49,26 +55,26 @@ class Reading:
 
     def view(self, now: float) -> dict[str, Any]:
         """All of it, as JSON has it."""
-        connection = self.subscriber.view()
+        subscriber = self.subscriber
         return {
             "models": self.stream.names.base,
             "connection": {
-                "endpoint": connection.endpoint,
-                "connected": connection.is_connected,
-                "heard_s": None if connection.heard_at is None else round(now - connection.heard_at, 1),
-                "ended": connection.why,
-                **self._connection_counts(),
+                "endpoint": self.publisher.events.endpoint,
+                "connected": subscriber.is_connected,
+                "received_s": None if subscriber.received_at is None else round(now - subscriber.received_at, 1),
+                "ended": subscriber.why,
+                **asdict(subscriber.counters),
             },
             "stream": self.stream.view(),
         }
 
     def totals(self) -> dict[str, int]:
         """What fits into one line."""
-        counts, held = self.stream.machine.counts, self.stream.residency.view()
+        counters, held = self.stream.machine.counters, self.stream.residency.view()
         return {
-            "applied": counts.applied,
-            "gaps": counts.gaps,
-            "restarts": counts.restarts,
+            "applied": counters.applied,
+            "gaps": counters.gaps,
+            "restarts": counters.restarts,
             "blocks": held.blocks,
             "prefixes": held.prefixes,
         }
@@ -77,12 +83,9 @@ class Reading:
         """For /metrics; `label` names the engine."""
         labels = {**label, "source": self.stream.source.name}
         held = asdict(self.stream.residency.view())
-        for name in GAUGES:
-            yield Sample(f"kv_{name}", "gauge", f"{name} of an engine's cache.", held[name], labels)
-        for name, number in {**self.stream.counts(), **self._connection_counts()}.items():
-            yield Sample(f"kv_{name}", "counter", f"{name.replace('_', ' ')} of KV events.", number, labels)
-
-    def _connection_counts(self) -> dict[str, int]:
-        """Counters of the connection; what was malformed as one number."""
-        counts = asdict(self.subscriber.counts)
-        return {**counts, "malformed": sum(counts["malformed"].values())}
+        for name, help_text in GAUGES.items():
+            yield Sample(f"engine_cache_{name}", "gauge", help_text, held[name], labels)
+        yield from samples("engine_blocks", self.stream.residency.counters, labels)
+        yield from samples("event_stream", self.stream.machine.counters, labels)
+        yield from samples("event_decoder", self.stream.decoder.counters, labels)
+        yield from samples("event_connection", self.subscriber.counters, labels)

@@ -24,7 +24,14 @@ import trio
 
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import Entry, IndexEvent, IndexSettings, KvIndex, Storage
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import (
+    Entry,
+    IndexEvent,
+    IndexSettings,
+    KvIndex,
+    SourceCounts,
+    Storage,
+)
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.engine_cache.prefixes import Change
@@ -36,11 +43,12 @@ from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
 from ranvier_py.io.engine_events.sse_source import EventSource, SourceOptions
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
-from ranvier_py.proxy.pipeline_values import Teacher
+from ranvier_py.proxy.pipeline_values import PromptTokenizer
 
 Item = TypeVar("Item")
 
 FINGERPRINT_DIGITS = 16
+CHANGED, STATUS = "Events that changed the index.", "State of an event source."
 TICK_S = 1.0  # expired entries are invisible at once; a tick only frees their memory
 
 
@@ -60,7 +68,6 @@ class Listened:
     def __init__(self, backend: IndexedBackend, index: KvIndex, engine_caches: EngineCaches | None) -> None:
         self.backend = backend
         self.source = Source(backend.id, "index")
-        self.shared: SharedIndex | None = None
         self._index = index
         self._engine_caches = engine_caches
 
@@ -70,23 +77,18 @@ class Listened:
     def began(self) -> None:
         now = time.monotonic()
         self._index.forget((self.backend.id,))
-        if self.shared is not None:
-            self.shared.began(self.backend.id, now)
         if self._engine_caches is not None:
             self._engine_caches.open(self.source, self, now)
-            self._engine_caches.levelled(self.source, Level.DEGRADED, "events without numbers", now)
+            self._engine_caches.set_level(self.source, Level.DEGRADED, "events without numbers", now)
 
     def heard(self, events: Sequence[IndexEvent]) -> None:
         now = time.monotonic()
         changes = []
         for event in events:
-            before = self._index.peek(event.prefix, self.backend.id)
             changed = self._index.apply(self.backend.id, event, now)
-            entry = self._index.peek(event.prefix, self.backend.id)
-            if self.shared is not None:
-                self.shared.heard(self.backend.id, event, before, entry, now)
             if not changed or len(event.prefix) != FINGERPRINT_DIGITS:
                 continue
+            entry = self._index.peek(event.prefix, self.backend.id)
             tokens = entry.tokens if entry is not None else event.tokens or 0
             changes.append(Change(Fingerprint(int(event.prefix, 16)), tokens, tier_of(entry), Fingerprint(0)))
         if changes and self._engine_caches is not None:
@@ -94,20 +96,20 @@ class Listened:
 
 
 class Preparing:
-    """A teacher that has Redis asked for a prompt's opening while it tokenizes, before the prompt is placed.
+    """Has Redis asked for a prompt's opening while the prompt is tokenized, before it is placed.
 
     A prompt that the routes know well waits for neither: they know more of it than its opening.
     """
 
-    def __init__(self, teacher: Teacher, indexing: Callable[[], Indexing]) -> None:
-        self.submit, self.finish = teacher.submit, teacher.finish
-        self._teacher = teacher
+    def __init__(self, tokenizer: PromptTokenizer, indexing: Callable[[], Indexing]) -> None:
+        self.submit, self.finish = tokenizer.submit, tokenizer.finish
+        self._tokenizer = tokenizer
         self._indexing = indexing
 
     async def tokenize_first(self, prompt: Prompt, deadline_s: float) -> bool:
         indexing = self._indexing()
         opening = prompt.opening() if indexing.is_prepared else b""
-        tokenize = partial(self._teacher.tokenize_first, prompt, deadline_s)
+        tokenize = partial(self._tokenizer.tokenize_first, prompt, deadline_s)
         return await (indexing.prepare(opening.hex(), tokenize) if opening else tokenize())
 
 
@@ -129,11 +131,11 @@ class Indexing:
         self._scoring = KvScoreOptions()
         self._backends = backends
         self._sources: list[EventSource] = []
-        self._listened = [Listened(backend, self.index, engine_caches) for backend in backends]
         self._link: RedisLink | None = None
         self._rng = rng
         self._is_asked = False
-        for backend, listened in zip(backends, self._listened, strict=True):
+        for backend in backends:
+            listened = Listened(backend, self.index, engine_caches)
             self._sources.append(
                 EventSource(
                     backend.endpoint, options, heard=listened.heard, began=listened.began, rng=rng, api_key=api_key
@@ -149,6 +151,7 @@ class Indexing:
         sources = {backend.id: source for backend, source in self._pairs()}
         shared = SharedIndex(
             self.index,
+            options.prefix,
             {backend.id: backend.url for backend in self._backends},
             find=find,
             stands=lambda backend: sources[backend].state.connected,
@@ -156,8 +159,6 @@ class Indexing:
         )
         self._link = RedisLink(shared, url, options)
         self.prepared.shared = shared
-        for listened in self._listened:
-            listened.shared = shared
 
     @property
     def is_prepared(self) -> bool:
@@ -166,10 +167,10 @@ class Indexing:
 
     async def prepare(self, prefix: str, meanwhile: Callable[[], Awaitable[Item]]) -> Item:
         """Have Redis asked for this prefix, do something else, and wait for what is left of PREPARE_S."""
-        link = self._link
+        link, shared, began = self._link, self.prepared.shared, time.monotonic()
         assert link is not None, "nobody shares"
-        began = time.monotonic()
-        link.ask(prefix)
+        assert shared is not None
+        shared.prepare(prefix, began)
         result = await meanwhile()
         await link.prepare(prefix, max(0.0, PREPARE_S - (time.monotonic() - began)))
         return result
@@ -256,8 +257,8 @@ class Indexing:
                         "received": source.state.received,
                         "processed": source.state.received - source.state.dropped,
                         "dropped": source.state.dropped,
-                        "index_created": self._created(backend),
-                        "index_evicted": self._evicted(backend),
+                        "index_created": self._count(backend).created,
+                        "index_evicted": self._count(backend).evicted,
                     },
                 }
                 for backend, source in self._pairs()
@@ -277,19 +278,18 @@ class Indexing:
             return
         for backend, source in self._pairs():
             label, state = {"backend": backend.name}, source.state
-            processed = state.received - state.dropped
-            yield Sample("kv_event_received", "counter", "Events of an event source.", state.received, label)
-            yield Sample("kv_event_processed", "counter", "Of these, that could be read.", processed, label)
-            yield Sample("kv_event_dropped", "counter", "Of these, that could not.", state.dropped, label)
-            yield Sample("kv_consumer_connected", "gauge", "Whether its stream stands.", int(state.connected), label)
-            yield Sample("kv_consumer_reconnects", "counter", "Tries to connect again.", state.reconnects, label)
-            for kind, number in (("created", self._created(backend)), ("evicted", self._evicted(backend))):
-                labels = {**label, "type": kind}
-                yield Sample("kv_index_events", "counter", "Events that changed the index.", number, labels)
-            for status in ("connected", "disconnected"):
-                is_so = int(state.connected == (status == "connected"))
-                labels = {**label, "status": status}
-                yield Sample("kv_index_event_source_status", "gauge", "State of an event source.", is_so, labels)
+            for name, kind, help_text, value, more in (
+                ("event_received", "counter", "Events of an event source.", state.received, {}),
+                ("event_processed", "counter", "Of these, that could be read.", state.received - state.dropped, {}),
+                ("event_dropped", "counter", "Of these, that could not.", state.dropped, {}),
+                ("consumer_connected", "gauge", "Whether its stream stands.", state.connected, {}),
+                ("consumer_reconnects", "counter", "Tries to connect again.", state.reconnects, {}),
+                ("index_events", "counter", CHANGED, self._count(backend).created, {"type": "created"}),
+                ("index_events", "counter", CHANGED, self._count(backend).evicted, {"type": "evicted"}),
+                ("index_event_source_status", "gauge", STATUS, state.connected, {"status": "connected"}),
+                ("index_event_source_status", "gauge", STATUS, not state.connected, {"status": "disconnected"}),
+            ):
+                yield Sample(f"kv_{name}", kind, help_text, int(value), {**label, **more})  # type: ignore[arg-type]
         prepared = self.prepared
         yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend.", len(self.index))
         yield Sample("kv_index_query_latency_seconds", "histogram", "Time of one question.", prepared.query_s)
@@ -303,13 +303,8 @@ class Indexing:
     def _pairs(self) -> Iterator[tuple[IndexedBackend, EventSource]]:
         return zip(self._backends, self._sources, strict=True)
 
-    def _created(self, backend: IndexedBackend) -> int:
-        counts = self.index.by_backend.get(backend.id)
-        return counts.created if counts is not None else 0
-
-    def _evicted(self, backend: IndexedBackend) -> int:
-        counts = self.index.by_backend.get(backend.id)
-        return counts.evicted if counts is not None else 0
+    def _count(self, backend: IndexedBackend) -> SourceCounts:
+        return self.index.by_backend.get(backend.id) or SourceCounts()
 
 
 def tier_of(entry: Entry | None) -> Tier:

@@ -33,7 +33,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.health import Circuit, Health
 from ranvier_py.io.allocator import keep_freed_memory
-from ranvier_py.io.health_probes import Prober
+from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
@@ -43,27 +43,23 @@ from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.operations import Admin
 from ranvier_py.node.parts import (
-    backend_limits,
     calibrating_of,
     control_settings,
     indexing_of,
     key_inbox,
     load_tokenizer,
     make_router,
-    pipeline_limits,
-    probe_options,
     publishers_of,
     recorder_of,
     scheme_of,
-    server_limits,
     shadows_of,
     tls_context,
-    upstream_limits,
 )
 from ranvier_py.node.push_parts import Pushing
+from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
-from ranvier_py.proxy.upstream import Address, Upstream
+from ranvier_py.proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +75,6 @@ waits for them. What we keep is chains without cycles, freed by counting; the re
 
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
-CLOSE_S = 1.0  # for closing pooled connections, which waits for nobody
-
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
 SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
 
@@ -94,9 +88,9 @@ class Node:
         self.tokenizer = tokenizer
         self.clustering: Clustering | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers have been told
-        self.addresses: dict[str, Address] = {}
+        self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer, secret)
-        self.registry = Registry(backend_limits(config))
+        self.registry = Registry(config.health)
         keys = key_inbox(config, self.scheme)
         self.router = make_router(config, tokenizer, self.scheme, self.registry, rng, keys.hasher)
         self.shadows = shadows_of(config, self.router, rng)
@@ -106,33 +100,36 @@ class Node:
         if self.recorder is not None:
             self.router.observers += (self.recorder,)
         self.tokenizer_worker = TokenizerWorker(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
-        self.upstream = Upstream(upstream_limits(config))
-        self.prober = Prober(self._probed, probe_options(config), rng)
+        self.upstream = Upstream(config.upstream)
         self.engine_events = EngineEvents(self.router, rng, log_transitions)
         self.pushing = Pushing(
             self.router, self.engine_events.engine_caches, keys, self.scheme.identity, self.scheme.key
         )
         self.asking = UsageAsking(enabled=config.ask_usage)
-        self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events, rng)
+        self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events)
+        self.poller = EnginePoller(
+            config.polls,
+            rng,
+            probed=self._probed,
+            measured=self.calibrating.looked,
+            found=self.engine_events.found if config.kv_events == "auto" else None,
+        )
+        self.engine_events.discover_soon = self.poller.discover_soon
+        self.engine_events.load_reported = self.poller.load_reported
         self.pipeline = Pipeline(
             self.router,
             self.upstream,
             Preparing(self.tokenizer_worker, lambda: self.indexing),
-            pipeline_limits(config),
+            config.pipeline,
             address_of=self._address_of,
             asking=self.asking,
-            api_key=config.backend_api_key.get_secret_value() if config.backend_api_key else "",
+            api_key=config.api_key,
             report=request_line if config.log_level in ("debug", "info") else None,
-            trouble=self.prober.probe_soon,
+            trouble=self.poller.probe_soon,
             changed=log_transitions,
             name=secrets.token_hex(4),
         )
-        self.server = DataServer(
-            self.pipeline.handle,
-            server_limits(config),
-            tls=tls_context(config),
-            short_way=self.pipeline,
-        )
+        self.server = DataServer(self.pipeline.handle, config.server, tls=tls_context(config))
         self.upstream.readiness = self.server.readiness  # runs as long as there are requests
         self.admin = Admin(self)
         for spec in config.backend:
@@ -143,26 +140,23 @@ class Node:
     def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId:
         """`spec` is what else was configured. Raises BadRequest with nothing changed."""
         backend = self.registry.add(url, weight=weight, name=name)
-        self.addresses[backend.url] = Address.parse(backend.url)
-        key = self.config.backend_api_key
-        secret = key.get_secret_value() if key else ""
-        self.prober.watch(backend.id, backend.url, secret)
-        if self.config.kv_events == "auto" and (spec is None or spec.kv_events != OFF):
-            self.engine_events.watch(backend.id, backend.url, secret, publishers_of(spec) if spec is not None else ())
-        self.calibrating.watch(backend.id, backend.url, secret)
+        self.addresses[backend.url] = BackendAddress.parse(backend.url)
+        events = spec is None or spec.kv_events != OFF
+        publishers = publishers_of(spec) if spec is not None and events else ()
+        self.poller.watch(backend.id, backend.url, self.config.api_key, publishers=publishers, events=events)
         log.info("backend.added %s %s weight %g", backend.name, backend.url, weight)
         return backend.id
 
     def remove_backend(self, name_or_url: str) -> None:
         backend = self.registry.remove(name_or_url)
-        self.prober.forget(backend.id)
+        self.poller.forget(backend.id)
         self.engine_events.forget(backend.id)
         self.calibrating.forget(backend.id)
         self.upstream.forget(self.addresses.pop(backend.url))
         log.info("backend.removed %s", backend.name)
 
     def hooks(self) -> NodeHooks:
-        return NodeHooks(self.prober.probe_soon, log_transitions, self._follow)
+        return NodeHooks(self.poller.probe_soon, log_transitions, self._follow)
 
     def _follow(self, command: Command) -> None:
         """An order that the operator gave on another node."""
@@ -175,9 +169,9 @@ class Node:
         except RanvierError as error:
             log.warning("backend.order_refused %s %s: %s", command.verb, command.url, error)
 
-    def _address_of(self, url: str) -> Address:
+    def _address_of(self, url: str) -> BackendAddress:
         """Parsed once for each backend; one that is leaving may still be asked for."""
-        return self.addresses.get(url) or Address.parse(url)
+        return self.addresses.get(url) or BackendAddress.parse(url)
 
     def _probed(self, backend: BackendId, result: ProbeResult) -> None:
         log_transitions(self.registry.probed(backend, result, time.monotonic()))
@@ -187,7 +181,7 @@ class Node:
         collected_at = time.monotonic()
         while True:
             await trio.sleep(SWEEP_INTERVAL_S)
-            if time.monotonic() - collected_at > COLLECT_INTERVAL_S and self.server.statistics().in_flight == 0:
+            if time.monotonic() - collected_at > COLLECT_INTERVAL_S and self.server.counters.in_flight == 0:
                 gc.collect()
                 collected_at = time.monotonic()
             generations = [
@@ -252,12 +246,11 @@ async def run(config: Config, *, task_status: trio.TaskStatus[Addresses] = trio.
     if keys is not None:
         node.clustering = await open_cluster(config, keys, node.router, node.scheme, node.hooks())
         node.engine_events.share(node.clustering.peer.streams)
-        node.calibrating.share(looked_at_by(node.clustering.peer))
+        node.poller.owns = looked_at_by(node.clustering.peer)
     try:
         await run_parts(node, task_status)
     finally:
-        with trio.move_on_after(CLOSE_S, shield=True):
-            await node.upstream.aclose()
+        node.upstream.close()
     log.info("node.stopped")
 
 
@@ -273,7 +266,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         if node.clustering is not None:
             await nursery.start(node.clustering.run)
         nursery.start_soon(node.indexing.run)
-        await nursery.start(node.prober.run)
+        await nursery.start(node.poller.run)
         await nursery.start(node.engine_events.run)
         await nursery.start(node.calibrating.run)
         await nursery.start(node.pushing.run)
@@ -282,8 +275,8 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
             serve = partial(control.serve, node.admin, settings, render, internal=node.pushing, shutdown=shutdown)
             url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
-        with trio.move_on_after(config.probe_timeout_s):  # who serves which model, before the first request asks
-            await node.prober.wait_first_round()
+        with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks
+            await node.poller.wait_first_round()
         async with trio.open_nursery() as serving:
             host, port = host_port(config.listen)
             with listening_on(config.listen):

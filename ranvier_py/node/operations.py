@@ -6,68 +6,32 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
-from ranvier_py.config.config_model import Config
-from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control.metric_list import plain_samples, samples_of, shadow_samples
 from ranvier_py.core.errors import ConfigError, NotFound
-from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import Sample, values
-from ranvier_py.core.routing.backends import BackendStatistics, Registry
+from ranvier_py.core.routing.backends import BackendStatistics
 from ranvier_py.core.routing.placement import Decision
-from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH, Router
+from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.shadow import Shadows
-from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import Clustering
-from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing
-from ranvier_py.node.push_parts import Pushing
+
+if TYPE_CHECKING:  # node.py imports this
+    from ranvier_py.node.node import Node
 
 KEYS_SHOWN_MAX = 64
 """Depths of a prompt in an explanation, the deepest first: a screen."""
 
 
-class Administered(Protocol):
-    """What administration needs of a node; node.py has the real one."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def registry(self) -> Registry: ...
-    @property
-    def router(self) -> Router: ...
-    @property
-    def tokenizer_worker(self) -> Any: ...
-    @property
-    def recorder(self) -> Any: ...
-    @property
-    def shadows(self) -> Shadows | None: ...
-    @property
-    def server(self) -> Any: ...
-    @property
-    def pushing(self) -> Pushing: ...
-    @property
-    def clustering(self) -> Clustering | None: ...
-    @property
-    def indexing(self) -> Indexing: ...
-    @property
-    def upstream(self) -> Any: ...
-    @property
-    def engine_events(self) -> EngineEvents: ...
-    @property
-    def calibrating(self) -> Calibrating: ...
-    def add_backend(self, url: str, weight: float, name: str, spec: BackendSpec | None = None) -> BackendId: ...
-    def remove_backend(self, name_or_url: str) -> None: ...
-
-
 class Admin:
     """One node's administration. Every method but `explain` is one synchronous call."""
 
-    def __init__(self, node: Administered) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
         self.draining = False
 
@@ -105,7 +69,7 @@ class Admin:
             **values(router.routes.counters),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": asdict(router.speculation.statistics()),
-            "tokenizer_worker": asdict(self._node.tokenizer_worker.statistics()),
+            "tokenizer_worker": values(self._node.tokenizer_worker.counters),
             **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
             **({"shadows": shadow_view(self._node.shadows)} if self._node.shadows is not None else {}),
             "decisions": dict(counters.decisions),
@@ -144,7 +108,7 @@ class Admin:
         router = self._node.router
         prompt = router.read(path_of(body), body)
         if router.too_little(prompt, router.find(prompt, time.monotonic(), touch=False)):
-            await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.tokenize_deadline_s)
+            await self._node.tokenizer_worker.tokenize_first(prompt, self._node.config.pipeline.tokenize_deadline_s)
         chain = islice(router.chain(prompt.end), KEYS_SHOWN_MAX)
         return {**router.explain(prompt, time.monotonic()), "chain": [prefix_key_view(*key) for key in chain]}
 
@@ -173,7 +137,7 @@ class Admin:
         return self._node.engine_events.view()
 
     def calibration(self) -> Mapping[str, Any]:
-        return self._node.calibrating.view()
+        return {**self._node.calibrating.view(), "polls": values(self._node.poller.counters)}
 
     def ready(self) -> tuple[bool, str]:
         if self.draining:
@@ -189,9 +153,9 @@ class Admin:
         samples = samples_of(
             node.router,
             node.registry.statistics(),
-            node.server.statistics(),
-            node.upstream.statistics(),
-            node.tokenizer_worker.statistics(),
+            node.server.counters,
+            node.upstream.counters,
+            node.tokenizer_worker.counters,
         )
         shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
         recorder = node.recorder

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import ssl
 import time
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from random import Random
@@ -21,35 +22,27 @@ from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexSettings
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, of_operator
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS, TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
-from ranvier_py.core.routing.backends import BackendLimits, Registry
+from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoadedOptions
 from ranvier_py.core.routing.request_record import Header, scheme_mark
-from ranvier_py.core.routing.retries import RetryLimits
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import Shadows, make_shadow
 from ranvier_py.core.routing.speculation import Speculation
-from ranvier_py.io.engine_events.sse_source import SourceOptions
-from ranvier_py.io.health_probes import ProbeOptions
 from ranvier_py.io.key_inbox import KeyInbox
 from ranvier_py.io.recorder import Recorder
-from ranvier_py.io.redis_index import RedisOptions
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
-from ranvier_py.proxy.pipeline import PipelineLimits
-from ranvier_py.proxy.server import ServerLimits
-from ranvier_py.proxy.upstream import UpstreamLimits
 
 
 def load_tokenizer(config: Config) -> ChatTokenizer:
@@ -131,21 +124,13 @@ def shadows_of(config: Config, router: Router, rng: Random) -> Shadows | None:
 
 def indexing_of(config: Config, registry: Registry, engine_caches: EngineCaches, rng: Random) -> Indexing:
     """The index that event streams of Continuum's shape fill; empty without any."""
-    settings = IndexSettings(
-        entries_max=config.kv_index_entries_max,
-        ttl_s=config.kv_index_ttl_s,
-        offloading=config.kv_index_offloading,
-        eviction_is_offload=config.kv_index_eviction_is_offload,
-    )
     found = [(registry.find(spec.url), spec.kv_index) for spec in config.backend if spec.kv_index]
     backends = [IndexedBackend(one.id, one.name, url, one.url) for one, url in found if one is not None]
-    options = SourceOptions(config.kv_index_reconnect_s, idle_s=config.kv_index_ttl_s)
-    api_key = config.backend_api_key.get_secret_value() if config.backend_api_key else ""
+    options = replace(config.events, idle_s=config.index.ttl_s)
     own_rng = Random(rng.getrandbits(64))  # noqa: S311
-    indexing = Indexing(settings, backends, options, own_rng, engine_caches=engine_caches, api_key=api_key)
+    indexing = Indexing(config.index, backends, options, own_rng, engine_caches=engine_caches, api_key=config.api_key)
     if config.kv_index_backend == "redis" and config.kv_redis_url is not None:
-        limits = RedisOptions(config.kv_redis_prefix, config.kv_redis_timeout_s, config.kv_redis_connect_timeout_s)
-        indexing.share(config.kv_redis_url.get_secret_value(), limits, partial(backend_at, registry))
+        indexing.share(config.kv_redis_url.get_secret_value(), config.redis, partial(backend_at, registry))
     return indexing
 
 
@@ -155,21 +140,15 @@ def backend_at(registry: Registry, url: str) -> BackendId | None:
     return found.id if found is not None else None
 
 
-def calibrating_of(
-    config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents, rng: Random
-) -> Calibrating:
-    """What measures the predictions, and corrects those of engines that nobody hears."""
-    made = Calibrating(
+def calibrating_of(config: Config, router: Router, asking: UsageAsking, engine_events: EngineEvents) -> Calibrating:
+    """What measures the predictions, and corrects those of engines whose events are not read."""
+    return Calibrating(
         router,
         asking,
-        Random(rng.getrandbits(64)),  # noqa: S311  # of intervals
-        scrape_interval_s=config.engine_metrics_interval_s,
+        metrics_interval_s=config.polls.metrics_interval_s,
         estimated=lambda backend: engine_events.level(backend) is Level.ESTIMATED,
         contradicted=engine_events.contradicted,
     )
-    if made.scraper is not None:
-        engine_events.load_heard = made.scraper.heard
-    return made
 
 
 def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
@@ -184,56 +163,6 @@ def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
         bytes_max=config.record_bytes_max,
         files_max=config.record_files_max,
     )
-
-
-def backend_limits(config: Config) -> BackendLimits:
-    return BackendLimits(
-        probe_failures_to_unhealthy=config.probe_failures,
-        probe_successes_to_healthy=config.probe_successes,
-        circuit_faults_to_open=config.circuit_failures,
-        circuit_open_s=config.circuit_open_s,
-        circuit_open_max_s=8 * config.circuit_open_s,
-    )
-
-
-def probe_options(config: Config) -> ProbeOptions:
-    return ProbeOptions(
-        interval_s=config.probe_interval_s,
-        interval_unsettled_s=min(1.0, config.probe_interval_s),
-        timeout_s=config.probe_timeout_s,
-    )
-
-
-def pipeline_limits(config: Config) -> PipelineLimits:
-    retries = RetryLimits(
-        worker_retries_max=config.worker_retries_max,
-        total_retries_max=config.total_retries_max,
-        statuses=frozenset(config.retry_statuses),
-    )
-    return PipelineLimits(
-        tokenize_deadline_s=config.tokenize_deadline_s,
-        first_byte_s=config.first_byte_timeout_s,
-        stall_s=config.stall_timeout_s,
-        retries=retries,
-    )
-
-
-def server_limits(config: Config) -> ServerLimits:
-    return ServerLimits(
-        connections_max=config.connections_max,
-        in_flight_max=config.in_flight_max,
-        in_flight_bytes_max=config.in_flight_bytes_max,
-        header_bytes_max=config.header_bytes_max,
-        body_bytes_max=config.body_bytes_max,
-        idle_s=config.idle_timeout_s,
-        header_s=config.header_timeout_s,
-        body_s=config.body_timeout_s,
-        send_s=config.send_timeout_s,
-    )
-
-
-def upstream_limits(config: Config) -> UpstreamLimits:
-    return UpstreamLimits(connect_s=config.connect_timeout_s)
 
 
 def control_settings(config: Config) -> control.ControlSettings:

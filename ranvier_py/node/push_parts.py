@@ -298,7 +298,7 @@ class Pushing:
             level, why = Level.ESTIMATED, f"prefix hashes tell one depth each: {worker.why}"
         if self._levels.get(backend) != (level, why):
             self._levels[backend] = (level, why)
-            self._engine_caches.levelled(source_of(backend), level, why, self._clock())
+            self._engine_caches.set_level(source_of(backend), level, why, self._clock())
 
     async def _replace(
         self, backend: BackendId, worker: Worker, buckets: Mapping[int, Mapping[int, Entry]], *, whole: bool

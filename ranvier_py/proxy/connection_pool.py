@@ -3,22 +3,25 @@
 Rules: last used, first taken; what shows bytes or an end before its next use is closed; too many or too old ones are
 closed, oldest first.
 Invariant: a connection is in the pool or in one exchange, never both.
-Cost: taking one is a poll(2) on its own poll object, 1 µs; a table of all would cost a scan.
 """
 
 from __future__ import annotations
 
 import select
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from ranvier_py.proxy.response_reader import KnownHead
-from ranvier_py.proxy.transport import Transport
+from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.options import Options, option, seconds
+from ranvier_py.proxy.response_reader import KnownHead, Reading, ResponseParser
+from ranvier_py.proxy.transport import PlainTransport
 
 
-class Address(NamedTuple):
+class BackendAddress(NamedTuple):
     """Where a backend listens. `path_prefix` precedes every target; it is empty or begins with a slash."""
 
     scheme: str
@@ -27,7 +30,7 @@ class Address(NamedTuple):
     path_prefix: str = ""
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> BackendAddress:
         """`http://host:port/prefix` as an address. Raises ValueError with a sentence for the operator."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
@@ -50,58 +53,40 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamLimits:
+class UpstreamLimits(Options):
     """Bounds of the connections to each backend."""
 
-    connect_s: float = 5.0
-    idle_s: float = 60.0  # longer unused: closed. Engines close earlier (uvicorn after 5 s), which is noticed at once
-    pooled_max: int = 512  # unused connections kept per backend; the oldest go first
-    header_bytes_max: int = 65_536  # as on the public port
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamStatistics:
-    """A snapshot: gauges, then totals since the start."""
-
-    open: int  # connections, pooled and in use
-    pooled: int
-    connects: int
-    connect_failures: int
-    reuses: int
-    stale: int  # pooled connections found dead before or at their next use
-    replaced: int  # requests sent again on a fresh connection because the pooled one had died
-    surplus: int  # answers followed by bytes that belong to nothing
-    dropped: int  # good connections closed because the pool was full
+    connect_s: float = seconds(
+        5.0, "Longest wait for a connection to a backend.", key="connect_timeout_s", section="Limits"
+    )
+    idle_s: float = seconds(60.0)  # longer unused: closed. Engines close earlier (uvicorn after 5 s), seen at once
+    pooled_max: int = option(512, least=1)  # unused connections kept per backend; the oldest go first
+    header_bytes_max: int = option(65_536, least=1)  # of an answer
 
 
 @dataclass(slots=True)
-class Counters:
-    """See UpstreamStatistics."""
+class UpstreamCounters:
+    """What the connections to backends count."""
 
-    open: int = 0
-    connects: int = 0
-    connect_failures: int = 0
-    reuses: int = 0
-    stale: int = 0
-    replaced: int = 0
-    surplus: int = 0
-    dropped: int = 0
+    open: int = gauge("Connections to backends, pooled and in use.")
+    pooled: int = gauge("Connections to backends that wait for their next use.")
+    connects: int = counter("Connections tried.")
+    connect_failures: int = counter("Of these, not made.")
+    reuses: int = counter("Requests sent on a pooled connection.")
+    stale: int = counter("Pooled connections found dead before or at their next use.")
+    replaced: int = counter("Requests sent again on a fresh connection because the pooled one had died.")
+    surplus: int = counter("Answers followed by bytes that belong to nothing.")
+    dropped: int = counter("Good connections closed because the pool was full.")
 
 
 class Connection:
     """One connection to a backend."""
 
-    __slots__ = ("_poll", "answered", "idle_since", "known_head", "pool", "reused", "transport")
+    __slots__ = ("_poll", "answered", "idle_since", "known_head", "pool", "transport")
 
-    def __init__(self, transport: Transport, pool: Pool) -> None:
+    def __init__(self, transport: PlainTransport, pool: ConnectionPool) -> None:
         self.transport = transport
         self.pool = pool
-        self.reused = False
         self.answered = False  # a byte of the current answer came
         self.idle_since = 0.0
         self.known_head: KnownHead | None = None
@@ -112,20 +97,49 @@ class Connection:
         """Whether neither bytes nor an end have come: an unused connection that shows either is of no use."""
         return not self._poll.poll(0)
 
+    def send(self, parts: tuple[bytes, bytes]) -> memoryview | None:
+        """Send head and body as far as they are taken at once. What is left: None if nothing, empty if it is broken."""
+        head, body = parts
+        try:
+            count = self.transport.send_now(parts)
+        except OSError:
+            return memoryview(b"")
+        within = count - len(head)
+        if within == len(body):
+            return None
+        return memoryview(body)[within:] if within >= 0 else memoryview(head[count:] + body)
+
+    def read_head(self, data: bytes, method: bytes) -> Reading:
+        """What the head of an answer says. Raises UpstreamGarbled."""
+        known = self.known_head
+        reading = known.again(data) if known is not None and method != b"HEAD" else None
+        if reading is None:
+            reading = ResponseParser().parse(data, method)
+            self.known_head = KnownHead.of(data, reading)
+        return reading
+
     def close(self) -> None:
         if self.transport.fd >= 0:
             self.transport.close()
             self.pool.counters.open -= 1
 
 
-class Pool:
+class ConnectionPool:
     """The unused connections of one address, most recently used last, and what every request to it begins with."""
 
-    __slots__ = ("address", "counters", "forgotten", "host_line", "idle", "prefix")
+    __slots__ = ("address", "clock", "counters", "forgotten", "host_line", "idle", "limits", "prefix")
 
-    def __init__(self, address: Address, counters: Counters) -> None:
+    def __init__(
+        self,
+        address: BackendAddress,
+        limits: UpstreamLimits,
+        counters: UpstreamCounters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = address
+        self.limits = limits
         self.counters = counters
+        self.clock = clock
         self.forgotten = False  # the backend was removed: nothing is put here any more
         self.prefix = address.path_prefix.encode()
         self.host_line = b" HTTP/1.1\r\nhost: " + address.authority.encode("ascii") + b"\r\n"
@@ -135,23 +149,33 @@ class Pool:
         """A connection that seems alive, warmest first."""
         while self.idle:
             connection = self.idle.pop()
+            self.counters.pooled -= 1
             if connection.quiet():
                 self.counters.reuses += 1
-                connection.reused = True
                 connection.answered = False
                 return connection
             self.counters.stale += 1
             connection.close()
         return None
 
-    def put(self, connection: Connection, now: float, limits: UpstreamLimits) -> None:
-        connection.idle_since = now
+    def put(self, connection: Connection) -> None:
+        """Keep a connection whose answer was complete, unless there are too many."""
+        if self.forgotten:
+            connection.close()
+            return
+        connection.idle_since = self.clock()
         self.idle.append(connection)
-        self.prune(now - limits.idle_s)
-        if len(self.idle) > limits.pooled_max:
+        self.counters.pooled += 1
+        self.prune(connection.idle_since - self.limits.idle_s)
+        if len(self.idle) > self.limits.pooled_max:
             self.counters.dropped += 1
-            self.idle.popleft().close()
+            self._close_oldest()
 
     def prune(self, before: float) -> None:
+        """Close what was not used since."""
         while self.idle and self.idle[0].idle_since < before:
-            self.idle.popleft().close()
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        self.counters.pooled -= 1
+        self.idle.popleft().close()

@@ -6,16 +6,12 @@ node leaves it but the error's own words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from http import HTTPStatus
 
 import orjson
 
 from ranvier_py.core.errors import MethodNotAllowed, RanvierError, Unavailable
-from ranvier_py.proxy.http_values import Headers, HttpResponseHead
-
-Fields = Sequence[tuple[bytes, bytes]]
-"""Field lines to add: any sequence, also ()."""
+from ranvier_py.proxy.http_values import Fields, Headers, HttpResponseHead
 
 JSON = b"application/json"
 

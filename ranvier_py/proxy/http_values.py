@@ -9,12 +9,16 @@ and again.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 Headers = list[tuple[bytes, bytes]]
 """Field lines as they arrived: original spelling, original order, duplicates kept."""
+
+Fields = Sequence[tuple[bytes, bytes]]
+"""Field lines to add: any sequence, also ()."""
 
 HOP_BY_HOP = frozenset(
     (
@@ -164,12 +168,9 @@ class HttpRequest:
     def path(self) -> bytes:
         return self.target.partition(b"?")[0]
 
-    def header(self, name: bytes) -> bytes | None:
-        """Value of the first field line with this lower-case name."""
-        for key, value in self.headers:
-            if len(key) == len(name) and key.lower() == name:
-                return value
-        return None
+    def with_body(self, body: bytes) -> HttpRequest:
+        """The same request but for its body."""
+        return HttpRequest(self.method, self.target, self.headers, body, self.http_minor, self.keep_alive, self.fields)
 
 
 @dataclass(slots=True)

@@ -1,64 +1,53 @@
-"""How a request arrives: heads by llhttp, bodies by their length or by our own reader of chunks.
-
-The server reads the common case itself (all of it in one piece); here are the parser of heads and the slow ways: a head
-in pieces, a body that takes its time. Each piece renews no deadline: a head has `header_s` in all, a body `body_s` plus
-its bytes at the lowest rate we take.
-Invariant: nothing of the next request is taken for this one; what follows it is handed back.
-Cost: a parser object and a call per field, about 8 µs for a client library's head; 1 µs for one like the last.
-"""
+"""How the head of a request is read: by llhttp, or not at all where it is like the last one of its connection."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import httptools
 
-from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
-from ranvier_py.core.errors import (
-    BadRequest,
-    BodyTooLarge,
-    ClientGone,
-    ExpectationFailed,
-    HeaderTooLarge,
-    MethodNotAllowed,
-)
-from ranvier_py.proxy.client_connection import Client
-from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest, Phase
-
-HEADER, BODY = Phase.HEADER, Phase.BODY
-
-Keep = Callable[[Client, int], object]
-"""Counts bytes of a client's body that are in memory from now on. Raises NodeBusy when there is no room for them."""
-
-READ_BYTES_MAX = 262_144
-"""One read of a body that goes on: a quarter of a megabyte keeps a 200 kB chat at two or three reads."""
+from ranvier_py.core.errors import BadRequest, BodyTooLarge, ExpectationFailed, HeaderTooLarge, MethodNotAllowed
+from ranvier_py.core.options import Options, option, seconds
+from ranvier_py.proxy.http_values import Headers, HeadShape, HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """Bounds of the public port. Seconds and bytes as named."""
+class ServerLimits(Options):
+    """Bounds of the public port."""
 
-    connections_max: int = 4096  # of about 20 kB each
-    in_flight_max: int = 1024
-    in_flight_bytes_max: int = 2**30  # of bodies: 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
-    header_bytes_max: int = (
-        65_536  # Envoy's max_request_headers_kb is 60; long bearer tokens and traces need more than 8 kB
+    header_s: float = seconds(
+        10.0, "A request's header must be complete by then.", key="header_timeout_s", section="Limits"
     )
-    headers_max: int = 100  # Envoy's and Apache's (LimitRequestFields) default
-    body_bytes_max: int = 64 * 2**20  # 1 M tokens of text are 4 MB; images in base64 take the rest
-    idle_s: float = 75.0  # nginx's keepalive_timeout
-    header_s: float = 10.0
-    body_s: float = 30.0  # plus one second for every `body_bytes_per_s_min` that arrived
-    body_bytes_per_s_min: int = 10_000  # slower uploads are attacks; Apache's mod_reqtimeout draws the line at 500
-    send_s: float = 30.0  # without the client taking a byte
-    tick_s: float = 0.25  # how late a missed deadline may be noticed
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive")
+    body_s: float = seconds(  # plus one second for every `body_bytes_per_s_min` that arrived
+        60.0, "... and its body by then.", key="body_timeout_s", section="Limits"
+    )
+    idle_s: float = seconds(  # nginx's keepalive_timeout
+        75.0, "A connection without a request is closed after this.", key="idle_timeout_s", section="Limits"
+    )
+    send_s: float = seconds(
+        30.0, "A client that takes no byte for this long is cut off.", key="send_timeout_s", section="Limits"
+    )
+    header_bytes_max: int = option(  # Envoy's max_request_headers_kb is 60; bearer tokens and traces need more than 8
+        65_536, "Largest request header: 431 above.", least=1024, key="header_bytes_max", section="Limits"
+    )
+    body_bytes_max: int = option(  # 1 M tokens of text are 4 MB; images in base64 take the rest
+        64 * 2**20, "Largest request body: 413 above.", least=1024, key="body_bytes_max", section="Limits"
+    )
+    connections_max: int = option(  # of about 20 kB each
+        10_000, "Client connections at once; 503 above.", least=1, key="connections_max", section="Limits"
+    )
+    in_flight_max: int = option(4096, "Requests at once; 503 above.", least=1, key="in_flight_max", section="Limits")
+    in_flight_bytes_max: int = option(  # 4096 chats of 256 kB, 60 k tokens each, or 16 of the largest bodies
+        2**30,
+        "Bodies of all requests at once, each kept until its answer ends; 503 above. At least body_bytes_max. With "
+        "several workers, of each.",
+        least=1024,
+        key="in_flight_bytes_max",
+        section="Limits",
+    )
+    headers_max: int = option(100, least=1)  # Envoy's and Apache's (LimitRequestFields) default
+    body_bytes_per_s_min: int = option(10_000, least=1)  # slower uploads are attacks; mod_reqtimeout draws it at 500
+    tick_s: float = seconds(0.25)  # how late a missed deadline may be noticed
 
 
 class RequestHead:
@@ -197,80 +186,3 @@ def origin_form(target: bytes, method: bytes) -> bytes:
     if not host:
         raise BadRequest("the request target names no host")
     return b"*" if method == b"OPTIONS" and not mark else b"/" + mark + query
-
-
-async def read_head(client: Client, limits: ServerLimits, head: RequestHead, data: bytes) -> tuple[bytes, int]:
-    """A head in several pieces, or after empty lines (RFC 9112 2.2). Feeds it all; returns the bytes and where it ends.
-
-    Raises RequestError, ClientGone.
-    """
-    client.arm(HEADER, limits.header_s)
-    fed = 0
-    while True:
-        if not fed:
-            data = data.lstrip(b"\r\n")
-        found = data.find(b"\r\n\r\n", max(0, fed - 3))
-        end = len(data) if found < 0 else found + 4
-        if end > limits.header_bytes_max:
-            raise HeaderTooLarge(f"the header is larger than {limits.header_bytes_max} bytes")
-        head.feed(data[fed:end])
-        fed = end
-        if found >= 0:
-            return data, end
-        more = await client.transport.receive()
-        if not more:
-            raise BadRequest("the request ended in its header") if data else ClientGone("nothing came")
-        data += more
-
-
-async def read_body(
-    client: Client, limits: ServerLimits, head: RequestHead, data: bytes, keep: Keep
-) -> tuple[bytes, bytes]:
-    """A body of which only `data` is here yet. Returns all of it and the bytes after it.
-
-    `keep` is told of each piece before it is kept. Raises RequestError, and what `keep` raises.
-    """
-    keep(client, len(data))
-    if head.waits and not data:
-        await client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
-    until = time.monotonic() + limits.body_s
-    if head.length < 0:
-        return await _read_chunks(client, limits, data, until, keep)
-    parts, missing = [data], head.length - len(data)
-    while missing:
-        more = await _receive(client, min(missing, READ_BYTES_MAX), until)
-        keep(client, len(more))
-        until += len(more) / limits.body_bytes_per_s_min
-        missing -= len(more)
-        parts.append(more)
-    return b"".join(parts), b""
-
-
-async def _read_chunks(
-    client: Client, limits: ServerLimits, data: bytes, until: float, keep: Keep
-) -> tuple[bytes, bytes]:
-    reader = ChunkedReader(keep=True)
-    assert reader.payload is not None
-    while True:
-        try:
-            used = reader.feed(data)
-        except ChunkError as error:
-            raise BadRequest(f"malformed request: {error}") from error
-        if reader.total > limits.body_bytes_max:
-            raise BodyTooLarge(f"the body is larger than {limits.body_bytes_max} bytes")
-        if reader.done:
-            return b"".join(reader.payload), data[used:]
-        data = await _receive(client, READ_BYTES_MAX, until)
-        keep(client, len(data))
-        until += len(data) / limits.body_bytes_per_s_min
-
-
-async def _receive(client: Client, bytes_max: int, until: float) -> bytes:
-    """The next piece of a body: often it is here already. Raises BadRequest at the end of the stream."""
-    data = client.transport.receive_now(bytes_max)
-    if data is None:
-        client.arm_until(BODY, until)
-        data = await client.transport.receive(bytes_max)
-    if not data:
-        raise BadRequest("the request ended in its body")
-    return data

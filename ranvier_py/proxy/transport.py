@@ -1,10 +1,8 @@
 """The byte transport under both directions of the data plane: a plain non-blocking socket, or trio's TLS stream.
 
-Rules: every `receive` waits, so a relay that loops on it always lets other tasks run and can always be cancelled; the
-`_now` calls never wait. trio's own socket calls take a trip through the scheduler even when they need not wait; these
-do not, which is worth a third of a request's time. A transport belongs to one task.
+Rules: the `_now` calls never wait. Before `receive_now` there is something to wait for, `readable`, so that others have
+their turn and the wait can be interrupted. A transport belongs to one task, or to the steps of one connection.
 Invariant: `close` and `abort` are synchronous and may be called twice: safe in a `finally` under cancellation.
-Cost: one epoll_ctl and one recv per received piece, one sendmsg per piece sent.
 """
 
 from __future__ import annotations
@@ -13,12 +11,13 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import trio
 from trio.lowlevel import wait_readable, wait_writable
 
+from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.readiness import Watch
 
 RECEIVE_BYTES = 65536
@@ -30,49 +29,67 @@ LISTEN_BACKLOG = 1024
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 
 Progress = Callable[[int], None]
-"""Told how many bytes just left, whenever some did."""
+"""Gets how many bytes just left, whenever some did."""
 
 
-class Transport(Protocol):
-    """What the server and the upstream need of a connection."""
+class PlainTransport:
+    """A non-blocking TCP socket, and what waits for it: `readiness` where it is watched, trio elsewhere.
 
-    @property
-    def fd(self) -> int: ...
+    Takes both over. `readable` is what to wait for before `receive_now`.
+    """
 
-    @property
-    def watch(self) -> Watch | None:
-        """What tells of it where `readiness` waits for it."""
+    __slots__ = ("_recv", "_sendmsg", "_sock", "fd", "readable", "watch")
+
+    readable: Wait
+
+    def __init__(self, sock: socket.socket, watch: Watch | None = None) -> None:
+        sock.setblocking(False)
+        set_nodelay(sock)
+        self._sock: socket.socket | trio.socket.SocketType = sock
+        self._recv = sock.recv
+        self._sendmsg = sock.sendmsg
+        self.fd = sock.fileno()
+        self.watch = watch
+        self.readable = watch or partial(wait_readable, self.fd)
 
     async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
-        """The next bytes; b"" when the peer has ended its side. Raises OSError."""
+        """The next bytes, waiting for them by trio; b"" when the peer has ended its side. Raises OSError."""
+        while True:
+            await wait_readable(self.fd)
+            data = self.receive_now(bytes_max)
+            if data is not None:  # None: the kernel dropped a segment with a bad checksum after waking us
+                return data
 
     def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
         """The next bytes if some are here, else None. Raises OSError."""
+        try:
+            data = self._recv(bytes_max)
+        except BlockingIOError:
+            data = None
+        watch = self.watch
+        if watch is not None:
+            watch.ready = watch.ended or (data is not None and len(data) >= bytes_max)
+        return data
 
     def send_now(self, parts: Sequence[bytes]) -> int:
         """Hand over as many bytes as fit without waiting. Raises OSError."""
+        try:
+            return self._sendmsg(parts)
+        except BlockingIOError:
+            return 0
 
     async def send_rest(self, rest: memoryview, progress: Progress) -> None:
         """Send all of `rest`, however long the peer takes. Raises OSError."""
+        while rest:
+            await wait_writable(self.fd)
+            sent = self.send_now((rest,))  # type: ignore[arg-type]  # any buffer will do
+            rest = rest[sent:]
+            progress(sent)
 
     def end(self) -> None:
-        """Tell the peer that nothing more comes, where the transport can say so without waiting."""
-
-    def close(self) -> None: ...
-
-    def abort(self) -> None:
-        """Close so that the peer cannot take what it got for the whole."""
-
-
-class SocketOwner:
-    """How all transports end: at once, without waiting, as often as one likes. Takes socket and watch over."""
-
-    __slots__ = ("_sock", "fd", "watch")
-
-    def __init__(self, sock: socket.socket | trio.socket.SocketType, watch: Watch | None = None) -> None:
-        self._sock = sock
-        self.watch = watch
-        self.fd = sock.fileno()
+        """Have the peer know that nothing more comes, where that needs no wait."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -82,98 +99,17 @@ class SocketOwner:
             self._sock.close()
 
     def abort(self) -> None:
+        """Close so that the peer cannot take what it got for the whole."""
         if self.fd >= 0:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
             self.close()
 
 
-class PlainTransport(SocketOwner):
-    """A non-blocking TCP socket. Takes it over."""
-
-    __slots__ = ("_recv", "_sendmsg", "_shutdown")
-
-    def __init__(self, sock: socket.socket, watch: Watch | None = None) -> None:
-        sock.setblocking(False)
-        set_nodelay(sock)
-        super().__init__(sock, watch)
-        self._recv = sock.recv
-        self._sendmsg = sock.sendmsg
-        self._shutdown = sock.shutdown
-
-    async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
-        while True:
-            await wait_readable(self.fd)
-            try:
-                return self._recv(bytes_max)
-            except BlockingIOError:  # the kernel dropped a segment with a bad checksum after waking us
-                continue
-
-    def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
-        try:
-            return self._recv(bytes_max)
-        except BlockingIOError:
-            return None
-
-    def send_now(self, parts: Sequence[bytes]) -> int:
-        try:
-            return self._sendmsg(parts)
-        except BlockingIOError:
-            return 0
-
-    async def send_rest(self, rest: memoryview, progress: Progress) -> None:
-        while rest:
-            await wait_writable(self.fd)
-            sent = self.send_now((rest,))  # type: ignore[arg-type]  # any buffer will do
-            rest = rest[sent:]
-            progress(sent)
-
-    def end(self) -> None:
-        with contextlib.suppress(OSError):
-            self._shutdown(socket.SHUT_WR)
-
-
-class WatchedTransport(PlainTransport):
-    """The same, but `readiness` waits for it: that costs no system call for each wait."""
-
-    __slots__ = ("_read", "_unread", "_wait")
-
-    watch: Watch
-
-    def __init__(self, sock: socket.socket, watch: Watch) -> None:
-        super().__init__(sock, watch)
-        self._wait = watch.wait
-        self._read = watch.read
-        self._unread = b""
-
-    async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
-        while True:
-            await self._wait()
-            data = self.receive_now(bytes_max)
-            if data is not None:
-                return data
-
-    def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
-        if self._unread:
-            data, self._unread = self._unread, b""
-            return data
-        try:
-            data = self._recv(bytes_max)
-        except BlockingIOError:
-            self._read(all_of_it=True)
-            return None
-        self._read(all_of_it=len(data) < bytes_max)
-        return data
-
-    def unread(self, data: bytes) -> None:
-        """Give back what was read last: it comes again with the next call."""
-        self._unread = data
-
-
-class TlsTransport(SocketOwner):
+class TlsTransport(PlainTransport):
     """A TLS session over a non-blocking TCP socket, whose handshake the first call makes. Takes the socket over."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("_received", "_stream")
 
     def __init__(
         self,
@@ -182,10 +118,10 @@ class TlsTransport(SocketOwner):
         server_hostname: str | None = None,
         watch: Watch | None = None,
     ) -> None:
-        sock.setblocking(False)
-        set_nodelay(sock)
-        wrapped = trio.socket.from_stdlib_socket(sock)
-        super().__init__(wrapped, watch)
+        super().__init__(sock, watch)
+        self._sock = wrapped = trio.socket.from_stdlib_socket(sock)
+        self._received: bytes | None = None
+        self.readable = self._receive
         self._stream = trio.SSLStream(
             trio.SocketStream(wrapped),
             context,
@@ -200,13 +136,22 @@ class TlsTransport(SocketOwner):
             await self._stream.do_handshake()
 
     async def receive(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
-        with _mapped_errors():
-            return bytes(await self._stream.receive_some(bytes_max))
+        await self._receive()
+        return self.receive_now(bytes_max) or b""
 
-    def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:  # noqa: ARG002  # the Protocol's
-        return None
+    async def _receive(self) -> None:
+        if not self._received:
+            with _mapped_errors():
+                self._received = bytes(await self._stream.receive_some(RECEIVE_BYTES))
 
-    def send_now(self, parts: Sequence[bytes]) -> int:  # noqa: ARG002  # the Protocol's
+    def receive_now(self, bytes_max: int = RECEIVE_BYTES) -> bytes | None:
+        data = self._received
+        if data is None:
+            return None
+        self._received = data[bytes_max:] or None
+        return data[:bytes_max]
+
+    def send_now(self, parts: Sequence[bytes]) -> int:  # noqa: ARG002  # TLS has to wait
         return 0
 
     async def send_rest(self, rest: memoryview, progress: Progress) -> None:
@@ -220,8 +165,17 @@ class TlsTransport(SocketOwner):
         """Nothing: a close_notify would have to wait, and every message of ours says its own length."""
 
 
+def received(transport: PlainTransport, bytes_max: int = RECEIVE_BYTES) -> Steps[bytes]:
+    """Wait for the next bytes; b"" when the peer has ended its side. Raises OSError."""
+    while True:
+        yield transport.readable
+        data = transport.receive_now(bytes_max)
+        if data is not None:
+            return data
+
+
 @contextlib.contextmanager
-def _mapped_errors():  # type: ignore[no-untyped-def]
+def _mapped_errors() -> Iterator[None]:
     """trio's names for a broken connection, as the OSError that a plain socket would raise."""
     try:
         yield

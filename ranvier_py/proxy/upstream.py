@@ -7,9 +7,8 @@ is no longer wanted. Only what was asked for is read, so a client that does not 
 
 Rules: a pooled connection that shows bytes or an end before it is used again is closed; one that dies before the first
 byte of an answer is replaced once, silently, as the backend had closed it already; everything else is the caller's to
-retry. Answers are parsed strictly and end exactly where they say.
-Invariant: a connection is in the pool or in one exchange, never both.
-Cost: on a pooled connection one poll, one sendmsg, one wait and one recv; no timer (the client's watchdog holds it).
+retry. Answers are parsed strictly and end exactly where they say; bytes after that belong to nobody and never leave.
+Clients of HTTP/1.0 do not know chunks: for them they are taken off.
 """
 
 from __future__ import annotations
@@ -21,20 +20,24 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import trio
 
-from ranvier_py.core.answers.chunked import ChunkedReader
+from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
 from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamGarbled
-from ranvier_py.proxy.connection_pool import Address, Connection, Counters, Pool, UpstreamLimits, UpstreamStatistics
-from ranvier_py.proxy.error_answers import Fields
-from ranvier_py.proxy.exchange import Chunks, Exchange
-from ranvier_py.proxy.http_values import HttpRequest
+from ranvier_py.proxy.connection_pool import (
+    BackendAddress,
+    Connection,
+    ConnectionPool,
+    UpstreamCounters,
+    UpstreamLimits,
+)
+from ranvier_py.proxy.driver import Steps, Wait
+from ranvier_py.proxy.http_values import Fields, HttpRequest
 from ranvier_py.proxy.readiness import Readiness
-from ranvier_py.proxy.response_reader import KnownHead, Reading, ResponseParser
-from ranvier_py.proxy.transport import PlainTransport, TlsTransport, Transport, WatchedTransport
-
-__all__ = ["Address", "Exchange", "Upstream", "UpstreamLimits", "UpstreamStatistics"]
+from ranvier_py.proxy.response_reader import MarkingParser, Reading, ResponseParser, chunk_parser
+from ranvier_py.proxy.transport import PlainTransport, TlsTransport, received
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
 """Methods whose requests carry no content-length when their body is empty (RFC 9110 8.6)."""
@@ -63,83 +66,40 @@ class Upstream:
         self._clock = clock
         self._tls = tls
         self.readiness: Readiness | None = None
-        self._pools: dict[Address, Pool] = {}
-        self._counters = Counters()
-        self._closed = False
+        self._pools: dict[BackendAddress, ConnectionPool] = {}
+        self.counters = UpstreamCounters()
 
-    def statistics(self) -> UpstreamStatistics:
-        counters = self._counters
-        return UpstreamStatistics(
-            open=counters.open,
-            pooled=sum(len(pool.idle) for pool in self._pools.values()),
-            connects=counters.connects,
-            connect_failures=counters.connect_failures,
-            reuses=counters.reuses,
-            stale=counters.stale,
-            replaced=counters.replaced,
-            surplus=counters.surplus,
-            dropped=counters.dropped,
-        )
-
-    async def open(self, address: Address, request: HttpRequest, extra: Fields = ()) -> Exchange:
+    def open(
+        self,
+        address: BackendAddress,
+        request: HttpRequest,
+        extra: Fields = (),
+        sent: Callable[[], object] = lambda: None,
+    ) -> Steps[Exchange]:
         """Send the request, return once the head of the answer is here. `extra` fields are added to the request.
 
-        Raises ConnectFailed, UpstreamClosed, UpstreamGarbled. The time limit is the caller's.
+        `sent` is called once, when nothing is left to do before the first wait. The time limit is the caller's.
+        Raises ConnectFailed, UpstreamClosed, UpstreamGarbled.
         """
-        return await self.finish(self.begin(address, request, extra))
-
-    def begin(self, address: Address, request: HttpRequest, extra: Fields = ()) -> Sent:
-        """The part of `open` that needs no wait: a pooled connection, and what of the request it takes at once."""
         pool = self._pools.get(address)
         if pool is None:
-            pool = self._pools[address] = Pool(address, self._counters)
-        sent = Sent(pool, request, (request_head(pool, request, extra), request.body))
+            pool = self._pools[address] = ConnectionPool(address, self._limits, self.counters, self._clock)
+        parts = (request_head(pool, request, extra), request.body)
         connection = pool.take()
-        if connection is not None:
-            sent.over(connection)
-        return sent
-
-    def answer_of(self, sent: Sent) -> Exchange | None:
-        """What came for a request that `waits`, if that is the head of the answer; None: `finish` does the rest."""
-        sent.when_answered(None)
-        connection = sent.connection
-        assert connection is not None, "it waits for nothing else"
-        try:
-            data = connection.transport.receive_now()
-        except OSError:
-            return None
-        if not data:
-            return None
-        connection.answered = True
-        sent.data = data
-        end = data.find(b"\r\n\r\n") + 4
-        if not 4 <= end <= self._limits.header_bytes_max:
-            return None
-        try:
-            reading = read_head(connection, data[:end], sent.request.method)
-        except UpstreamGarbled:
-            return None
-        if reading.head.status < 200:
-            return None
-        return self._exchange(sent, connection, reading, data[end:])
-
-    async def finish(self, sent: Sent) -> Exchange:
-        """The rest of `open`."""
-        sent.when_answered(None)
-        connection = sent.connection
-        if connection is not None:
+        if connection is None:
+            sent()
+        else:
             try:
-                return await self._answer(sent, connection)
+                return (yield from self._ask(connection, request, parts, sent))
             except UpstreamClosed:
-                self._counters.stale += 1
+                self.counters.stale += 1
                 if connection.answered:
                     raise
-                self._counters.replaced += 1
-        connection = await self._connect(sent.pool)
-        sent.over(connection)
-        return await self._answer(sent, connection)
+                self.counters.replaced += 1
+        connection = yield partial(self._connect, pool)
+        return (yield from self._ask(connection, request, parts, lambda: None))
 
-    def forget(self, address: Address) -> None:
+    def forget(self, address: BackendAddress) -> None:
         """The backend was removed: close its unused connections; those in use close when they are released."""
         pool = self._pools.pop(address, None)
         if pool is not None:
@@ -152,66 +112,37 @@ class Upstream:
         for pool in self._pools.values():
             pool.prune(before)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close all unused connections, and each of the others when it is released."""
-        self._closed = True
         for address in list(self._pools):
             self.forget(address)
-        await trio.lowlevel.checkpoint()
 
-    # --- one exchange -----------------------------------------------------------------------------------------------
-
-    async def _answer(self, sent: Sent, connection: Connection) -> Exchange:
+    def _ask(
+        self, connection: Connection, request: HttpRequest, parts: tuple[bytes, bytes], sent: Callable[[], object]
+    ) -> Steps[Exchange]:
+        rest = connection.send(parts)
+        whole = rest is None  # nothing is known to have been refused
         try:
-            await self._send_all(sent, connection)
-            reading, rest = await self._read_head(connection, sent.request.method, sent.data)
+            sent()
+            if rest:
+                whole = yield partial(send_rest, connection, rest)
+            if not whole and connection.quiet():  # it may have answered before it closed
+                raise UpstreamClosed("the backend closed the connection")
+            reading, data = yield from self._read_head(connection, request.method)
         except BaseException:
             connection.close()
             raise
-        return self._exchange(sent, connection, reading, rest)
+        return Exchange(connection, reading, data, whole=whole, dechunked=request.http_minor == 0)
 
-    def _exchange(self, sent: Sent, connection: Connection, reading: Reading, rest: bytes) -> Exchange:
-        head, length, reusable, parser = reading
-        chunks: Chunks | None = parser
-        if parser is not None and sent.request.http_minor == 0:  # clients of HTTP/1.0 know no chunks
-            head, chunks = replace(head, framing="close", fields_read=None), ChunkedReader(keep=True)
-        return Exchange(connection, head, length, rest, chunks, reusable and sent.whole, self._release)
-
-    async def _send_all(self, sent: Sent, connection: Connection) -> None:
-        """Send what is left. Not `whole` if the backend answered before it had all of it."""
-        if sent.unsent is not None:
-            with contextlib.suppress(OSError):
-                sent.whole = await self._send_rest(connection, sent.unsent)
-            sent.unsent = None
-        if not sent.whole and connection.quiet():  # it may have answered before it closed
-            raise UpstreamClosed("the backend closed the connection")
-
-    async def _send_rest(self, connection: Connection, rest: memoryview) -> bool:
-        """Send on while listening: a backend that refuses early need not read the rest."""
-        if isinstance(connection.transport, TlsTransport):  # one task may not read and write it at once
-            await connection.transport.send_rest(rest, _ignore)
-            return True
-        whole = False
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_when_readable, connection.transport.fd, nursery.cancel_scope)
-            with contextlib.suppress(OSError):  # what it said before it closed is still to be read
-                await connection.transport.send_rest(rest, _ignore)
-                whole = True
-            nursery.cancel_scope.cancel()
-        return whole
-
-    async def _read_head(self, connection: Connection, method: bytes, data: bytes) -> tuple[Reading, bytes]:
-        """The final head, and the bytes after it. `data` is what has come already."""
+    def _read_head(self, connection: Connection, method: bytes) -> Steps[tuple[Reading, bytes]]:
+        """The final head, and the bytes after it."""
+        data = b""
         for _ in range(INTERIM_MAX):
-            end = data.find(b"\r\n\r\n") + 4
-            while end < 4:
-                if len(data) > self._limits.header_bytes_max:
-                    raise UpstreamGarbled("the backend's answer has too large a head")
-                data += await self._receive(connection)
-                end = data.find(b"\r\n\r\n") + 4
-            if end > self._limits.header_bytes_max:
+            while (end := data.find(b"\r\n\r\n") + 4) < 4 and len(data) <= self._limits.header_bytes_max:
+                data += yield from self._receive(connection)
+            if not 4 <= end <= self._limits.header_bytes_max:
                 raise UpstreamGarbled("the backend's answer has too large a head")
-            reading = read_head(connection, data[:end], method)
+            reading = connection.read_head(data[:end], method)
             data = data[end:]
             status = reading.head.status
             if status >= 200:
@@ -220,9 +151,9 @@ class Upstream:
                 raise UpstreamGarbled("the backend wants another protocol")
         raise UpstreamGarbled("the backend sends interim answers only")
 
-    async def _receive(self, connection: Connection) -> bytes:
+    def _receive(self, connection: Connection) -> Steps[bytes]:
         try:
-            data = await connection.transport.receive()
+            data = yield from received(connection.transport)
         except OSError as error:
             raise UpstreamClosed(f"the backend closed the connection: {error}") from error
         if not data:
@@ -230,25 +161,24 @@ class Upstream:
         connection.answered = True
         return data
 
-    async def _connect(self, pool: Pool) -> Connection:
+    async def _connect(self, pool: ConnectionPool) -> Connection:
         address = pool.address
-        self._counters.connects += 1
+        self.counters.connects += 1
         try:
             with trio.fail_after(self._limits.connect_s):
                 stream = await trio.open_tcp_stream(address.host, address.port)
                 transport = await self._transport(stream, address)
         except (OSError, trio.TooSlowError) as error:
-            self._counters.connect_failures += 1
+            self.counters.connect_failures += 1
             words = str(error) or f"no connection within {self._limits.connect_s} s"
             raise ConnectFailed(f"cannot connect to the backend: {words}") from error
-        self._counters.open += 1
+        self.counters.open += 1
         return Connection(transport, pool)
 
-    async def _transport(self, stream: trio.SocketStream, address: Address) -> Transport:
+    async def _transport(self, stream: trio.SocketStream, address: BackendAddress) -> PlainTransport:
         sock = socket.socket(fileno=stream.socket.detach())
         if address.scheme == "http":
-            readiness = self.readiness
-            return WatchedTransport(sock, readiness.watch(sock.fileno())) if readiness else PlainTransport(sock)
+            return PlainTransport(sock, self.readiness.watch(sock.fileno()) if self.readiness is not None else None)
         transport = TlsTransport(sock, self._tls or _default_tls(), address.host)
         try:
             await transport.handshake()
@@ -257,75 +187,125 @@ class Upstream:
             raise
         return transport
 
-    def _release(self, connection: Connection, good: bool) -> None:
-        pool = connection.pool
-        if good and not pool.forgotten and not self._closed:
-            pool.put(connection, self._clock(), self._limits)
+
+class Exchange:
+    """One answer on its way: raw bytes in the backend's own framing, and where they end.
+
+    Attributes:
+        head: the final head.
+        complete: the message ended as its framing promised; only then can the connection serve again.
+        body_bytes: bytes of body handed out so far, framing included.
+    """
+
+    __slots__ = ("_chunks", "_connection", "_left", "_pending", "_reusable", "body_bytes", "complete", "head")
+
+    def __init__(
+        self, connection: Connection, reading: Reading, pending: bytes, *, whole: bool, dechunked: bool
+    ) -> None:
+        self.head, self._left, reusable, chunks = reading
+        self._connection: Connection | None = connection
+        self._pending = pending
+        self._reusable = reusable and whole
+        self._chunks: ResponseParser | ChunkedReader | None = chunks
+        self.body_bytes = 0
+        self.complete = False
+        if dechunked and chunks is not None:
+            self.head, self._chunks = replace(self.head, framing="close", fields_read=None), ChunkedReader(keep=True)
+        if self.head.framing == "none":
+            self._ended(len(pending))
+            self._pending = b""
+
+    @property
+    def readable(self) -> Wait:
+        """What to wait for before `receive`."""
+        assert self._connection is not None, "released"
+        return self._connection.transport.readable
+
+    def mark_chunks(self) -> MarkingParser | None:
+        """From the first byte of the body on, say where chunks begin and end; None where it has none."""
+        if self._chunks is None or self.head.framing != "chunked":
+            return None
+        if not isinstance(self._chunks, MarkingParser):  # it has parsed the head, too
+            self._chunks = chunk_parser()
+        return self._chunks
+
+    def take(self) -> bytes:
+        """What of the body came with the head; once, before the first `receive`. Raises UpstreamGarbled."""
+        data, self._pending = self._pending, b""
+        return self._advance(data) if data else data
+
+    def receive(self) -> bytes | None:
+        """The next bytes of the body as they arrived; None if none are here. Raises UpstreamClosed, UpstreamGarbled."""
+        assert self._connection is not None, "released"
+        try:
+            data = self._connection.transport.receive_now()
+        except OSError as error:
+            raise UpstreamClosed(f"the backend broke off its answer: {error}") from error
+        return self._advance(data) if data else data if data is None else self._end_of_stream()
+
+    def release(self) -> None:
+        """Give the connection back, or close it when the answer was not read to its end. May be called twice."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self.complete and self._reusable:
+            connection.pool.put(connection)
         else:
             connection.close()
 
+    def _advance(self, data: bytes) -> bytes:
+        """Follow the framing through `data`; returns what may go on to the client."""
+        chunks = self._chunks
+        if chunks is not None:
+            try:
+                used = chunks.feed(data)
+            except ChunkError as error:
+                raise UpstreamGarbled(f"the backend's answer is not HTTP: {error}") from error
+            if chunks.done:
+                self._ended(len(data) - used)
+                data = data[:used]
+            if isinstance(chunks, ChunkedReader):
+                data = b"".join(chunks.payload or ())
+                chunks.payload = []
+        elif self.head.framing == "length":
+            surplus = len(data) - self._left
+            if surplus >= 0:
+                data = data[: self._left]
+                self._ended(surplus)
+            self._left -= len(data)
+        self.body_bytes += len(data)
+        return data
 
-class Sent:
-    """A request on its way to a backend, before its answer.
+    def _end_of_stream(self) -> bytes:
+        self._reusable = False
+        if self.head.framing != "close" or self._chunks is not None:
+            raise UpstreamClosed("the backend closed the connection in the middle of its answer")
+        self.complete = True
+        return b""
 
-    Attributes:
-        connection: None where one has yet to be made.
-        unsent: what the connection did not take at once.
-        whole: nothing is known to have been refused.
-        data: of the answer, as far as it was read.
-    """
-
-    __slots__ = ("connection", "data", "parts", "pool", "request", "unsent", "whole")
-
-    def __init__(self, pool: Pool, request: HttpRequest, parts: tuple[bytes, bytes]) -> None:
-        self.pool = pool
-        self.request = request
-        self.parts = parts
-        self.connection: Connection | None = None
-        self.unsent: memoryview | None = None
-        self.whole = True
-        self.data = b""
-
-    def over(self, connection: Connection) -> None:
-        """Send over this connection, as far as it takes it at once."""
-        self.connection, self.unsent = connection, None
-        try:
-            count = connection.transport.send_now(self.parts)
-        except OSError:
-            self.whole = False
-            return
-        head, body = self.parts
-        self.whole = count == len(head) + len(body)
-        if not self.whole:
-            within = count - len(head)
-            self.unsent = memoryview(body)[within:] if within >= 0 else memoryview(head[count:] + body)
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is nothing to do but to wait for the answer, and somebody tells when it comes."""
-        return self.whole and self.connection is not None and self.connection.transport.watch is not None
-
-    def when_answered(self, call: Callable[[], bool] | None) -> None:
-        """Have this called when something comes (`Watch.shortcut`); None: nothing."""
-        watch = self.connection.transport.watch if self.connection is not None else None
-        if watch is not None:
-            watch.shortcut = call
-
-    def close(self) -> None:
-        """The answer is not wanted."""
-        self.when_answered(None)
-        if self.connection is not None:
-            self.connection.close()
+    def _ended(self, surplus: int) -> None:
+        self.complete = True
+        if surplus:
+            self._reusable = False
+            if self._connection is not None:
+                self._connection.pool.counters.surplus += 1
 
 
-def read_head(connection: Connection, data: bytes, method: bytes) -> Reading:
-    """What the head says. Raises UpstreamGarbled."""
-    known = connection.known_head
-    reading = known.again(data) if known is not None and method != b"HEAD" else None
-    if reading is None:
-        reading = ResponseParser().parse(data, method)
-        connection.known_head = KnownHead.of(data, reading)
-    return reading
+async def send_rest(connection: Connection, rest: memoryview) -> bool:
+    """Send on while listening: a backend that refuses early need not read the rest. Whether it took all of it."""
+    if isinstance(connection.transport, TlsTransport):  # one task may not read and write it at once
+        with contextlib.suppress(OSError):
+            await connection.transport.send_rest(rest, _ignore)
+            return True
+        return False
+    whole = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_when_readable, connection.transport.fd, nursery.cancel_scope)
+        with contextlib.suppress(OSError):  # what it said before it closed is still to be read
+            await connection.transport.send_rest(rest, _ignore)
+            whole = True
+        nursery.cancel_scope.cancel()
+    return whole
 
 
 async def _cancel_when_readable(fd: int, scope: trio.CancelScope) -> None:
@@ -342,7 +322,7 @@ def _default_tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def request_head(pool: Pool, request: HttpRequest, extra: Fields) -> bytes:
+def request_head(pool: ConnectionPool, request: HttpRequest, extra: Fields) -> bytes:
     """The head that the backend gets: our framing, its own host, every field that is the client's to say."""
     lines = [request.method, b" ", pool.prefix, request.target, pool.host_line, request.fields.lines]
     for name, value in extra:

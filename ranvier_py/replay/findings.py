@@ -1,7 +1,7 @@
-"""What came out of a replay, in words: for the table on the terminal and for the report.
+"""What came out of a replay, in words, and how its figures are written: for the table and for the report.
 
-Whoever reads it has to decide on a policy, and on how much one engine shall bear. So it says which policy is the best,
-what that is worth, how far it is from the possible, where it changes with the rate and with the nodes, and what to do.
+It says which policy is the best, what that is worth, how far it is from the possible, where it changes with the rate
+and with the nodes, and what to do.
 
 Rules: only policies compete that served about as many requests as the others; oracles never do. A p90 that is less than
 CLOSE above another is as good.
@@ -9,11 +9,12 @@ CLOSE above another is as good.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
-from ranvier_py.replay.figures import change, counted, length, named, percent, seconds
 from ranvier_py.replay.results import RunResult, TraceSummary
 
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
@@ -32,7 +33,17 @@ ENOUGH = 300
 """Requests of which the slowest tenth is more than chance."""
 
 BELIEF_SHARE = 0.03
-"""Of the prompt tokens: a router whose beliefs are wrong by more has something to be told."""
+"""Of the prompt tokens: by how much a router's predictions may be wrong before that is worth a word."""
+
+WHY = MappingProxyType(
+    {
+        "queue_full": "by a full queue (queue_full)",
+        "prompt_too_long": "because prompt and answer are longer than an engine's cache (prompt_too_long)",
+        "engine_restarted": "by a restart (engine_restarted)",
+        "no_engine": "for want of an engine (no_engine)",
+    }
+)
+"""In words what `RunResult.failures` names."""
 
 
 class Shown(NamedTuple):
@@ -75,7 +86,7 @@ def rates_kept(runs: Sequence[RunResult]) -> set[float]:
 def about(trace: TraceSummary, run: RunResult) -> str:
     timed = "" if trace.timed else " Its times are made up, since the file has none."
     return (
-        f"{counted(trace.requests, 'request')} within {length(trace.span_s)}, {trace.prompt_tokens:,} prompt tokens "
+        f"{counted(trace.requests, 'request')} within {duration(trace.span_s)}, {trace.prompt_tokens:,} prompt tokens "
         f"and {trace.answer_tokens:,} of answers, on {counted(run.engines, 'engine')}.{timed}"
     )
 
@@ -104,9 +115,9 @@ def p90(run: RunResult) -> float:
 
 def leader(best: RunResult, real: Sequence[RunResult], at: str) -> Iterator[str]:
     if len(real) > 1 and all(p90(run) == p90(best) for run in real):
-        yield f"All policies have the same p90 to the first token{at}: {seconds(p90(best))}."
+        yield f"All policies have the same p90 to the first token{at}: {duration(p90(best))}."
     else:
-        yield f"Least p90 to the first token{at}: {best.policy}, {seconds(p90(best))}."
+        yield f"Least p90 to the first token{at}: {best.policy}, {duration(p90(best))}."
 
 
 def against_baseline(best: RunResult, real: Sequence[RunResult]) -> Iterator[str]:
@@ -123,7 +134,7 @@ def against_oracle(best: RunResult, shown: Sequence[RunResult]) -> Iterator[str]
     oracle = next((run for run in shown if run.policy == "oracle_ttft"), None)
     if oracle is not None and oracle.served:
         yield (
-            f"Who sees into the engines (oracle_ttft) reaches {seconds(p90(oracle))}: "
+            f"Who sees into the engines (oracle_ttft) reaches {duration(p90(oracle))}: "
             f"{best.policy} has {change(p90(best), p90(oracle))}."
         )
 
@@ -154,8 +165,8 @@ def over_nodes(best: RunResult, runs: Sequence[RunResult]) -> Iterator[str]:
     for run in runs:
         if run.policy == best.policy and run.rate == best.rate and run.nodes > best.nodes > 0 and run.served:
             yield (
-                f"{best.policy} on {counted(run.nodes, 'node')} instead of {best.nodes}: {seconds(p90(run))} "
-                f"instead of {seconds(p90(best))}, {percent(run.hit_rate)} of the prompt tokens found."
+                f"{best.policy} on {counted(run.nodes, 'node')} instead of {best.nodes}: {duration(p90(run))} "
+                f"instead of {duration(p90(best))}, {percent(run.hit_rate)} of the prompt tokens found."
             )
 
 
@@ -199,9 +210,41 @@ def nobody(shown: Sequence[RunResult]) -> str:
 
 
 def failures(runs: Sequence[RunResult]) -> list[str]:
-    """The run with the most failed requests, and why they failed."""
-    worst = max(runs, key=lambda run: run.failed)
-    if not worst.failed:
+    """Why requests failed, added up over all runs, and the run with the most."""
+    total: Counter[str] = Counter()
+    for run in runs:
+        total.update(run.failures)
+    if not total:
         return []
-    told = f"{counted(worst.failed, 'request')} failed with {worst.policy} at rate {worst.rate:g}"
-    return [f"{told}: {named(worst.failures)}."]
+    why = ", ".join(f"{count:,} {WHY.get(reason, reason)}" for reason, count in sorted(total.items()))
+    worst = max(runs, key=lambda run: run.failed)
+    return [f"Failed, in all runs: {why}; most with {worst.policy} at rate {worst.rate:g}: {worst.failed:,}."]
+
+
+# --- figures, with their unit and as short as a person reads them ---------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """A time up to days, to three digits or so."""
+    for unit_s, unit in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:,.0f} {unit}"
+    if seconds >= 1.0:
+        return f"{seconds:.1f} s" if seconds >= 10.0 else f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2g} ms" if 0.0 < seconds < 0.001 else f"{seconds * 1e3:.0f} ms"
+
+
+def percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" + "s" * (count != 1)
+
+
+def change(now: float, before: float) -> str:
+    """What `now` is against `before`, as «12% less»."""
+    if before <= 0:
+        return "no different"
+    part = now / before - 1
+    return "as much" if abs(part) < 0.005 else f"{abs(part):.0%} {'less' if part < 0 else 'more'}"

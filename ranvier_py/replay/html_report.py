@@ -11,19 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from ranvier_py.replay.figures import named, percent, seconds
-from ranvier_py.replay.findings import about, comparable, findings, shown_of
+from ranvier_py.replay.findings import about, comparable, duration, findings, percent, shown_of
+from ranvier_py.replay.result_table import COLUMNS, NO_FIGURE, cells_of
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
 from ranvier_py.replay.svg import COLOURS, Axis, Bar, Series, bar_chart, line_chart
 
-NOTHING = "-"
 LOADS_MAX = 6  # pictures of load over time: the policies that differ most are enough
-
-
 CURVES_MAX = 12  # in one picture; where there are more, the medians are left out
-
-
-SECONDS = Axis("time to first token", log=True, written=seconds)
+SECONDS = Axis("time to first token", log=True, written=duration)
 
 
 class Colours:
@@ -96,38 +91,26 @@ def section(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
 
 def table(runs: Sequence[RunResult], *, several_nodes: bool, several_rates: bool) -> str:
     """One row for each run; the best router of each rate and number of nodes in bold."""
-    heads = ["policy", *(["nodes"] * several_nodes), *(["rate"] * several_rates), "requests/s", "hits", "predicted"]
-    heads += ["TTFT p50", "p90", "p99", "end-to-end p50", "p90", "busiest / mean", "lost / request", "failed"]
+    hidden = {"wall", *(["nodes"] * (not several_nodes)), *(["rate"] * (not several_rates))}
+    columns = [column for column in COLUMNS if column.title not in hidden]
     ordered = sorted(runs, key=lambda run: (run.rate, run.nodes or 10**6))
     rows = []
     for _, group in groupby(ordered, key=lambda run: (run.rate, run.nodes)):
         together = list(group)
         rivals = comparable(together)
         figures = [run.ttft_s["p90"] for run in rivals]
-        marks = [run in rivals and run.ttft_s["p90"] == min(figures) and best_is_one(figures) for run in together]
-        rows += [row(run, several_nodes, several_rates, mark) for run, mark in zip(together, marks, strict=True)]
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+        for run in together:
+            is_best = run in rivals and run.ttft_s["p90"] == min(figures) and best_is_one(figures)
+            kind = ' class="best"' if is_best else ' class="oracle"' if run.is_oracle else ""
+            cells = "".join(f"<td>{escape(cell or NO_FIGURE)}</td>" for cell in cells_of(run, columns))
+            rows.append(f"<tr{kind}>{cells}</tr>")
+    head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def best_is_one(figures: Sequence[float]) -> bool:
     """Whether the least of them says anything: there is no other, or not all are equal."""
     return len(figures) == 1 or min(figures) < max(figures)
-
-
-def row(run: RunResult, several_nodes: bool, several_rates: bool, best: bool) -> str:
-    cells = [run.policy]
-    cells += [str(run.nodes or NOTHING)] * several_nodes + [f"{run.rate:g}"] * several_rates
-    fixed = len(cells)
-    cells += [f"{run.requests_per_s:.2f}", percent(run.hit_rate), percent(run.predicted_hit_rate)]
-    cells += [seconds(run.ttft_s[name]) for name in ("p50", "p90", "p99")]
-    cells += [seconds(run.e2e_s[name]) for name in ("p50", "p90")]
-    cells += [f"{run.max_over_mean:.2f}", seconds(run.regret_s["mean"]) if run.regret_s else NOTHING]
-    if not run.served:
-        cells[fixed:] = [NOTHING] * (len(cells) - fixed)
-    cells.append(f"{run.failed:,}")
-    kind = ' class="best"' if best else ' class="oracle"' if run.is_oracle else ""
-    return f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
@@ -141,7 +124,7 @@ def hit_bars(runs: Sequence[RunResult], colours: Colours) -> str:
 def regret_bars(runs: Sequence[RunResult], colours: Colours) -> str:
     bars = [Bar(run.policy, run.regret_s["mean"], colours[run]) for run in runs if run.regret_s and not run.is_oracle]
     return bar_chart(
-        "Seconds lost by policy", bars, Axis("mean, against the engine with the soonest first token", written=seconds)
+        "Seconds lost by policy", bars, Axis("mean, against the engine with the soonest first token", written=duration)
     )
 
 
@@ -208,16 +191,19 @@ def legend(runs: Sequence[RunResult], colours: Colours) -> str:
 
 def reasons(runs: Sequence[RunResult]) -> str:
     """Why requests went where they went."""
-    rows = "".join(f"<tr><td>{escape(run.policy)}</td><td>{escape(named(run.reasons))}</td></tr>" for run in runs)
+    counts = [", ".join(f"{reason} {count:,}" for reason, count in run.reasons.items()) for run in runs]
+    rows = "".join(
+        f"<tr><td>{escape(run.policy)}</td><td>{escape(told)}</td></tr>" for run, told in zip(runs, counts, strict=True)
+    )
     return f"<details><summary>Reasons of the decisions</summary><table><tbody>{rows}</tbody></table></details>"
 
 
 HOW_TO_READ = (
-    "<p><b>TTFT</b> is the time from the arrival of a request to its first token, queue included; <b>end-to-end</b> to "
+    "<p><b>TTFT</b> is the time from the arrival of a request to its first token, queue included; <b>end</b> to "
     "its last one. p90: nine of ten requests took no longer. <b>Hits</b> are the modelled engines' own count of prompt "
     "tokens they did not compute, as a share of all; <b>predicted</b> is what the router believed. <b>Rate</b> divides "
     "the gaps between arrivals: at 2 the traffic comes twice as fast as in the trace; <b>requests/s</b> are those that "
-    "were finished. <b>Nodes</b> are routers that share what they learn. <b>Busiest / mean</b> compares the engine "
+    "were finished. <b>Nodes</b> are routers that share what they learn. <b>Max/mean</b> compares the engine "
     "with the most requests to the average. <b>Lost</b> is the difference to the "
     "engine whose first token would have come soonest, asked at that moment and with the queues as they were. Oracles "
     "see into the engines: no router can; they are bounds for one request at a time, not the best that could be "

@@ -3,8 +3,8 @@
 Processes are forked: a trace that was prepared once is there in all of them, and is never sent. What comes back is one
 small result, and the lines of single requests where they were asked for. With one job at a time nothing is forked.
 
-Rules: a run that dies takes the command with it, with its own words; no process outlives the command, however that
-ends: each looks for it while it works.
+Rules: a run that dies ends the command with its own words; no process outlives the command, however that ends: each
+looks for it while it works.
 Bound: `jobs` processes, each with its own engines, nodes and routes; the trace is shared until it is written to.
 """
 
@@ -23,13 +23,15 @@ from typing import NamedTuple
 
 import orjson
 
-from ranvier_py.replay.engine.model import EngineLimits, EngineModel
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.knowledge import EVENTS_MAX
-from ranvier_py.replay.oracle_placer import ORACLES, OraclePlacer
-from ranvier_py.replay.replay_nodes import Nodes, NodeSettings, Placed, Prepared, prepare
-from ranvier_py.replay.replay_run import Placer, Plan, Run, arrivals_of
+from ranvier_py.replay.oracles import ORACLES, OraclePlacer
+from ranvier_py.replay.replay_nodes import Nodes
+from ranvier_py.replay.replay_plan import Plan, Prepared, prepare
+from ranvier_py.replay.replay_run import Run
 from ranvier_py.replay.results import RunResult, TraceSummary
-from ranvier_py.replay.trace import Trace
+from ranvier_py.replay.traces.trace import Trace
 
 POLL_S = 0.2
 """How often progress is looked at: five times a second is smooth enough for an eye."""
@@ -41,7 +43,7 @@ Clock = Callable[[], float]
 """Seconds of wall time, from anywhere."""
 
 Watcher = Callable[[int, int], object]
-"""Hears how many requests have come in all runs together, and how many runs have ended."""
+"""Called with how many requests have come in all runs together, and how many runs have ended."""
 
 
 class RunFailed(Exception):
@@ -86,21 +88,31 @@ def make_ready(trace: Trace) -> Ready:
 # --- one run --------------------------------------------------------------------------------------------------------
 
 
-def execute(task: Task, clock: Clock, told: Callable[[int], object] = lambda _: None) -> Done:
-    """Do one run in this process. `told` hears how many requests have come."""
+def make_run(task: Task) -> Run:
+    """A run that is ready to go."""
     (summary, items), plan = task
-    began = clock()
     events_max = EVENTS_MAX if plan.knowledge == "events" else 0
     engines = [EngineModel(replace(limits, cache_events_max=events_max)) for limits in plan.engines]
-    run = Run(plan, items, arrivals_of(items, plan.speed), engines, make_placer(plan, engines, summary.block_tokens))
-    run.go(told)
+    if plan.policy in ORACLES:
+        return Run(plan, items, engines, OraclePlacer(ORACLES[plan.policy](), engines))
+    return Run(plan, items, engines, Nodes(plan, engines, summary.block_tokens))
+
+
+def execute(task: Task, clock: Clock, report: Callable[[int], object] = lambda _: None) -> Done:
+    """Do one run in this process. `report` is called with how many requests have come."""
+    began = clock()
+    run = make_run(task)
+    run.go(report)
+    summary, plan, network = task.ready.summary, task.plan, run.placer.network
     result = RunResult(
         trace=summary.name,
         policy=plan.policy,
         nodes=plan.nodes,
-        engines=len(engines),
+        engines=len(plan.engines),
         rate=plan.speed,
         seed=plan.seed,
+        gossip_packets=network.packets if network else 0,
+        gossip_bytes=network.bytes_sent if network else 0,
         wall_s=round(clock() - began, 3),
         **run.tally.measures(run.span_s),
     )
@@ -108,34 +120,13 @@ def execute(task: Task, clock: Clock, told: Callable[[int], object] = lambda _: 
     return Done(result, b"".join(orjson.dumps({**named, **row}) + b"\n" for row in run.rows))
 
 
-def make_placer(plan: Plan, engines: Sequence[EngineModel], block_tokens: int) -> Placer[Prepared, Placed]:
-    if plan.policy in ORACLES:
-        return OraclePlacer(ORACLES[plan.policy](), engines)
-    settings = NodeSettings(
-        policy=plan.policy,
-        nodes=plan.nodes,
-        engines=len(plan.engines),
-        block_tokens=block_tokens,
-        seed=plan.seed,
-        options=plan.options,
-        gossip_delay_s=plan.gossip_delay_s,
-        explain=plan.per_request,
-        knowledge=plan.knowledge,
-    )
-    return Nodes(settings, 0.0, engines)
-
-
 # --- several --------------------------------------------------------------------------------------------------------
 
 
 def execute_all(tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher = lambda *_: None) -> list[Done]:
     """All tasks, `jobs` at a time. Raises RunFailed."""
-    if jobs <= 1 or len(tasks) <= 1:
-        return one_by_one(tasks, clock, watch)
-    return Crew(tasks, jobs, clock, watch).work()
-
-
-def one_by_one(tasks: Sequence[Task], clock: Clock, watch: Watcher) -> list[Done]:
+    if jobs > 1 and len(tasks) > 1:
+        return Workers(tasks, jobs, clock, watch).work()
     done: list[Done] = []
     before = 0
     for task in tasks:
@@ -145,7 +136,7 @@ def one_by_one(tasks: Sequence[Task], clock: Clock, watch: Watcher) -> list[Done
     return done
 
 
-class Crew:
+class Workers:
     """Processes at work on tasks. `work` may be called once."""
 
     def __init__(self, tasks: Sequence[Task], jobs: int, clock: Clock, watch: Watcher) -> None:
@@ -169,7 +160,10 @@ class Crew:
                     self._collect(each)
                 self._watch(sum(self._counts), sum(done is not None for done in self._done))
         finally:
-            self._end()
+            for _, process in self._running.values():
+                process.terminate()
+            for _, process in self._running.values():
+                process.join(EXIT_GRACE_S)
         return [done for done in self._done if done is not None]
 
     def _start(self, index: int) -> None:
@@ -184,13 +178,13 @@ class Crew:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = multiprocessing.parent_process()
 
-        def told(count: int) -> None:
+        def report(count: int) -> None:
             self._counts[index] = count
             if parent is not None and not parent.is_alive():
                 raise SystemExit  # it was killed: nobody waits for this run
 
         try:
-            to.send(execute(self._tasks[index], self._clock, told))
+            to.send(execute(self._tasks[index], self._clock, report))
         except Exception:  # whatever it was, the command shall say it
             to.send(traceback.format_exc())
         to.close()
@@ -208,11 +202,8 @@ class Crew:
             raise RunFailed(f"the run of {plan.policy} on {plan.nodes} nodes at rate {plan.speed:g} died: {answer}")
         self._done[index] = answer
 
-    def _end(self) -> None:
-        for _, process in self._running.values():
-            process.terminate()
-        for _, process in self._running.values():
-            process.join(EXIT_GRACE_S)
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
 def plain(plan: Plan) -> dict[str, object]:

@@ -1,13 +1,13 @@
 """What the routers of a replay know of the engines' caches, beside what they have learned from requests.
 
 `estimated`: nothing more. `calibrated`: what the counts in answers and the engines' own metrics teach
-(`core/engine_cache/calibration/calibration`), as each node does for engines that publish no events; one node looks at
-the metrics of each engine. `events`: the engines tell what they store and drop; one node reads each engine, and the
-others hear of it as peers do.
+(`core/engine_cache/calibration/calibration.py`), as each node does for engines that publish no events; one node looks
+at the metrics of each engine. `events`: the engines publish what they store and drop; one node reads each engine, and
+the others learn of it as peers do.
 
-Rules: an event is read before the next request that any node places or sees answered, so its way to the one node that
+Rule: an event is read before the next request that any node places or sees answered, so its way to the one node that
 reads it counts as nothing; from there on it takes as long as gossip does.
-Bound: `EVENTS_MAX` events of an engine between two looks. Cost: 5 us for a block that comes or goes.
+Bound: `EVENTS_MAX` events of an engine between two looks.
 """
 
 from __future__ import annotations
@@ -39,29 +39,31 @@ SWEEP_ROWS_MAX = 2000
 
 
 class Knowledge(Protocol):
-    """What nodes are told of caches."""
+    """What nodes learn of caches."""
 
     def look(self, now: float) -> Sequence[int]:
         """Take in what has come. Returns the nodes whose routes changed by it."""
         ...
 
 
-class Estimated:
-    """Nothing is told."""
-
-    def look(self, now: float) -> Sequence[int]:  # noqa: ARG002  # there is nothing to see
-        return ()
+def make_knowledge(
+    name: KnowledgeName, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int
+) -> Knowledge | None:
+    """None: nothing more. `engines` must record their cache events where these are to be read."""
+    if name == "calibrated":
+        return Calibrated(routers, engines, block_tokens)
+    return EventReaders(routers, engines, block_tokens) if name == "events" else None
 
 
 class Calibrated:
-    """Each router learns from answers; what engines tell of their size is seen by one, in turn."""
+    """Each router learns from answers; what engines say of their size is read by one, in turn."""
 
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
         self._routers = routers
         self._engines = engines
-        self._each = [Calibration(router.routes, block_tokens=block_tokens) for router in routers]
+        self.calibrations = [Calibration(router.routes, block_tokens=block_tokens) for router in routers]
         self._ticked_at = self._looked_at = 0.0
-        for router, calibration in zip(routers, self._each, strict=True):
+        for router, calibration in zip(routers, self.calibrations, strict=True):
             router.observers += (calibration,)
         self._look_at_metrics()
 
@@ -71,7 +73,7 @@ class Calibrated:
             self._look_at_metrics()
         if now >= self._ticked_at + TICK_S:
             self._ticked_at = now
-            for calibration in self._each:
+            for calibration in self.calibrations:
                 calibration.tick(now)
         return ()
 
@@ -80,22 +82,22 @@ class Calibrated:
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
             told = Told(limits.cache_tokens, limits.block_size)
-            self._each[node].told(known.id, known.url, known.generation, told)
+            self.calibrations[node].told(known.id, known.url, known.generation, told)
 
 
-class Heard:
-    """Each engine is heard by one node, in turn."""
+class EventReaders:
+    """Each engine's events are read by one node, in turn."""
 
     def __init__(self, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int) -> None:
-        self._truths = [engine_cache_of(router, block_tokens) for router in routers]
+        self._caches = [engine_caches_of(router, block_tokens) for router in routers]
         self._engines = engines
-        self._held = [NamedBlocks(block_tokens) for _ in engines]
+        self._blocks = [NamedBlocks(block_tokens) for _ in engines]
         self._swept_at = 0.0
-        for engine, held in enumerate(self._held):
+        for engine, blocks in enumerate(self._blocks):
             source = Source(BackendId(engine), "events")
-            engine_caches = self._truths[self._reader(engine)]
-            engine_caches.open(source, held, 0.0)
-            engine_caches.levelled(source, Level.EXACT, "a model tells everything", 0.0)
+            caches = self._caches[self._reader(engine)]
+            caches.open(source, blocks, 0.0)
+            caches.set_level(source, Level.EXACT, "a model reports everything", 0.0)
 
     def look(self, now: float) -> Sequence[int]:
         touched: dict[int, None] = {}
@@ -104,32 +106,31 @@ class Heard:
                 touched[self._reader(engine)] = None
         if now >= self._swept_at + TICK_S:
             self._swept_at = now
-            for node, engine_caches in enumerate(self._truths):
-                if engine_caches.sweep(now, SWEEP_ROWS_MAX):
+            for node, caches in enumerate(self._caches):
+                if caches.sweep(now, SWEEP_ROWS_MAX):
                     touched[node] = None
         return tuple(touched)
 
     def _reader(self, engine: int) -> int:
-        return engine % len(self._truths)
+        return engine % len(self._caches)
 
     def _read(self, engine: int, now: float) -> bool:
-        held = self._held[engine]
+        blocks = self._blocks[engine]
         for event in self._engines[engine].cache.drain_events():  # a new process has another cache
             if isinstance(event, BlocksStored):
-                held.stored(event.keys, event.parent)
+                blocks.stored(event.keys, event.parent)
             elif isinstance(event, BlockRemoved):
-                held.removed(event.key)
+                blocks.removed(event.key)
             else:
-                held.cleared()
-        changes = held.changes()
+                blocks.cleared()
+        changes = blocks.changes()
         if changes.cleared or changes.changes:
-            source = Source(BackendId(engine), "events")
-            self._truths[self._reader(engine)].changed(source, changes, now)
+            self._caches[self._reader(engine)].changed(Source(BackendId(engine), "events"), changes, now)
             return True
         return False
 
 
-def engine_cache_of(router: Router, block_tokens: int) -> EngineCaches:
+def engine_caches_of(router: Router, block_tokens: int) -> EngineCaches:
     registry = router.registry
     return EngineCaches(
         router.routes,
@@ -141,14 +142,5 @@ def engine_cache_of(router: Router, block_tokens: int) -> EngineCaches:
 
 def restarted(registry: Registry, backend: BackendId, why: str, now: float) -> int:
     known = registry[backend]
-    registry.restart_told(known, 0.0, now, why)
+    registry.restart_reported(known, 0.0, now, why)
     return known.generation
-
-
-def make_knowledge(
-    name: KnowledgeName, routers: Sequence[Router], engines: Sequence[EngineModel], block_tokens: int
-) -> Knowledge:
-    """`engines` must record their cache events where they are to be heard."""
-    if name == "calibrated":
-        return Calibrated(routers, engines, block_tokens)
-    return Heard(routers, engines, block_tokens) if name == "events" else Estimated()

@@ -1,4 +1,4 @@
-"""Bounds: placement by someone who sees into the engines. They choose where a router would, and nothing else.
+"""Bounds: placement by someone who sees into the engines, and what a placement lost against that (`regret`).
 
 `oracle_greedy` knows what is cached: it takes the engine that truly holds the longest prefix. With the cap it is what
 "greedy" means in published figures of traces: an engine is eligible while it had at most 1.5 times its share of the
@@ -7,19 +7,22 @@ comes soonest, which no router can know and no order of arrival makes worse for 
 
 Neither is the best that could be: both are greedy, and later requests pay for what they choose. The last tie goes to
 the engine that was chosen least, else idle engines would fill one cache after the other; then to the least index, so
-runs replay. Cost: 1 us an engine for the first, 20 us for the second, less where a bound rules an engine out.
+runs replay.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineModel
+from ranvier_py.replay.replay_plan import Placed, Prepared
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
@@ -108,3 +111,51 @@ def soonest(
             best = found if best is None else min(best, found)
     assert best is not None, "somebody is eligible"
     return Soonest(best[4], best[0])
+
+
+def regret(job: Job, engines: Sequence[EngineModel], eligible: Sequence[int], chosen: int, now: float) -> float:
+    """Seconds that the first token comes later at `chosen` than at the best eligible engine; asked before it is sent.
+
+    The best sees caches, queues and lengths of answers, and nothing that has not come yet: this is what better
+    knowledge could have won for this one request, and what that costs later ones is not in it. Never negative. `inf`
+    where the chosen engine would refuse it and another one would not.
+    """
+    at = engines[chosen].first_token_at(job, now)
+    sooner = [index for index in eligible if index != chosen and engines[index].first_token_not_before(job, now) < at]
+    best = soonest(job, engines, sooner, now).at if sooner else inf
+    return at - best if best < at else 0.0
+
+
+ORACLES: Mapping[str, Callable[[], Oracle]] = MappingProxyType(
+    {oracle.name: oracle for oracle in (GreedyOracle, FirstTokenOracle)}
+)
+
+
+class OraclePlacer:
+    """An oracle in the place of the nodes (a Placer, see `replay_run`): it has no routes, no gossip, nothing to learn.
+
+    What it predicts is what is cached when a request comes; until the request leaves its queue that may change.
+    """
+
+    network = None
+
+    def __init__(self, oracle: Oracle, engines: Sequence[EngineModel]) -> None:
+        self._oracle = oracle
+        self._engines = engines
+
+    def place(self, item: Prepared, now: float) -> Placed:
+        engine = self._oracle.choose(item.job, self._engines, range(len(self._engines)), now)
+        return Placed(engine, self._oracle.name, self._engines[engine].cached_tokens(item.job, now))
+
+    def first_token(self, placed: Placed, now: float) -> None: ...
+
+    def finished(self, placed: Placed, item: Prepared, cached_tokens: int, now: float) -> None: ...
+
+    def failed(self, placed: Placed, outcome: Outcome, now: float) -> None: ...
+
+    def restarted(self, engine: int, now: float) -> None: ...
+
+    def next_at(self) -> float:
+        return inf
+
+    def advance(self, now: float) -> None: ...

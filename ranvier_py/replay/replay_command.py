@@ -25,12 +25,11 @@ import orjson
 from ranvier_py import __version__
 from ranvier_py.replay.html_report import page
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute_all, make_ready, plain
-from ranvier_py.replay.replay_request import SPAN_S_MAX, Asked, AskedError, asked
+from ranvier_py.replay.replay_request import SPAN_S_MAX, ReplayRequest, RequestRefused, read_request
 from ranvier_py.replay.result_table import table
-from ranvier_py.replay.results import ReplayResults
-from ranvier_py.replay.sweep import curve_json, curves
-from ranvier_py.replay.trace import TraceError
+from ranvier_py.replay.results import ReplayResults, curves
 from ranvier_py.replay.traces.open_trace import open_trace
+from ranvier_py.replay.traces.trace import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = range(3)
 EXIT_INTERRUPTED = 130  # as shells have it: nothing was written, so it must not pass for done
@@ -43,9 +42,9 @@ DRAW_EVERY_S = 0.1
 def replay(given: argparse.Namespace) -> int:
     """The command, its flags parsed. Returns the exit code."""
     try:
-        wanted = asked(given, cores())
-        make_places(wanted)
-        ready = told_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
+        wanted = read_request(given, cores())
+        make_folders(wanted)
+        ready = named_apart([read_trace(path, wanted) for path in wanted.traces], wanted.traces)
         done = run(ready, wanted)
         results = ReplayResults(settings(wanted), [each.summary for each in ready], [each.result for each in done])
         is_terminal = sys.stdout.isatty()
@@ -59,7 +58,7 @@ def replay(given: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("ranvier: interrupted, nothing was written", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except (AskedError, TraceError) as error:
+    except (RequestRefused, TraceError) as error:
         print(f"ranvier: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (RunFailed, OSError) as error:
@@ -73,53 +72,52 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_places(wanted: Asked) -> None:
-    """Before any work: whoever waited for an hour of runs shall not hear then that there is no place for them."""
+def make_folders(wanted: ReplayRequest) -> None:
+    """Before any work: nobody shall wait for an hour of runs that then can't be written."""
     if wanted.out is not None and wanted.out.exists() and not wanted.out.is_dir():
-        raise AskedError(f"--out: {wanted.out} is a file, expected a directory")
+        raise RequestRefused(f"--out: {wanted.out} is a file, expected a directory")
     files = [wanted.out / RESULTS, wanted.out / PAGE] if wanted.out else []
     files += [wanted.per_request] if wanted.per_request else []
     for file in files:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.is_dir():
-                raise AskedError(f"{file}: is a directory, expected a file")
+                raise RequestRefused(f"{file}: is a directory, expected a file")
             if not is_special(file):
                 with NamedTemporaryFile(dir=file.parent, prefix=".ranvier-"):  # taken away at once
                     pass
         except OSError as error:
-            raise AskedError(f"{file}: {error.strerror or error}") from error
+            raise RequestRefused(f"{file}: {error.strerror or error}") from error
 
 
-def read_trace(path: Path, wanted: Asked) -> Ready:
+def read_trace(path: Path, wanted: ReplayRequest) -> Ready:
     try:
         trace = open_trace(path, wanted.options)
     except OSError as error:
-        raise AskedError(f"{path}: {error.strerror or error}") from error
+        raise RequestRefused(f"{path}: {error.strerror or error}") from error
     if not trace.requests:
-        raise AskedError(f"{path}: there is no request in it")
+        raise RequestRefused(f"{path}: there is no request in it")
     ready = make_ready(trace)
     wanted.plans(ready.summary.block_tokens)  # what is wrong with them is said before the next file is read
     span_s = ready.summary.span_s / min(wanted.rates)
     if span_s > SPAN_S_MAX:
-        raise AskedError(
+        raise RequestRefused(
             f"{path}: the requests come within {span_s:.2g} s, expected up to {SPAN_S_MAX:g}: "
             "are the time stamps of one clock and unit, and is the speed right?"
         )
     return ready
 
 
-def told_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
-    """Traces of one name by their paths: everything that is told of a run names its trace."""
+def named_apart(ready: Sequence[Ready], paths: Sequence[Path]) -> list[Ready]:
+    """Traces of one name by their paths: everything that is said of a run names its trace."""
     names = Counter(each.summary.name for each in ready)
-    wanted = [
-        each.summary.name if names[each.summary.name] == 1 else str(path)
+    return [
+        each if names[each.summary.name] == 1 else each._replace(summary=replace(each.summary, name=str(path)))
         for each, path in zip(ready, paths, strict=True)
     ]
-    return [each._replace(summary=replace(each.summary, name=name)) for each, name in zip(ready, wanted, strict=True)]
 
 
-def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:
+def run(ready: Sequence[Ready], wanted: ReplayRequest) -> list[Done]:
     """All runs of all traces, in the order of the table."""
     tasks = [Task(each, plan) for each in ready for plan in wanted.plans(each.summary.block_tokens)]
     requests = sum(len(task.ready.items) for task in tasks)
@@ -133,7 +131,7 @@ def run(ready: Sequence[Ready], wanted: Asked) -> list[Done]:
         progress.end()
 
 
-def settings(wanted: Asked) -> dict[str, object]:
+def settings(wanted: ReplayRequest) -> dict[str, object]:
     """What was asked for, as JSON has it."""
     return {
         "version": __version__,
@@ -144,13 +142,13 @@ def settings(wanted: Asked) -> dict[str, object]:
     }
 
 
-def write(results: ReplayResults, done: Sequence[Done], wanted: Asked) -> None:
+def write(results: ReplayResults, done: Sequence[Done], wanted: ReplayRequest) -> None:
     """The files that were asked for, each whole or not at all."""
     if wanted.per_request is not None:
         replace_file(wanted.per_request, b"".join(each.lines for each in done))
     if wanted.out is None:
         return
-    found = {**results.to_json(), "curves": [curve_json(curve) for curve in curves(results.runs)]}
+    found = {**results.to_json(), "curves": curves(results.runs)}
     replace_file(wanted.out / RESULTS, orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     replace_file(wanted.out / PAGE, page(results).encode())
     print(f"wrote {wanted.out / RESULTS} and {PAGE}", file=sys.stderr)

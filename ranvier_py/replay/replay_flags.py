@@ -1,4 +1,5 @@
-"""The flags of `ranvier replay`. All values stay text here: `asked.py` reads them, and says in one line what is wrong.
+"""The flags of `ranvier replay`. All values stay text here: `replay_request` reads them, and says in one line
+what is wrong.
 
 Light on purpose: the command line imports this before it knows which command is wanted.
 """
@@ -55,7 +56,7 @@ def add_run_flags(group: argparse._ArgumentGroup) -> None:
         default="calibrated",
         metavar="K",
         help="of the engines' caches: estimated (requests alone), calibrated (and the counts in answers, the default) "
-        "or events (the engines tell)",
+        "or events (the engines publish them)",
     )
     group.add_argument("--jobs", metavar="N", help="runs at a time, each in a process (as many as there are cores)")
 

@@ -1,14 +1,10 @@
-"""What passes between the nodes of a replay: the real gossip over a network in this process, or news after a delay.
+"""What passes between the nodes of a replay: the real gossip over a network in this process, or updates after a delay.
 
-`PeerNet` carries what peers send: bytes go from hand to hand after DELAY_S, nothing is lost, and nobody's clock
-differs. A peer's wake-up may move only when something happens to it, so it is asked then and not at every token of
-every engine. `make_peers` makes routers peers, with everything about them drawn from a seed. `StillNet` and `StillPeer`
-are the same for whoever says of each event at which node it was: then nobody has to look at his router in between.
+`PeerNetwork` carries what peers send: bytes are handed over after DELAY_S, nothing is lost, and nobody's clock differs.
+`DelayedNetwork` is the simple alternative: what one node learned and has in flight, all others know `delay_s` later,
+whole and in order. It says what the gossip itself costs, and what slower or faster gossip would be worth.
 
-`DelayedNet` is the simple alternative: what one node learned and has in flight, all others know `delay_s` later, whole
-and in order. It says what the gossip itself costs, and what slower or faster gossip would be worth.
-
-Rule: none of them keeps a run going; `next_at` is for whoever has something else to wait for.
+Rule: neither keeps a run going; `next_at` is for whoever has something else to wait for.
 """
 
 from __future__ import annotations
@@ -18,10 +14,10 @@ from collections import deque
 from collections.abc import Sequence
 from math import ceil, inf
 from random import Random
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from ranvier_py.core.gossip.gossip import GossipSettings
-from ranvier_py.core.gossip.gossip_values import Address, Plane, Send
+from ranvier_py.core.gossip.gossip_values import Address, Plane
 from ranvier_py.core.gossip.peer import PeerSettings, RouterPeer
 from ranvier_py.core.gossip.peer.router_peer import IDLE_INTERVAL_S
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
@@ -34,43 +30,50 @@ from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
 DELAY_S = 0.0005
-"""One way between two machines of a site."""
+"""From one machine of a site to another."""
 
 TICK_MIN_S = 0.001
 """A timer of the node is good for a millisecond; it keeps a peer that always wants more from standing still here."""
 
 PORT = 7946
 
+SCHEMA = 1
+"""Of the fingerprints: the same on all nodes of a replay."""
 
-class Net(Protocol):
-    """What happens between nodes, beside the requests."""
+
+class Network(Protocol):
+    """What happens between nodes, beside the requests. `packets` and `bytes_sent` are of the real gossip alone."""
+
+    packets: int
+    bytes_sent: int
 
     def next_at(self) -> float: ...
 
-    def advance(self, now: float) -> None: ...
+    def advance(self, now: float) -> None:
+        """Everything that is due."""
+        ...
 
     def touched(self, index: int, now: float) -> None:
-        """Something happened to this node."""
+        """Something happened to this node's router."""
         ...
 
 
-class VirtualPeer(Protocol):
-    """A node among peers, as its edge drives it."""
-
-    @property
-    def wake_at(self) -> float: ...
-
-    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None: ...
-
-    def contact(self, addresses: Sequence[Address], now: float) -> None: ...
-
-    def tick(self, now: float) -> None: ...
-
-    def take(self) -> Sequence[Send]: ...
+def make_network(
+    routers: Sequence[Router], *, key: bytes, seed: int | str, delay_s: float | None, now: float
+) -> Network | None:
+    """None for a node alone, and where nodes tell each other nothing (`delay_s` inf). `key`: of the fingerprints."""
+    if len(routers) == 1 or delay_s == inf:
+        return None
+    if delay_s is not None:
+        return DelayedNetwork(routers, delay_s)
+    return PeerNetwork(make_peers(routers, key=key, seed=seed, now=now), now)
 
 
 def address_of(index: int) -> Address:
     return f"10.0.{index // 250}.{index % 250 + 1}", PORT
+
+
+# --- the real gossip --------------------------------------------------------------------------------------------------
 
 
 class Packet(NamedTuple):
@@ -84,56 +87,11 @@ class Packet(NamedTuple):
     data: bytes
 
 
-class PeerNet:
-    """A Net that carries what peers send."""
-
-    def __init__(self, peers: Sequence[VirtualPeer], now: float) -> None:
-        self.packets = 0
-        self.bytes_by_plane = dict.fromkeys(Plane, 0)
-        self._peers = peers
-        self._index_of = {address_of(index): index for index in range(len(peers))}
-        self._under_way: list[Packet] = []
-        self._wakes: list[float] = [inf] * len(peers)
-        self._next_at = inf
-        for index, peer in enumerate(peers):
-            peer.contact([address_of(other) for other in range(len(peers)) if other != index], now)
-            self._post(index, now)
-
-    def next_at(self) -> float:
-        return self._next_at
-
-    def advance(self, now: float) -> None:
-        """Everything that is due."""
-        while self._under_way and self._under_way[0].at <= now:
-            packet = heapq.heappop(self._under_way)
-            self._peers[packet.to].receive(packet.data, packet.source, packet.plane, now)
-            self._post(packet.to, now)
-        for index, wake_at in enumerate(self._wakes):
-            if wake_at <= now:
-                self._peers[index].tick(now)
-                self._post(index, now)
-
-    def touched(self, index: int, now: float) -> None:
-        self._post(index, now)
-
-    def _post(self, index: int, now: float) -> None:
-        """Something happened to a peer: send what it has to send, and note when it wants to be woken."""
-        peer = self._peers[index]
-        for to, plane, data in peer.take():
-            self.packets += 1
-            self.bytes_by_plane[plane] += len(data)
-            if to in self._index_of:
-                packet = Packet(now + DELAY_S, self.packets, self._index_of[to], address_of(index), plane, data)
-                heapq.heappush(self._under_way, packet)
-        self._wakes[index] = max(peer.wake_at, now + TICK_MIN_S)
-        self._next_at = min(*self._wakes, self._under_way[0].at if self._under_way else inf)
-
-
-class StillPeer(RouterPeer):
+class ReplayPeer(RouterPeer):
     """A peer that looks at its router after something happened to it, on the beat on which it would have looked anyway.
 
     A node looks every `flush_interval_s` while a request is in flight, and mostly finds nothing. In between nothing can
-    have changed here, unless `stir` was called.
+    have changed here, unless `touched` was called.
     """
 
     def flush(self, now: float) -> None:
@@ -141,7 +99,7 @@ class StillPeer(RouterPeer):
         if self.synced:  # before, new routes wait
             self._flush_at = now + IDLE_INTERVAL_S
 
-    def stir(self, now: float) -> None:
+    def touched(self, now: float) -> None:
         """Something happened to the router."""
         self._hurry()
         late_s = now - self._flush_at
@@ -149,55 +107,88 @@ class StillPeer(RouterPeer):
             self._flush_at += ceil(late_s / self._flush_interval_s) * self._flush_interval_s
 
 
-class StillNet(PeerNet):
-    """A PeerNet of such peers: everything that happens to a router is told by `touched`."""
+class PeerNetwork:
+    """A Network that carries what peers send. A peer is asked when it wants to wake when something happens to it."""
 
-    def __init__(self, peers: Sequence[StillPeer], now: float) -> None:
-        super().__init__(peers, now)
-        self._still = peers
+    def __init__(self, peers: Sequence[ReplayPeer], now: float) -> None:
+        self.packets = 0
+        self.bytes_sent = 0
+        self._peers = peers
+        self._index_of = {address_of(index): index for index in range(len(peers))}
+        self._under_way: list[Packet] = []
+        self._wakes: list[float] = [inf] * len(peers)
+        self._next_at = inf
+        for index, peer in enumerate(peers):
+            peer.contact([address_of(other) for other in range(len(peers)) if other != index], now)
+            self._send(index, now)
+
+    def next_at(self) -> float:
+        return self._next_at
+
+    def advance(self, now: float) -> None:
+        while self._under_way and self._under_way[0].at <= now:
+            packet = heapq.heappop(self._under_way)
+            self._peers[packet.to].receive(packet.data, packet.source, packet.plane, now)
+            self._send(packet.to, now)
+        for index, wake_at in enumerate(self._wakes):
+            if wake_at <= now:
+                self._peers[index].tick(now)
+                self._send(index, now)
 
     def touched(self, index: int, now: float) -> None:
-        self._still[index].stir(now)
-        self._post(index, now)
+        self._peers[index].touched(now)
+        self._send(index, now)
+
+    def _send(self, index: int, now: float) -> None:
+        """Something happened to a peer: send what it has to send, and note when it wants to be woken."""
+        peer = self._peers[index]
+        for to, plane, data in peer.take():
+            self.packets += 1
+            self.bytes_sent += len(data)
+            if to in self._index_of:
+                packet = Packet(now + DELAY_S, self.packets, self._index_of[to], address_of(index), plane, data)
+                heapq.heappush(self._under_way, packet)
+        self._wakes[index] = max(peer.wake_at, now + TICK_MIN_S)
+        self._next_at = min(*self._wakes, self._under_way[0].at if self._under_way else inf)
 
 
-AnyPeer = TypeVar("AnyPeer", bound=RouterPeer)
-
-
-def make_peers(
-    kind: type[AnyPeer], routers: Sequence[Router], *, key: bytes, schema: int, seed: int | str, now: float
-) -> list[AnyPeer]:
-    """One peer for each router; they do not know each other yet. `key`, `schema`: of their fingerprints."""
+def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: float) -> list[ReplayPeer]:
+    """One peer for each router, with everything about them drawn from a seed; they do not know each other yet."""
     rng = Random(f"{seed}/peers")  # noqa: S311  # virtual nodes have no secrets
     ring = KeyRing({1: rng.randbytes(KEY_BYTES)}, 1)
     subkeys = Subkeys()
     peers = []
     for index, router in enumerate(routers):
         host, port = address_of(index)
-        routes = RouteGossipSettings(schema=schema)
+        routes = RouteGossipSettings(schema=SCHEMA)
         gossip = GossipSettings(f"node-{index}", host, port, session=rng.getrandbits(64) or 1, routes=routes)
         own = Random(f"{seed}/{index}")  # noqa: S311  # as above
-        peers.append(kind(router, PeerSettings(gossip, fingerprint_key=key), ring, own, now, subkeys=subkeys))
+        peers.append(ReplayPeer(router, PeerSettings(gossip, fingerprint_key=key), ring, own, now, subkeys=subkeys))
     return peers
 
 
-class Told(NamedTuple):
-    """What one node tells all others: what it learned, what engines dropped, and its requests in flight by backend."""
+# --- updates after a delay --------------------------------------------------------------------------------------------
+
+
+class Update(NamedTuple):
+    """What one node sends all others: what it learned, what engines dropped, and its requests in flight by backend."""
 
     at: float
-    teller: int
-    news: Sequence[NewRoutes]
+    sender: int
+    learned: Sequence[NewRoutes]
     withdrawn: Sequence[WithdrawnRoute]
     loads: Sequence[Load]
 
 
-class DelayedNet:
-    """A Net in which all nodes know after `delay_s` what one of them learned and has in flight."""
+class DelayedNetwork:
+    """A Network in which all nodes know after `delay_s` what one of them learned and has in flight."""
+
+    packets = bytes_sent = 0
 
     def __init__(self, routers: Sequence[Router], delay_s: float) -> None:
         self._routers = routers
         self._delay_s = delay_s
-        self._under_way: deque[Told] = deque()  # as many as there are events in a delay; each is told and gone
+        self._under_way: deque[Update] = deque()  # as many as there are events in a delay; each is received and gone
         self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]
@@ -208,33 +199,32 @@ class DelayedNet:
         return self._under_way[0].at if self._under_way else inf
 
     def advance(self, now: float) -> None:
-        """Everything that is due."""
         while self._under_way and self._under_way[0].at <= now:
-            told = self._under_way.popleft()
-            self._loads[told.teller] = told.loads
+            update = self._under_way.popleft()
+            self._loads[update.sender] = update.loads
             for index in range(len(self._routers)):
-                if index != told.teller:
-                    self._hear(index, told)
+                if index != update.sender:
+                    self._receive(index, update)
 
     def touched(self, index: int, now: float) -> None:
         router = self._routers[index]
         loads = [backend.own_load for backend in router.registry]
-        news, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
-        if news or withdrawn or loads != self._sent[index]:
-            self._under_way.append(Told(now + self._delay_s, index, tuple(news), tuple(withdrawn), loads))
+        learned, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
+        if learned or withdrawn or loads != self._sent[index]:
+            self._under_way.append(Update(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
             self._sent[index] = loads
-            news.clear()
+            learned.clear()
             withdrawn.clear()
 
-    def _hear(self, index: int, told: Told) -> None:
-        for news in told.news:
+    def _receive(self, index: int, update: Update) -> None:
+        for news in update.learned:
             self._orphans[index].learn(news.chain, news.parent, news.backend, news.generation, news.at)
-        for gone in told.withdrawn:
+        for gone in update.withdrawn:
             self._routers[index].routes.withdraw(gone.fingerprint, gone.backend)
         registry = self._routers[index].registry
-        for backend in range(len(told.loads)):
+        for backend in range(len(update.loads)):
             others = NO_LOAD
-            for teller, loads in enumerate(self._loads):
-                if teller != index:
+            for sender, loads in enumerate(self._loads):
+                if sender != index:
                     others = others.plus(loads[backend])
-            registry.set_peer_load(BackendId(backend), others, told.at)
+            registry.set_peer_load(BackendId(backend), others, update.at)

@@ -1,7 +1,7 @@
 """What a command line of `ranvier replay` asks for, read and checked before any work is done.
 
 Sizes are written as people write them: 200k, 1M, 1_000_000. Lists are separated by commas. Everything that is wrong
-raises AskedError with one line that names the flag, what was given and what was expected.
+raises RequestRefused with one line that names the flag, what was given and what was expected.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
 from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.presets import preset
-from ranvier_py.replay.knowledge import KNOWLEDGE, KnowledgeName
-from ranvier_py.replay.oracle_placer import ORACLES
-from ranvier_py.replay.replay_run import Plan, Restart
-from ranvier_py.replay.sweep import rates_of
-from ranvier_py.replay.traces.trace_options import Format, TraceOptions
+from ranvier_py.replay.knowledge import KNOWLEDGE
+from ranvier_py.replay.oracles import ORACLES
+from ranvier_py.replay.replay_plan import Plan, Restart
+from ranvier_py.replay.traces.trace import Format, TraceOptions
 
 EVERYDAY = ("ttft", "affinity", "least_loaded", "round_robin", "oracle_greedy", "oracle_ttft")
 """What is replayed when nobody names a policy: ours, what most people have, and the bounds."""
@@ -30,6 +29,7 @@ EVERYDAY = ("ttft", "affinity", "least_loaded", "round_robin", "oracle_greedy", 
 ENGINES_MAX = 4096  # as many as a node's registry takes
 NODES_MAX = 64
 SPEED_MAX = 10_000.0
+RATES_MAX = 64  # of one sweep; each is a whole run of every policy
 JOBS_MAX = 1024
 REQUESTS_MAX = 1 << 32
 SPAN_S_MAX = 1e9
@@ -39,14 +39,15 @@ SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kKMG]?)")
 UNITS = (("", 1), ("k", 1_000), ("K", 1_000), ("M", 1_000_000), ("G", 1_000_000_000))
 
 Value = TypeVar("Value")
+Name = TypeVar("Name", bound=str)
 
 
-class AskedError(Exception):
+class RequestRefused(Exception):
     """A command line that makes no sense, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayRequest:
     """A command line, understood. `plan` is what all runs have in common."""
 
     traces: tuple[Path, ...]
@@ -60,53 +61,47 @@ class Asked:
     per_request: Path | None
 
     def plans(self, block_tokens: int) -> list[Plan]:
-        """The runs of one trace. An oracle is asked once, whatever the number of nodes. Raises AskedError."""
+        """The runs of one trace. An oracle is asked once, whatever the number of nodes. Raises RequestRefused."""
         if min(limits.cache_tokens for limits in self.plan.engines) < block_tokens:
-            raise AskedError(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
+            raise RequestRefused(f"--cache-tokens: expected at least the {block_tokens} tokens of a block")
         engines = tuple(replace(limits, block_size=block_tokens) for limits in self.plan.engines)
-        routed = [policy for policy in self.policies if policy not in ORACLES]
-        oracles = [policy for policy in self.policies if policy in ORACLES]
+        routed = [(policy, nodes) for nodes in self.nodes for policy in self.policies if policy not in ORACLES]
+        oracles = [(policy, 0) for policy in self.policies if policy in ORACLES]
         return [
             replace(self.plan, policy=policy, nodes=nodes, engines=engines, speed=rate)
             for rate in self.rates
-            for policy, nodes in [
-                *((policy, nodes) for nodes in self.nodes for policy in routed),
-                *((policy, 0) for policy in oracles),
-            ]
+            for policy, nodes in [*routed, *oracles]
         ]
 
 
-def asked(given: argparse.Namespace, cores: int) -> Asked:
-    """Raises AskedError. `cores`: how many runs go at a time when nobody says."""
+def read_request(given: argparse.Namespace, cores: int) -> ReplayRequest:
+    """Raises RequestRefused. `cores`: how many runs go at a time when nobody says."""
     if given.sweep is not None and given.speed != "1":
-        raise AskedError("--sweep: names its speeds itself, so --speed has no place beside it")
+        raise RequestRefused("--sweep: names its speeds itself, so --speed has no place beside it")
     if given.arrivals_replace and given.arrivals is None:
-        raise AskedError("--arrivals-replace: needs the file of --arrivals")
+        raise RequestRefused("--arrivals-replace: needs the file of --arrivals")
     engines = engines_of(given)
+    speed = read("--speed", given.speed, positive(SPEED_MAX))
     plan = Plan(
         policy="",
         nodes=0,
         engines=engines,
         seed=read("--seed", given.seed, whole(0, REQUESTS_MAX)),
         options=policy_options(given.policy_option),
-        gossip_delay_s=None
-        if given.gossip_delay is None
-        else read("--gossip-delay", given.gossip_delay, positive(3600)),
+        gossip_delay_s=optional("--gossip-delay", given.gossip_delay, positive(3600)),
         restarts=tuple(restart_of(text, len(engines)) for text in given.restart),
         regret=not given.no_regret,
         per_request=given.per_request is not None,
-        knowledge=knowledge_of(given.knowledge),
+        knowledge=one_of("--knowledge", given.knowledge, KNOWLEDGE),
     )
-    return Asked(
+    return ReplayRequest(
         traces=tuple(dict.fromkeys(existing("TRACE", path) for path in given.traces)),
-        options=trace_options(given),
+        options=trace_options(given, plan.seed),
         plan=plan,
         policies=policies_of(given.policy),
         nodes=several("--nodes", given.nodes, whole(1, NODES_MAX)),
-        rates=sweep_of(given.sweep)
-        if given.sweep is not None
-        else (read("--speed", given.speed, positive(SPEED_MAX)),),
-        jobs=cores if given.jobs is None else read("--jobs", given.jobs, whole(1, JOBS_MAX)),
+        rates=(speed,) if given.sweep is None else rates_of(given.sweep),
+        jobs=optional("--jobs", given.jobs, whole(1, JOBS_MAX)) or cores,
         out=given.out,
         per_request=given.per_request,
     )
@@ -121,25 +116,14 @@ def policies_of(text: str | None) -> tuple[str, ...]:
         return EVERYDAY
     if text == "all":
         return known
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in known:
-            raise AskedError(f"--policy: there is no {name!r}, there are {', '.join(known)} and all")
-    return names
-
-
-def knowledge_of(text: str) -> KnowledgeName:
-    for name in KNOWLEDGE:
-        if name == text:
-            return name
-    raise AskedError(f"--knowledge: expected {', '.join(KNOWLEDGE)}, not {text!r}")
+    return tuple(dict.fromkeys(one_of("--policy", name.strip(), (*known, "all")) for name in text.split(",")))
 
 
 def policy_options(given: Sequence[str]) -> PlacementOptions:
     try:
         return PlacementOptions.parse(given)
     except ConfigError as error:
-        raise AskedError(f"--policy-option: {'; '.join(error.problems)}") from error
+        raise RequestRefused(f"--policy-option: {'; '.join(error.problems)}") from error
 
 
 def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
@@ -147,9 +131,9 @@ def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
     try:
         kinds = [preset(name.strip()) for name in given.preset.split(",")]
     except ValueError as error:
-        raise AskedError(f"--preset: {error}") from error
-    if given.cache_tokens is not None:
-        cache_tokens = read("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
+        raise RequestRefused(f"--preset: {error}") from error
+    cache_tokens = optional("--cache-tokens", given.cache_tokens, whole(1, REQUESTS_MAX))
+    if cache_tokens is not None:
         kinds = [replace(kind, cache_tokens=cache_tokens, block_size=1) for kind in kinds]  # the trace has its own
     return tuple(kinds[index % len(kinds)] for index in range(count))
 
@@ -157,44 +141,48 @@ def engines_of(given: argparse.Namespace) -> tuple[EngineLimits, ...]:
 def restart_of(text: str, engines: int) -> Restart:
     engine, _, at = text.partition("@")
     if not at:
-        raise AskedError(f"--restart: expected ENGINE@SECONDS, not {text!r}")
+        raise RequestRefused(f"--restart: expected ENGINE@SECONDS, not {text!r}")
     return Restart(read("--restart", at, positive(1e9)), read("--restart", engine, whole(0, engines - 1)))
 
 
-def sweep_of(text: str) -> tuple[float, ...]:
-    try:
-        rates = rates_of(text)
-    except ValueError as error:
-        raise AskedError(f"--sweep: {error}") from error
+def rates_of(text: str) -> tuple[float, ...]:
+    """The rates of `rate=0.5,1,2`, ascending and each once."""
+    name, _, values = text.partition("=")
+    rates: list[float] = []
+    if name == "rate" and values.count(",") < RATES_MAX:
+        try:
+            rates = sorted({float(value) for value in values.split(",")})
+        except ValueError:
+            rates = []
+    if not rates or not all(isfinite(rate) and rate > 0 for rate in rates):
+        raise RequestRefused(
+            f"--sweep: a sweep is rate= and up to {RATES_MAX} positive numbers, as rate=0.5,1,2, not {text!r}"
+        )
     if rates[-1] > SPEED_MAX:
-        raise AskedError(f"--sweep: expected rates up to {SPEED_MAX:g}, not {rates[-1]:g}")
-    return rates
+        raise RequestRefused(f"--sweep: expected rates up to {SPEED_MAX:g}, not {rates[-1]:g}")
+    return tuple(rates)
 
 
-def trace_options(given: argparse.Namespace) -> TraceOptions:
-    seed = read("--seed", given.seed, whole(0, REQUESTS_MAX))
-    options = TraceOptions(seed=seed, arrivals_replace=given.arrivals_replace, chat_template=given.chat_template)
-    if given.format is not None:
-        formats = [name for name in get_args(Format) if name]
-        if given.format not in formats:
-            raise AskedError(f"--format: there is no {given.format!r}, there are {', '.join(formats)}")
-        options = replace(options, format=given.format)
-    if given.limit is not None:
-        options = replace(options, limit=read("--limit", given.limit, whole(1, REQUESTS_MAX)))
-    if given.block_tokens is not None:
-        tokens = read("--block-tokens", given.block_tokens, whole(1, 1_000_000))
-        options = replace(options, block_tokens=tokens, engine_block_tokens=tokens)
-    if given.tokenizer is not None:
-        options = replace(options, tokenizer=given.tokenizer)
-    if given.arrivals is not None:
-        options = replace(options, arrivals=existing("--arrivals", given.arrivals))
-    return options
+def trace_options(given: argparse.Namespace, seed: int) -> TraceOptions:
+    formats: tuple[Format, ...] = get_args(Format)
+    block_tokens = optional("--block-tokens", given.block_tokens, whole(1, 1_000_000))
+    named: dict[str, Any] = {
+        "format": given.format and one_of("--format", given.format, formats[1:]),
+        "limit": optional("--limit", given.limit, whole(1, REQUESTS_MAX)),
+        "block_tokens": block_tokens,
+        "engine_block_tokens": block_tokens,
+        "tokenizer": given.tokenizer,
+        "chat_template": given.chat_template,
+        "arrivals": given.arrivals and existing("--arrivals", given.arrivals),
+    }
+    chosen = {name: value for name, value in named.items() if value is not None}
+    return TraceOptions(seed=seed, arrivals_replace=given.arrivals_replace, **chosen)
 
 
 def existing(flag: str, path: Path) -> Path:
     if not path.is_file():
         other = " (it is no regular file, which is read twice)" if path.exists() else ""
-        raise AskedError(f"{flag}: there is no file {path}{other}")
+        raise RequestRefused(f"{flag}: there is no file {path}{other}")
     return path
 
 
@@ -206,7 +194,18 @@ def read(flag: str, text: str, reader: Callable[[str], Value]) -> Value:
     try:
         return reader(text.strip())
     except ValueError as error:
-        raise AskedError(f"{flag}: expected {error}, not {text!r}") from error
+        raise RequestRefused(f"{flag}: expected {error}, not {text!r}") from error
+
+
+def optional(flag: str, text: str | None, reader: Callable[[str], Value]) -> Value | None:
+    return None if text is None else read(flag, text, reader)
+
+
+def one_of(flag: str, text: str, names: Sequence[Name]) -> Name:
+    for name in names:
+        if name == text:
+            return name
+    raise RequestRefused(f"{flag}: there is no {text!r}, there are {', '.join(names)}")
 
 
 def several(flag: str, text: str, reader: Callable[[str], Value]) -> tuple[Value, ...]:

@@ -1,41 +1,28 @@
 """The table that a replay prints: one row for each policy, number of nodes and rate, and below it what came out.
 
-In each column the best figure of those that compete is bold where there is a terminal: the runs of one trace, at one
-rate, on as many nodes. Oracles know what no router can know: they are shown and compete with nobody. On a narrow
-terminal columns are left out rather than rows folded; the files of `--out` have everything.
+`COLUMNS` are also those of the report. In each column the best figure of those that compete is bold where there is a
+terminal: the runs of one trace, at one rate, on as many nodes. Oracles know what no router can know: they are shown and
+compete with nobody. On a narrow terminal columns are left out rather than rows folded; the files of `--out` have all.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import NamedTuple
 
-from ranvier_py.replay.figures import counted, length
-from ranvier_py.replay.findings import findings
+from ranvier_py.replay.findings import counted, duration, findings, percent
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
-
-WHY = {
-    "queue_full": "by a full queue (queue_full)",
-    "prompt_too_long": "because prompt and answer are longer than an engine's cache (prompt_too_long)",
-    "engine_restarted": "by a restart (engine_restarted)",
-    "no_engine": "for want of an engine (no_engine)",
-}
-"""In words what `RunResult.failures` names."""
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
-ORACLE_NODES = "-"
-"""In the column of nodes where no router took part."""
-
-
 NO_FIGURE = "-"
-"""Where no request was served."""
-
+"""Of a run that served nobody; and in the column of nodes where no router took part."""
 
 WIDTH = 120
 """Of the words below the table where no terminal says how wide it is."""
+
+Figure = Callable[[RunResult], float]
 
 
 class Column(NamedTuple):
@@ -47,16 +34,20 @@ class Column(NamedTuple):
 
     title: str
     text: Callable[[RunResult], str]
-    figure: Callable[[RunResult], float] = lambda _: 0.0
+    figure: Figure = lambda _: 0.0
     best: Callable[[Sequence[float]], float] | None = None
     measured: bool = True
     worth: int | None = None
     meaning: str = ""
 
 
+def time_column(title: str, figure: Figure, worth: int | None = None, meaning: str = "") -> Column:
+    return Column(title, lambda run: duration(figure(run)), figure, min, worth=worth, meaning=meaning)
+
+
 COLUMNS = (
     Column("policy", lambda run: run.policy, measured=False),
-    Column("nodes", lambda run: str(run.nodes or ORACLE_NODES), measured=False, worth=7),
+    Column("nodes", lambda run: str(run.nodes or NO_FIGURE), measured=False, worth=7),
     Column(
         "rate",
         lambda run: f"{run.rate:g}",
@@ -67,29 +58,16 @@ COLUMNS = (
     Column("requests/s", lambda run: f"{run.requests_per_s:.2f}", worth=4, meaning="finished"),
     Column(
         "hits",
-        lambda run: f"{run.hit_rate:.1%}",
+        lambda run: percent(run.hit_rate),
         lambda run: run.hit_rate,
         max,
         meaning="prompt tokens that engines had in the cache",
     ),
-    Column("predicted", lambda run: f"{run.predicted_hit_rate:.1%}", worth=3, meaning="those that the router expected"),
-    Column(
-        "TTFT p50",
-        lambda run: length(run.ttft_s["p50"]),
-        lambda run: run.ttft_s["p50"],
-        min,
-        meaning="time to the first token, queue included",
-    ),
-    Column("p90", lambda run: length(run.ttft_s["p90"]), lambda run: run.ttft_s["p90"], min),
-    Column("p99", lambda run: length(run.ttft_s["p99"]), lambda run: run.ttft_s["p99"], min, worth=6),
-    Column(
-        "end p50",
-        lambda run: length(run.e2e_s["p50"]),
-        lambda run: run.e2e_s["p50"],
-        min,
-        worth=2,
-        meaning="time to the last token",
-    ),
+    Column("predicted", lambda run: percent(run.predicted_hit_rate), worth=3, meaning="those that the router expected"),
+    time_column("TTFT p50", lambda run: run.ttft_s["p50"], meaning="time to the first token, queue included"),
+    time_column("p90", lambda run: run.ttft_s["p90"]),
+    time_column("p99", lambda run: run.ttft_s["p99"], worth=6),
+    time_column("end p50", lambda run: run.e2e_s["p50"], worth=2, meaning="time to the last token"),
     Column(
         "max/mean",
         lambda run: f"{run.max_over_mean:.2f}",
@@ -100,13 +78,13 @@ COLUMNS = (
     ),
     Column(
         "lost/request",
-        lambda run: length(run.regret_s["mean"]) if run.regret_s else "",
+        lambda run: duration(run.regret_s["mean"]) if run.regret_s else "",
         lambda run: run.regret_s.get("mean", 0.0),
         min,
         worth=9,
         meaning="first token later than from the best engine at that moment",
     ),
-    Column("failed", lambda run: str(run.failed), lambda run: run.failed, min, measured=False),
+    Column("failed", lambda run: f"{run.failed:,}", lambda run: run.failed, min, measured=False),
     Column("wall", lambda run: f"{run.wall_s:.1f} s", measured=False, worth=1, meaning="what the run took here"),
 )
 
@@ -120,8 +98,7 @@ def table(results: ReplayResults, *, bold: bool, width: int | None = None) -> st
         shown = fitting(runs, width)
         head = wrapped(headline(trace, runs), width)
         said = [wrapped(f"- {each}", width or WIDTH) for each in findings(runs)]
-        failed = [wrapped(each, width) for each in failures(runs)]
-        parts.append("\n".join([head, *lines(runs, shown, bold=bold), *failed, "", *said]))
+        parts.append("\n".join([head, *lines(runs, shown, bold=bold), "", *said]))
     return "\n\n".join([*parts, wrapped(legend(shown), width or WIDTH, indent="")])
 
 
@@ -156,16 +133,7 @@ def headline(trace: TraceSummary, runs: Sequence[RunResult]) -> str:
     engines = f", {counted(runs[0].engines, 'engine')}" if runs else ""
     clock = "" if trace.timed else " (the times are ours)"
     prompts = f"{trace.prompt_tokens:,} prompt tokens"
-    return f"{trace.name}: {counted(trace.requests, 'request')} in {length(trace.span_s)}{clock}, {prompts}{engines}"
-
-
-def failures(runs: Sequence[RunResult]) -> list[str]:
-    """Why requests failed, added up over all runs: nobody guesses it from their number."""
-    total: Counter[str] = Counter()
-    for run in runs:
-        total.update(run.failures)
-    told = ", ".join(f"{count:,} {WHY.get(reason, reason)}" for reason, count in sorted(total.items()))
-    return [f"failed, in all runs: {told}"] if told else []
+    return f"{trace.name}: {counted(trace.requests, 'request')} in {duration(trace.span_s)}{clock}, {prompts}{engines}"
 
 
 def lines(runs: Sequence[RunResult], shown: Sequence[Column], *, bold: bool) -> list[str]:

@@ -1,7 +1,7 @@
-"""What a run says: plain values that are JSON as they are. Seconds, tokens, and shares from 0 to 1.
+"""What comes of runs: plain values that are JSON as they are. Seconds, tokens, and shares from 0 to 1.
 
-`Tally` keeps the books of a run while it goes on; `RunResult` is what comes of it; `ReplayResults` holds all runs of
-one command, for the table, the JSON file and the page.
+`Tally` counts while a run goes on; `RunResult` is what comes of it; `ReplayResults` holds all runs of one command, for
+the table, the JSON file and the page; `curves` are the runs of a sweep, by policy.
 
 Rules: hit rates are the engines' own: of the prompt tokens of requests that left a queue, those not computed. A time to
 first token counts from arrival at the node, queue included. A failed request has no times. `load_over_time` has at
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 SAMPLES_MAX = 120
-"""Moments of load that are kept: more than a picture of a thousand pixels can tell apart is waste."""
+"""Moments of load that are kept: as many as a picture can show."""
 
 FIRST_STEP_S = 0.25
-"""The step of load samples at first: half a minute of trace is told in full."""
+"""The step of load samples at first."""
 
 DIGITS = 6
 """Times are kept to the microsecond, shares to a millionth."""
@@ -36,6 +36,7 @@ class RunResult:
     `requests_per_s` are in virtual time: as they came, and as they were finished. `load_over_time` has [seconds since
     the first arrival, requests in flight at each engine]. `load_cv` and `max_over_mean` are of `requests_by_engine`.
     `regret_s` has sum, mean, p90 and share_of_ttft, against `oracle_ttft`; empty where it was not asked for.
+    `gossip_packets` and `gossip_bytes` are what the real gossip between all nodes sent.
     """
 
     trace: str
@@ -64,6 +65,8 @@ class RunResult:
     regret_s: Mapping[str, float]
     reasons: Mapping[str, int]
     virtual_s: float
+    gossip_packets: int = 0
+    gossip_bytes: int = 0
     wall_s: float = field(compare=False, default=0.0)
 
     @property
@@ -131,7 +134,7 @@ class LoadSamples:
 
 
 class Tally:
-    """The books of one run. Its owner writes the numbers; `prompt_tokens` and on are counted where a request starts."""
+    """The counts of one run. Its owner counts; prompt and cached tokens are counted when a request starts."""
 
     def __init__(self, engines: int, started_at: float) -> None:
         self.requests = 0
@@ -167,7 +170,7 @@ class Tally:
         self.computed_by_engine[engine] += prompt_tokens - cached_tokens
 
     def measures(self, span_s: float) -> dict[str, Any]:
-        """The fields of a RunResult that come of the books. `span_s`: from the first arrival to the last."""
+        """The fields of a RunResult that are counted. `span_s`: from the first arrival to the last."""
         quantiles, ttft = times_of(self.ttft_s)
         cv, peak = spread(self.requests_by_engine)
         virtual_s = self.ended_at - self.started_at
@@ -226,3 +229,31 @@ def spread(values: Sequence[int]) -> tuple[float, float]:
         return 0.0, 1.0
     deviation = (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
     return round(deviation / mean, DIGITS), round(max(values) / mean, DIGITS)
+
+
+def curves(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """As JSON: a curve for each trace, policy and number of nodes that was run at several rates, in the order of runs.
+
+    Its points are the rates, the lowest first: requests per second as they came and as they were finished, and the time
+    to first token, which bends upwards where the engines are saturated.
+    """
+    found: dict[tuple[str, str, int], dict[float, RunResult]] = {}
+    for run in runs:
+        found.setdefault((run.trace, run.policy, run.nodes), {})[run.rate] = run
+    return [
+        {"trace": trace, "policy": policy, "nodes": nodes, "points": [point_of(each[rate]) for rate in sorted(each)]}
+        for (trace, policy, nodes), each in found.items()
+        if len(each) > 1
+    ]
+
+
+def point_of(run: RunResult) -> dict[str, float]:
+    return {
+        "rate": run.rate,
+        "offered_per_s": run.offered_per_s,
+        "requests_per_s": run.requests_per_s,
+        "ttft_p50_s": run.ttft_s["p50"],
+        "ttft_p90_s": run.ttft_s["p90"],
+        "hit_rate": run.hit_rate,
+        "failed": run.failed,
+    }

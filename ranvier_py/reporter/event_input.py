@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from ranvier_py.core.engine_cache.gap_values import Apply, AskReplay, Effect, GapSettings, Level, LevelChanged, Reset
 from ranvier_py.core.engine_cache.gaps import GapMachine
+from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared, Event
-from ranvier_py.core.engine_cache.sources.events import BadBatch, EventDecoder
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.reporter.intake import Call, Cleared, Heard
 from ranvier_py.reporter.ranks import renamed
 
@@ -40,7 +41,7 @@ class ReportedStream:
     @property
     def is_understood(self) -> bool:
         """False: nothing that it stored could be read, and there were events of names that we do not know."""
-        return self._stores or not self.decoder.counts.tags_skipped
+        return self._stores or not self.decoder.counters.tags_skipped
 
     def connected(self, now: float) -> list[AskReplay | LevelChanged]:
         return self._carry(self.machine.connected(now), now)

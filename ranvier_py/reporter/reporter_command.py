@@ -21,13 +21,14 @@ import trio
 
 from ranvier_py.core.engine_cache.block_namespaces import base_names
 from ranvier_py.core.engine_cache.gap_values import Level, LevelChanged
+from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, parse_endpoint
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
 from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
-from ranvier_py.io.engine_events.publisher_discovery import DiscoveryOptions, KvDiscovery
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, NoZmq
+from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import set_up_logs
 from ranvier_py.reporter.event_input import ReportedStream
 from ranvier_py.reporter.intake import Call, Cleared, Intake
@@ -132,9 +133,9 @@ async def follow(options: argparse.Namespace, key: str, settings: ReportingSetti
             host = host_of(options.engine)
             listening.found(BackendId(0), of_operator(options.events, options.replay, options.ranks, host))
         else:
-            discovery = KvDiscovery(listening.found, DiscoveryOptions(), listening.rng)
-            discovery.watch(BackendId(0), options.engine)
-            nursery.start_soon(discovery.run)
+            poller = EnginePoller(PollOptions(), listening.rng, found=listening.found)
+            poller.watch(BackendId(0), options.engine)
+            nursery.start_soon(poller.run)
             nursery.start_soon(listening.tell_deaf, options.engine)
         print(f"ranvier reporter for {options.worker_id}: {model or 'prefixes'} as {options.hashes}", flush=True)
 

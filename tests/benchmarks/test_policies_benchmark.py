@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import policies, policies_workloads, shapes_traces
-from benchmarks.policies_goals import (
+from benchmarks import policies
+from benchmarks.harness.bench import to_json
+from benchmarks.harness.policies_goals import (
     Cells,
     Row,
     affinity_hits,
@@ -20,9 +21,10 @@ from benchmarks.policies_goals import (
     never_worse,
     ratio,
 )
-from benchmarks.policies_workloads import AMPLE, TIGHT, WORKLOADS, alone, sessions
+from benchmarks.workloads import traffic, workloads
+from benchmarks.workloads.workloads import AMPLE, TIGHT, WORKLOADS, alone, sessions
 from ranvier_py.replay.jobs import execute_all
-from ranvier_py.replay.trace import Trace
+from ranvier_py.replay.traces.trace import Trace
 
 
 def row(policy: str, p90_s: float, *, load: float = 0.5, nodes: int = 1, hits: float = 0.5, workload: str = "w") -> Row:
@@ -122,9 +124,9 @@ def test_nothing_against_nothing_is_a_draw(ours: float, other: float, expected: 
 # --- traffic --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("retime", [alone, sessions, policies_workloads.poisson])
-def test_a_draw_moves_requests_in_time_and_changes_nothing_else(retime: policies_workloads.Retime) -> None:
-    trace = shapes_traces.chat_threads(1, threads=20)
+@pytest.mark.parametrize("retime", [alone, sessions, workloads.poisson])
+def test_a_draw_moves_requests_in_time_and_changes_nothing_else(retime: workloads.Retime) -> None:
+    trace = traffic.chat_threads(1, threads=20)
     drawn, again, other = retime(trace, 1), retime(trace, 1), retime(trace, 2)
     times = [request.at for request in drawn.requests]
     assert times == sorted(times)
@@ -134,7 +136,7 @@ def test_a_draw_moves_requests_in_time_and_changes_nothing_else(retime: policies
 
 
 def test_turns_keep_their_distances_when_sessions_are_drawn_anew() -> None:
-    trace = shapes_traces.chat_threads(1, threads=20)
+    trace = traffic.chat_threads(1, threads=20)
 
     def gaps(of: Trace) -> list[float]:
         times = [request.at for request in of.requests if request.session == "thread 3"]
@@ -146,7 +148,7 @@ def test_turns_keep_their_distances_when_sessions_are_drawn_anew() -> None:
 def test_every_workload_has_a_capacity_for_both_caches_and_room_for_its_longest_request() -> None:
     for workload in WORKLOADS.values():
         assert sorted(workload.capacity) == [AMPLE, TIGHT]
-        assert len(workload.engines(TIGHT, 16)) == policies_workloads.ENGINES
+        assert len(workload.engines(TIGHT, 16)) == workloads.ENGINES
         assert workload.engines(TIGHT, 16)[0].cache_tokens < workload.engines(AMPLE, 16)[0].cache_tokens
     assert [workload.name for workload in WORKLOADS.values() if workload.negative] == ["sharegpt"]
 
@@ -155,8 +157,8 @@ def test_every_workload_has_a_capacity_for_both_caches_and_room_for_its_longest_
 
 
 def test_one_run_goes_from_traffic_to_goals() -> None:
-    workload = replace(WORKLOADS["shared_prefix_groups"], draws=2, retimed=policies_workloads.poisson)
-    trace = shapes_traces.shared_prefix_groups(1, groups=5)
+    workload = replace(WORKLOADS["shared_prefix_groups"], draws=2, retimed=workloads.poisson)
+    trace = traffic.shared_prefix_groups(1, groups=5)
     arguments = policies.parse(["--policy", "ttft,affinity,least_loaded,oracle_ttft,oracle_greedy", "--load", "0.7"])
     cases = policies.cases_of(workload, trace, arguments)
     counts = [(case.cache, case.draw, case.task.plan.policy, case.task.plan.nodes) for case in cases]
@@ -172,7 +174,7 @@ def test_one_run_goes_from_traffic_to_goals() -> None:
     text = policies.page_of(cases, results, {"seed": 1})
     assert "shared_prefix_groups" in text
     assert "oracle_greedy" in text
-    written = json.loads(policies.json_of({"goals": found}, rows))
+    written = json.loads(to_json({"goals": found, "columns": rows[0]._fields}, rows))
     assert [dict(zip(written["columns"], each, strict=True)) for each in written["rows"]] == [
         each._asdict() for each in rows
     ]
@@ -181,6 +183,7 @@ def test_one_run_goes_from_traffic_to_goals() -> None:
 def test_a_quick_run_writes_no_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A part of the benchmark must never take the place of the committed figures."""
     monkeypatch.setattr(policies, "RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.harness.bench.RESULTS", tmp_path)
     flags = ["--quick", "--workload", "shared_prefix_groups", "--policy", "least_loaded", "--nodes", "1", "--jobs", "1"]
     assert policies.main(flags) == 0
     assert list(tmp_path.iterdir()) == []

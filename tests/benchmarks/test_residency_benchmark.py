@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.residency_node import PARTS, apply_streams
-from benchmarks.residency_streams import make_streams
+from benchmarks.residency_parts.residency_node import PARTS, apply_streams
+from benchmarks.residency_parts.residency_streams import make_streams
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 
 CAPACITY_BLOCKS = 1024

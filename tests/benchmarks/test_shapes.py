@@ -7,19 +7,20 @@ from random import Random
 
 import pytest
 
-from benchmarks import shapes, shapes_traces
-from benchmarks.shapes_traces import Passage, Stage, Writer, evenly, poisson, shared_share
+from benchmarks import shapes
+from benchmarks.workloads import traffic
+from benchmarks.workloads.traffic import Passage, Stage, Writer, evenly, poisson, shared_share
 from ranvier_py.replay.jobs import execute, make_ready
-from ranvier_py.replay.replay_nodes import prepare
-from ranvier_py.replay.trace import Trace, TraceRequest
+from ranvier_py.replay.replay_plan import prepare
+from ranvier_py.replay.traces.trace import Trace, TraceRequest
 
 
 def small(name: str, seed: int = 1) -> Trace:
     made = {
-        "groups": lambda: shapes_traces.shared_prefix_groups(seed, groups=20),
-        "hot": lambda: shapes_traces.one_hot_prefix(seed, requests=400),
-        "users": lambda: shapes_traces.grouped_users(seed, groups=10, stage_s=0.3),
-        "threads": lambda: shapes_traces.chat_threads(seed, threads=40),
+        "groups": lambda: traffic.shared_prefix_groups(seed, groups=20),
+        "hot": lambda: traffic.one_hot_prefix(seed, requests=400),
+        "users": lambda: traffic.grouped_users(seed, groups=10, stage_s=0.3),
+        "threads": lambda: traffic.chat_threads(seed, threads=40),
     }
     return made[name]()
 
@@ -82,14 +83,14 @@ def test_every_prefix_group_is_asked_for_equally_often() -> None:
 
 
 def test_four_fifths_of_the_traffic_are_on_the_hot_prefix() -> None:
-    trace = shapes_traces.one_hot_prefix(1, requests=2000)
+    trace = traffic.one_hot_prefix(1, requests=2000)
     hot = sum(request.session == "application 0" for request in trace.requests)
     assert hot / 2000 == pytest.approx(0.8, abs=0.03)
     assert len({request.blocks[0] for request in trace.requests}) == 21
 
 
 def test_users_of_a_group_share_six_thousand_tokens_and_repeat_themselves() -> None:
-    trace = shapes_traces.grouped_users(1, groups=4, stage_s=1.0)
+    trace = traffic.grouped_users(1, groups=4, stage_s=1.0)
     by_user = {request.session: request for request in trace.requests}
     shared = 6000 // 16
     for user, request in by_user.items():
@@ -107,7 +108,7 @@ def test_users_of_a_group_share_six_thousand_tokens_and_repeat_themselves() -> N
 def test_a_turn_of_a_thread_begins_with_the_turn_before_and_its_answer() -> None:
     last: dict[str, TraceRequest] = {}
     turns = Counter[str]()
-    for request in shapes_traces.chat_threads(1, threads=200).requests:
+    for request in traffic.chat_threads(1, threads=200).requests:
         before = last.get(request.session)
         if before is not None:
             assert request.blocks[: len(before.blocks)] == before.blocks
@@ -142,7 +143,7 @@ def test_the_share_that_one_cache_could_find_is_counted_from_the_start_of_prompt
 def test_no_shape_is_reproduced_by_policies_that_are_all_alike(name: str) -> None:
     """And its checks find every figure they ask for, which would otherwise show after minutes of runs."""
     shape = shapes.SHAPES[name]
-    ready = make_ready(shapes_traces.shared_prefix_groups(1, groups=2))
+    ready = make_ready(traffic.shared_prefix_groups(1, groups=2))
     names = [setting.name for setting in shape.settings]
     assert len(set(names)) == len(names)
     alike = dict.fromkeys(names, execute(shapes.tasks_of(shape, ready, 1)[0], lambda: 0.0).result)
@@ -152,7 +153,7 @@ def test_no_shape_is_reproduced_by_policies_that_are_all_alike(name: str) -> Non
 def test_a_shape_runs_from_traffic_to_checks() -> None:
     """The order of policies needs the whole traffic; here, that every figure and check is there."""
     shape = shapes.SHAPES["sglang"]
-    found = shapes.measured(shape, shapes_traces.shared_prefix_groups(1, groups=12), shapes.parse(["--jobs", "1"]))
+    found = shapes.measured(shape, traffic.shared_prefix_groups(1, groups=12), shapes.parse(["--jobs", "1"]))
     assert set(shape.published) <= set(found["ours"])
     assert len(found["checks"]) == 3
     assert found["ours"]["cache_aware_hits"] > found["ours"]["round_robin_hits"]

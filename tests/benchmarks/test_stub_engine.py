@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from benchmarks.stub_engine import CHUNKS, COMPLETION, EVENT, Stub
+from benchmarks.harness.stub_engine import CHUNKS, COMPLETION, EVENT, Stub
 
 MESSAGES = b'"messages":[{"role":"user","content":"%b"}]' % (b"words " * 500)
 

@@ -84,5 +84,5 @@ def test_quiet_comes_after_the_last_undoing() -> None:
 
 def test_every_verb_takes_only_fields_that_a_step_has() -> None:
     names = set(Step.__dataclass_fields__)
-    for verb, (needed, allowed) in VERBS.items():
-        assert names.issuperset((*needed, *allowed)), verb
+    for name, verb in VERBS.items():
+        assert names.issuperset((*verb.needs, *verb.may, verb.lasts)), name

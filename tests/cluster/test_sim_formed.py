@@ -45,7 +45,7 @@ def test_it_notices_a_death_and_tells_every_route_update(nodes: int) -> None:
     )
     result = simulate(scenario, 1, SimNodes())
     assert result.violation is None
-    assert result.measures["lessons_late"] == 0
+    assert result.measures["updates_late"] == 0
     assert result.measures["node_deaths"] == nodes - 1
 
 

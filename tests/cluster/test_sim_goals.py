@@ -29,5 +29,5 @@ def test_a_turn_is_usable_everywhere_within_its_time_and_bytes(chats_per_s: floa
     measures = simulate(scenario_of(10, 0.0, 12.0, chats_per_s, formed=True), 1, SimNodes()).measures
     assert measures["learned_t50_s"] < 0.062
     assert measures["learned_t99_s"] < 0.07
-    assert measures["lessons_late"] == 0
+    assert measures["updates_late"] == 0
     assert measures["route_bytes_per_turn_and_peer"] < bytes_most

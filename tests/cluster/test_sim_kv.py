@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ranvier_py.core.gossip.replication.removals import is_removal
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, ScenarioError, Step, check, load_scenario
-from cluster.simulation.sim_kv import Words
+from cluster.simulation.sim_engine import Words
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
-from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
-from ranvier_py.core.gossip.wire.messages import Holdings, Message, RouteUpdates
+from ranvier_py.core.gossip.readers import ownership
+from ranvier_py.core.gossip.replication.route_updates import is_removal
+from ranvier_py.core.gossip.wire.messages import Message, RouteUpdates, SnapshotChunk
 from ranvier_py.replay.engine.block_cache import TokenIds
 
 POINTS = 0.05
@@ -64,24 +64,18 @@ def test_all_nodes_know_the_engine_cache_whatever_gets_lost_before_the_end(seed:
     result = simulate(replace(QUICK, steps=steps), seed, SimNodes())
     assert result.violation is None
     assert result.measures["kv_exact"] == 3
-    assert result.measures["kv_readers_most"] == 1
+    assert result.measures["kv_subscribers_most"] == 2
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_stood_by_reads_on_exactly_long_after_the_replay_buffer_rolled(seed: int) -> None:
-    """And nobody is DEGRADED for a moment."""
+    """And no reader is DEGRADED for a moment."""
     run = Run(load_scenario("kv_standby"), seed, SimNodes())
     result = run.result()
     assert result.violation is None
-    truths = [
-        host.node.engine_caches
-        for host in run.world.hosts
-        if host.node is not None and host.node.engine_caches is not None
-    ]
-    resumed = [stream.machine.counts.resumed for engine_caches in truths for stream in engine_caches.streams.values()]
-    assert sum(resumed) >= 1
-    assert sum(engine_caches.degraded for engine_caches in truths) == 0
-    assert result.measures["kv_readers_most"] == 1
+    found = [host.node.streams for host in run.world.hosts if host.node is not None]
+    assert sum(streams.degraded for streams in found if streams is not None) == 0
+    assert result.measures["kv_subscribers_most"] <= 3
 
 
 def test_five_seconds_after_the_death_all_is_known_again_while_chats_go_on() -> None:
@@ -91,8 +85,8 @@ def test_five_seconds_after_the_death_all_is_known_again_while_chats_go_on() -> 
     assert result.violation is None
 
 
-def test_without_a_copy_the_same_death_is_not_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SharedStreams, "standby_copy", lambda *_: None)
+def test_without_a_standby_the_same_death_is_not_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "SUBSCRIBERS", 1)
     result = simulate(load_scenario("kv_standby"), 2, SimNodes())
     assert result.violation is not None
     assert result.violation.invariant == "L9"
@@ -126,9 +120,7 @@ def told() -> tuple[list[tuple[Message, bytes]], list[bytes]]:
         run = Run(replace(scenario, cluster=replace(scenario.cluster, cache_blocks=400)), 1, SimNodes())
         assert run.result().violation is None
         assert Level.EXACT in {
-            engine_caches.level(0)
-            for host in run.world.hosts
-            if host.node and (engine_caches := host.node.engine_caches)
+            streams.level(0) for host in run.world.hosts if host.node and (streams := host.node.streams)
         }
     return told, [order for mark in marks.tolist() for order in (mark.to_bytes(4, "little"), mark.to_bytes(4, "big"))]
 
@@ -137,7 +129,7 @@ def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Mess
     """Route updates, removals, tables, copies: searched in every alignment, before they are sealed."""
     messages, marks = told
     kinds = [type(message) for message, _ in messages]
-    assert kinds.count(Holdings) > 1
+    assert kinds.count(SnapshotChunk) > 1
     route_updates = [
         entry.route_update for message, _ in messages if isinstance(message, RouteUpdates) for entry in message.entries
     ]
@@ -148,7 +140,7 @@ def test_no_token_id_is_in_any_message_between_nodes(told: tuple[list[tuple[Mess
         assert not found, (type(message), found)
 
 
-def test_removals_and_standings_are_a_small_part_of_what_is_told(
+def test_removals_are_a_small_part_of_what_is_told(
     told: tuple[list[tuple[Message, bytes]], list[bytes]],
 ) -> None:
     """The budget of routes is for both; nobody is told anything twice for the sake of streams."""

@@ -15,7 +15,9 @@ from cluster.simulation.sim_run import simulate
 from cluster.simulation.simulate import Order, command_of, main, run, scenario_of
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 200
+WHOLE = "RANVIER_WHOLE" in os.environ
+"""Set by .ci/run: what takes minutes of a core is left out of `make test`."""
+SEEDS = 200 if WHOLE else 20
 LONG = ("partition_long", "thousand", "crowd", "chaos")
 """Minutes of virtual time: for `python -m cluster sim --scenario NAME`. The thousand nodes have tests of their own."""
 
@@ -38,13 +40,13 @@ def test_a_cluster_lives_through(name: str) -> None:
     assert result.violation is None, f"{result.violation}\npython -m cluster sim --scenario {name} --seed 1"
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not WHOLE, reason="takes half a minute of a core: .ci/run runs it")
 def test_a_thousand_nodes_that_know_each_other_learn_of_each_death_and_each_route_update() -> None:
     """From then on, since it takes minutes of a core until they know each other: that is the test below."""
     result, _ = run(load_scenario("crowd"), 1)
     assert result.violation is None, result.violation
     assert result.measures["node_deaths"] == 3 * 997
-    assert result.measures["lessons_late"] == 0
+    assert result.measures["updates_late"] == 0
     assert result.measures["everywhere_t100_s"] is not None
     assert result.measures["node_greetings"] < 50 * 1000
 
@@ -61,7 +63,7 @@ def test_a_thousand_nodes_know_each_other_each_death_and_each_route_update() -> 
     result, _ = run(replace(scenario, for_s=13.0, steps=steps, expect=expect), 1)
     assert result.violation is None, result.violation
     assert result.measures["agreed_s"] is not None
-    assert result.measures["lessons_late"] == 0
+    assert result.measures["updates_late"] == 0
     assert result.measures["everywhere_t100_s"] is not None
     assert result.measures["node_greetings"] < 150 * 1000
 
@@ -80,7 +82,7 @@ def test_a_large_cluster_that_loses_packets_notices_a_death_and_tells_all() -> N
     )
     result = simulate(scenario, 1, SimNodes())
     assert result.violation is None
-    assert result.measures["lessons_late"] == 0
+    assert result.measures["updates_late"] == 0
 
 
 def test_a_hundred_nodes_start_at_once_and_know_each_other() -> None:

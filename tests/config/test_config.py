@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import os
 import tomllib
+from dataclasses import FrozenInstanceError
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.config.config_loader import flag_of, load, variable_of
-from ranvier_py.config.config_model import SECRETS, Config
+from ranvier_py.config.config_model import KEYS, SECRETS, Config
 from ranvier_py.config.config_reference import reference, toml_value, unit_of
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.endpoints import GossipEndpoints
-from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.placement.policies import POLICIES, make_policy
 
 SECRET = "s3cret-value-of-a-test"
 KEY = b"thirty-two bytes of a random key"
@@ -83,8 +84,8 @@ def seen(config: Config) -> list[tuple[str, float, str]]:
 
 def test_statuses_may_be_separated_by_commas_or_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANVIER_RETRY_STATUSES", "429, 503 504")
-    assert load()[0].retry_statuses == [429, 503, 504]
-    assert load({"retry_statuses": ["500,502", "503"]})[0].retry_statuses == [500, 502, 503]
+    assert load()[0].pipeline.retries.statuses == (429, 503, 504)
+    assert load({"retry_statuses": ["500,502", "503"]})[0].pipeline.retries.statuses == (500, 502, 503)
 
 
 def test_a_variable_names_the_file_unless_a_flag_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +115,7 @@ def test_all_problems_are_told_at_once_each_with_its_key_and_origin(
     found = problems({"backend": ["http://a", "ftp://b"], "control": "0.0.0.0:1", "worker_retries_max": "9"}, file)
     assert found == [
         "RANVIER_LISTN: no such key; did you mean RANVIER_LISTEN? (from the environment)",
-        "workers: must be greater than or equal to 1 (from RANVIER_WORKERS)",
+        "workers: must be a whole number, 1 to 256 (from RANVIER_WORKERS)",
         "backend[1].url: must be a URL like http://10.0.0.1:8000, without path, query or credentials (from --backend)",
         f"route_capacity: must be a valid integer, unable to parse string as an integer (from {file})",
         f"load_facto: no such key; did you mean load_factor? (from {file})",
@@ -130,9 +131,9 @@ def test_all_problems_are_told_at_once_each_with_its_key_and_origin(
         ({"listen": "a:99999"}, "listen: the port must be 0 to 65535 (from --listen)"),
         ({"listen": "::1:80"}, "listen: must be HOST:PORT"),
         ({"policy": "best"}, "policy: must be one of affinity,"),
-        ({"load_factor": "nan"}, "load_factor: must be a finite number"),
-        ({"stall_timeout_s": "-1"}, "stall_timeout_s: must be greater than 0"),
-        ({"retry_statuses": ["200"]}, "retry_statuses[0]: must be greater than or equal to 400"),
+        ({"load_factor": "nan"}, "load_factor: must be 1 to 1000"),
+        ({"stall_timeout_s": "-1"}, "stall_timeout_s: must be above 0, at most 86400"),
+        ({"retry_statuses": ["200"]}, "retry_statuses: must be 400 to 599 (from --retry-statuses)"),
         ({"backend": ["http://a,weight"]}, "backend[0]: must be URL or URL,weight=2,name=a"),
         ({"backend": ["http://a,wieght=2"]}, "backend[0].wieght: no such key; did you mean weight?"),
         ({"backend": ["http://a,weight=0"]}, "backend[0].weight: must be greater than 0"),
@@ -191,7 +192,7 @@ def test_a_secret_comes_from_its_file_and_is_never_shown(name: str, tmp_path: Pa
     assert getattr(config, name).get_secret_value() == SECRET
     assert config.secret_values() == [SECRET]
     assert config.masked()[name] == "***"
-    for text in (repr(config), str(config), str(config.masked()), config.model_dump_json(), f"{config!r:s}"):
+    for text in (repr(config), str(config), str(config.masked()), f"{config!r:s}"):
         assert SECRET not in text
 
 
@@ -259,13 +260,12 @@ def test_a_reachable_control_port_needs_a_key(tmp_path: Path) -> None:
 
 def test_the_reference_has_every_key_with_its_help_and_loads_to_the_defaults(tmp_path: Path) -> None:
     text = reference()
-    assert list(tomllib.loads(text)) == list(Config.model_fields)
+    assert list(tomllib.loads(text)) == list(KEYS)
     config, origins = load(None, written(tmp_path, text))
     assert config == Config()
-    assert set(origins) == set(Config.model_fields)
-    for info in Config.model_fields.values():
-        assert info.description
-        assert info.description.split()[0] in text
+    assert set(origins) == set(KEYS)
+    for key in KEYS.values():
+        assert key.option.meaning.split()[0] in text
 
 
 def test_every_key_that_is_a_time_or_a_size_carries_its_unit() -> None:
@@ -274,13 +274,13 @@ def test_every_key_that_is_a_time_or_a_size_carries_its_unit() -> None:
     assert unit_of("body_bytes_max") == "bytes"
     assert unit_of("block_size_tokens") == "tokens"
     assert unit_of("gossip_bytes_per_s_max") == "bytes per second"
-    for name in Config.model_fields:
+    for name in KEYS:
         if any(word in name for word in ("timeout", "interval", "deadline", "ttl", "size", "bytes")):
             assert unit_of(name), name
 
 
 def test_every_policy_of_the_configuration_can_be_made() -> None:
-    for name in get_args(Config.model_fields["policy"].annotation):
+    for name in POLICIES:
         assert make_policy(name).name == name
 
 
@@ -305,11 +305,11 @@ def test_workers_alone_are_peers_with_a_key_that_nothing_shows() -> None:
     workers = [Config(workers=3).for_worker(index, KEY) for index in range(3)]
     assert [worker.worker_key for worker in workers] == [KEY] * 3
     assert [worker.gossip for worker in workers] == ["127.0.0.1:7946", "127.0.0.1:7947", "127.0.0.1:7948"]
-    assert workers[1].join == ["127.0.0.1:7946", "127.0.0.1:7948"]
+    assert workers[1].join == ("127.0.0.1:7946", "127.0.0.1:7948")
     assert workers[1].gossip_endpoints == GossipEndpoints(
         ("127.0.0.1", 7947), ("127.0.0.1", 7947), (("127.0.0.1", 7946), ("127.0.0.1", 7948))
     )
-    for text in (repr(workers[0]), str(workers[0].masked()), workers[0].model_dump_json()):
+    for text in (repr(workers[0]), str(workers[0].masked())):
         assert repr(KEY)[2:-1] not in text
         assert KEY.hex() not in text
 
@@ -327,18 +327,18 @@ def test_workers_of_a_cluster_use_its_key_and_have_names_and_files_of_their_own(
     worker = load(flags)[0].for_worker(1, KEY)
     assert worker.worker_key is None
     assert (worker.gossip, worker.advertise, worker.node_name) == ("[::]:7947", "10.0.0.1:7947", "a-1")
-    assert worker.join == ["router.example:7946", "10.0.0.2:9", "[::1]:7946"]
+    assert worker.join == ("router.example:7946", "10.0.0.2:9", "[::1]:7946")
     assert worker.gossip_state_file == tmp_path / "state.1"
 
 
 def test_the_peers_of_a_worker_can_be_switched_off() -> None:
     worker = Config(workers=2, gossip="off").for_worker(1, KEY)
-    assert (worker.gossip_endpoints, worker.worker_key, worker.join) == (None, None, [])
+    assert (worker.gossip_endpoints, worker.worker_key, worker.join) == (None, None, ())
 
 
 def test_peers_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANVIER_INSECURE_GOSSIP", "true")
-    expected = ["a", "b:1", "::1"]
+    expected = ("a", "b:1", "::1")
     assert load({"join": ["a", "b:1,::1"]})[0].join == expected
     assert load(None, written(tmp_path, 'join = ["a", "b:1", "::1"]'))[0].join == expected
     monkeypatch.setenv("RANVIER_JOIN", " a, b:1\n::1")
@@ -358,7 +358,7 @@ def test_peers_are_written_the_same_way_everywhere(tmp_path: Path, monkeypatch: 
         ({"node_name": "two words"}, "node_name: "),
         ({"cluster_name": ""}, "cluster_name: "),
         ({"gossip_profile": "moon"}, "gossip_profile: must be 'lan' or 'wan'"),
-        ({"gossip_bytes_per_s_max": "10"}, "gossip_bytes_per_s_max: must be greater than or equal to 4096"),
+        ({"gossip_bytes_per_s_max": "10"}, "gossip_bytes_per_s_max: must be a whole number, at least 4096"),
     ],
 )
 def test_a_cluster_that_can_not_work_is_refused(flags: dict[str, Any], problem: str) -> None:
@@ -372,8 +372,8 @@ def test_the_admin_key_of_gossip_is_long_enough(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_configuration_can_not_be_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Config().workers = 2
+    with pytest.raises(FrozenInstanceError):
+        Config().workers = 2  # type: ignore[misc]
 
 
 def test_names_of_flags_and_variables_follow_from_the_key() -> None:
@@ -444,7 +444,7 @@ def test_where_kv_events_can_not_be_is_refused(options: str, problem: str) -> No
 
 def test_policies_and_their_options_are_checked_by_name() -> None:
     config, _ = load({"policy": "cache_aware", "policy_option": ["cache_threshold=0.5"], "shadow": "ttft,chwbl"})
-    assert (config.policy, config.shadow) == ("cache_aware", ["ttft", "chwbl"])
+    assert (config.policy, config.shadow) == ("cache_aware", ("ttft", "chwbl"))
     with pytest.raises(ConfigError) as caught:
         load({"policy": "best", "policy_option": ["cache_threshold"], "shadow": ["ttft", "worse"]})
     problems = "\n".join(caught.value.problems)

@@ -1,4 +1,4 @@
-"""What the tokenizer worker makes of prompts and answers, and what no prompt can make of the tokenizer worker."""
+"""What the tokenizer worker makes of prompts and answers, and what no prompt can do to it."""
 
 import json
 import logging
@@ -144,12 +144,10 @@ async def test_a_prompt_is_learned_by_its_tokens_once_its_first_token_has_come()
     router, tokenizer_worker = make(WordTokenizer())
     attempt = start_attempt(router, body(("user", words("a"))))
     async with running(tokenizer_worker):
-        job = tokenizer_worker.submit(attempt)
+        tokenizer_worker.submit(attempt)
         router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.statistics().learned)
+        await until(lambda: tokenizer_worker.counters.learned)
         assert attempt.prompt.end.state is not None
-        assert job is not None
-        assert job.taken
     other = router.read(CHAT_PATH, body(("user", words("a", 60) + " " + words("b", 40))))
     assert depth(router, other) == 0
     assert await tokenized_first(tokenizer_worker, other, 5)
@@ -162,7 +160,7 @@ async def test_a_attempt_without_a_first_token_teaches_nothing() -> None:
     async with running(tokenizer_worker):
         tokenizer_worker.submit(attempt)
         router.finish_attempt(attempt, Outcome.CONNECT_ERROR, 0.0)
-        await until(lambda: tokenizer_worker.statistics().learned)
+        await until(lambda: tokenizer_worker.counters.learned)
     assert len(router.routes) == 0
 
 
@@ -170,27 +168,27 @@ async def test_an_answer_is_learned_as_part_of_the_next_prompt(embedded: ChatTok
     router, tokenizer_worker = make(embedded, texts_match=False)
     attempt = start_attempt(router, body(("user", words("a"))))
     async with running(tokenizer_worker):
-        job = tokenizer_worker.submit(attempt)
+        tokenizer_worker.submit(attempt)
         router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.statistics().learned)
-        tokenizer_worker.finish(attempt, job, whole(words("answer")), chunked=False, streamed=False)
-        await until(lambda: tokenizer_worker.statistics().learned == 2)
+        await until(lambda: tokenizer_worker.counters.learned)
+        tokenizer_worker.finish(attempt, whole(words("answer")), chunked=False)
+        await until(lambda: tokenizer_worker.counters.learned == 2)
     assert router.counters.answers_learned == 1
     turn = router.read(CHAT_PATH, body(("user", words("a")), ("assistant", words("answer")), ("user", "next")))
     assert depth(router, turn) > attempt.prompt.tokens, "by tokens alone: texts count for nothing here"
 
 
-async def test_an_answer_that_is_here_before_its_prompt_was_taken_makes_one_route_update_of_both() -> None:
+async def test_an_answer_that_is_here_before_its_prompt_was_taken_makes_one_job_of_both() -> None:
     tokenizer = WordTokenizer()
     router, tokenizer_worker = make(tokenizer)
     attempt = start_attempt(router, body(("user", words("a"))))
-    job = tokenizer_worker.submit(attempt)
+    tokenizer_worker.submit(attempt)
     router.first_token(attempt, 0.0)
-    tokenizer_worker.finish(attempt, job, whole("yes"), chunked=False, streamed=False)
+    tokenizer_worker.finish(attempt, whole("yes"), chunked=False)
     async with running(tokenizer_worker):
         await until(lambda: router.counters.answers_learned)
     assert tokenizer.full == 1
-    assert tokenizer_worker.statistics().queued == 0
+    assert tokenizer_worker.counters.queued == 0
 
 
 async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
@@ -201,7 +199,7 @@ async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
     attempt = start_attempt(router, body(("user", words("a")), ("assistant", "yes"), ("user", words("b"))))
     async with running(tokenizer_worker):
         tokenizer_worker.submit(attempt)
-        await until(lambda: tokenizer_worker.statistics().learned)
+        await until(lambda: tokenizer_worker.counters.learned)
     assert (tokenizer.full, tokenizer.tails) == (1, 1)
     assert attempt.prompt.end.state is not None
     assert attempt.prompt.end.length == 101 + 2 + 101
@@ -209,34 +207,36 @@ async def test_turn_two_is_tokenized_by_its_new_messages_alone() -> None:
 
 def test_what_waits_is_bounded_in_number_and_the_oldest_goes() -> None:
     router, tokenizer_worker = make(WordTokenizer(), queue_max=3)
-    jobs = [tokenizer_worker.submit(start_attempt(router, body(("user", words(f"a{number}"))))) for number in range(5)]
-    statistics = tokenizer_worker.statistics()
-    assert (statistics.queued, statistics.dropped) == (3, 2)
-    assert [job.taken for job in jobs if job] == [True, True, False, False, False]
+    attempts = [start_attempt(router, body(("user", words(f"a{number}")))) for number in range(5)]
+    for attempt in attempts:
+        tokenizer_worker.submit(attempt)
+    assert (tokenizer_worker.counters.queued, tokenizer_worker.counters.dropped) == (3, 2)
+    assert [attempt for attempt, _ in tokenizer_worker.take_batch()] == attempts[2:]
 
 
 def test_what_waits_is_bounded_in_bytes_answers_included() -> None:
     router, tokenizer_worker = make(WordTokenizer(), queue_bytes_max=10_000)
     attempts = [start_attempt(router, body(("user", f"{number}" + "x" * 4000))) for number in range(3)]
-    jobs = [tokenizer_worker.submit(attempt) for attempt in attempts]
-    assert tokenizer_worker.statistics().queued == 2
-    tokenizer_worker.finish(attempts[2], jobs[2], b"y" * 4000, chunked=False, streamed=False)
-    statistics = tokenizer_worker.statistics()
+    for attempt in attempts:
+        tokenizer_worker.submit(attempt)
+    assert tokenizer_worker.counters.queued == 2
+    tokenizer_worker.finish(attempts[2], b"y" * 4000, chunked=False)
+    statistics = tokenizer_worker.counters
     assert (statistics.queued, statistics.dropped) == (1, 2)
-    tokenizer_worker.finish(attempts[2], jobs[2], b"y" * 20_000, chunked=False, streamed=False)
-    assert tokenizer_worker.statistics().queued == 0, "one alone may be too much"
+    tokenizer_worker.finish(attempts[2], b"y" * 20_000, chunked=False)
+    assert tokenizer_worker.counters.queued == 0, "one alone may be too much"
 
 
-async def test_an_answer_whose_route_update_was_dropped_gets_a_new_one() -> None:
+async def test_an_answer_whose_job_was_dropped_gets_a_new_one() -> None:
     router, tokenizer_worker = make(WordTokenizer(), queue_max=1)
     attempt = start_attempt(router, body(("user", words("a"))))
-    job = tokenizer_worker.submit(attempt)
+    tokenizer_worker.submit(attempt)
     tokenizer_worker.submit(start_attempt(router, body(("user", words("b")))))
     router.first_token(attempt, 0.0)
-    tokenizer_worker.finish(attempt, job, whole("yes"), chunked=False, streamed=False)
+    tokenizer_worker.finish(attempt, whole("yes"), chunked=False)
     async with running(tokenizer_worker):
         await until(lambda: router.counters.answers_learned)
-    assert tokenizer_worker.statistics().dropped == 2
+    assert tokenizer_worker.counters.dropped == 2
 
 
 async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for_the_next_turn(
@@ -249,7 +249,7 @@ async def test_tokens_that_come_after_the_deadline_are_counted_late_and_kept_for
     async with running(tokenizer_worker):
         assert not await tokenizer_worker.tokenize_first(prompt, 0.15)
         assert prompt.end.state is None
-        assert tokenizer_worker.statistics().deadlines_missed == 1
+        assert tokenizer_worker.counters.deadlines_missed == 1
         tokenizer.gate.set()
         await until(lambda: prompt.end.state)
 
@@ -258,12 +258,12 @@ async def test_a_template_that_refuses_is_counted_as_that_and_not_as_late() -> N
     router, tokenizer_worker = make(WordTokenizer())
     prompt = router.read(CHAT_PATH, body(("user", f"refuse {words('a')}")))
     assert not await tokenized_first(tokenizer_worker, prompt, 5)
-    statistics = tokenizer_worker.statistics()
+    statistics = tokenizer_worker.counters
     assert (statistics.failed, statistics.deadlines_missed) == (1, 0)
 
 
 @pytest.mark.parametrize("poison", ["refuse", "crash"])
-async def test_a_chat_that_breaks_the_template_costs_its_own_route_update_alone(
+async def test_a_chat_that_breaks_the_template_costs_its_own_job_alone(
     poison: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     router, tokenizer_worker = make(WordTokenizer())
@@ -273,8 +273,8 @@ async def test_a_chat_that_breaks_the_template_costs_its_own_route_update_alone(
         async with running(tokenizer_worker):
             for attempt in attempts:
                 tokenizer_worker.submit(attempt)
-            await until(lambda: tokenizer_worker.statistics().learned == 2)
-    assert tokenizer_worker.statistics().failed == 1
+            await until(lambda: tokenizer_worker.counters.learned == 2)
+    assert tokenizer_worker.counters.failed == 1
     assert [attempt.prompt.end.state is None for attempt in attempts] == [False, True, False]
     assert SECRET_WORDS not in caplog.text
 
@@ -309,9 +309,9 @@ async def test_no_body_ends_the_tokenizer_worker(strange: bytes, embedded: ChatT
     attempts = [start_attempt(router, content), start_attempt(router, body(("user", words("good"))))]
     async with running(tokenizer_worker):
         for attempt in attempts:
-            job = tokenizer_worker.submit(attempt)
+            tokenizer_worker.submit(attempt)
             router.first_token(attempt, 0.0)
-            tokenizer_worker.finish(attempt, job, whole("yes"), chunked=False, streamed=False)
+            tokenizer_worker.finish(attempt, whole("yes"), chunked=False)
         await until(lambda: attempts[1].prompt.end.state is not None)
 
 
@@ -330,9 +330,9 @@ async def test_no_answer_ends_the_tokenizer_worker(answer: bytes, embedded: Chat
     router, tokenizer_worker = make(embedded)
     attempt, good = start_attempt(router, body(("user", words("a")))), start_attempt(router, body(("user", words("b"))))
     async with running(tokenizer_worker):
-        job = tokenizer_worker.submit(attempt)
+        tokenizer_worker.submit(attempt)
         router.first_token(attempt, 0.0)
-        tokenizer_worker.finish(attempt, job, answer, chunked=False, streamed=False)
+        tokenizer_worker.finish(attempt, answer, chunked=False)
         tokenizer_worker.submit(good)
         await until(lambda: good.prompt.end.state is not None)
 
@@ -341,8 +341,9 @@ def test_a_prompt_too_long_to_tokenize_is_left_to_its_text() -> None:
     tokenizer = WordTokenizer()
     router, tokenizer_worker = make(tokenizer)
     attempt = start_attempt(router, body(("user", "x" * (4 * TOKENS_MAX + 100))))
-    taught = tokenizer_worker.teach_all([TokenizeJob(attempt)])[0]
-    assert taught.failed
+    job = TokenizeJob(attempt.prompt)
+    tokenizer_worker.tokenize([job])
+    assert job.failed
     assert tokenizer.full == 0
 
 
@@ -350,9 +351,9 @@ def test_long_prompts_are_not_tokenized_all_at_once() -> None:
     router, tokenizer_worker = make(WordTokenizer())
     for number in range(4):
         tokenizer_worker.submit(start_attempt(router, body(("user", f"{number}" + "x" * (4 * TOKENS_MAX * 2 // 5)))))
-    assert len(tokenizer_worker._take_batch()) == 2
-    assert len(tokenizer_worker._take_batch()) == 2
-    assert tokenizer_worker._take_batch() == []
+    assert len(tokenizer_worker.take_batch()) == 2
+    assert len(tokenizer_worker.take_batch()) == 2
+    assert tokenizer_worker.take_batch() == []
 
 
 def picture(data: str, text: str = "What is this?") -> tuple[str, Any]:
@@ -367,7 +368,7 @@ async def test_two_images_with_equal_text_share_nothing_and_equal_ones_share_all
     async with running(tokenizer_worker):
         tokenizer_worker.submit(attempt)
         router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.statistics().learned)
+        await until(lambda: tokenizer_worker.counters.learned)
     assert attempt.prompt.end.token
     other = router.read(CHAT_PATH, body(system, picture("BBBB"), ("assistant", "a cat"), ("user", words("more"))))
     assert depth(router, other) == 64, "by text"
@@ -403,9 +404,10 @@ async def test_a_text_completion_meets_the_same_prompt_given_as_token_ids() -> N
     async with running(tokenizer_worker):
         tokenizer_worker.submit(attempt)
         router.first_token(attempt, 0.0)
-        await until(lambda: tokenizer_worker.statistics().learned)
+        await until(lambda: tokenizer_worker.counters.learned)
     ids = router.read(COMPLETION_PATH, json.dumps({"model": "m", "prompt": words_of(text).tolist()}).encode())
-    assert tokenizer_worker.submit(start_attempt(router, ids.body, COMPLETION_PATH)) is None, "ids need no tokenizing"
+    tokenizer_worker.submit(start_attempt(router, ids.body, COMPLETION_PATH))
+    assert tokenizer_worker.counters.queued == 0, "ids need no tokenizing"
     assert depth(router, ids) == 96
 
 
@@ -424,7 +426,7 @@ async def test_an_answer_too_large_to_wait_leaves_no_trace_in_the_bounds_of_the_
     router, tokenizer_worker = make(WordTokenizer(), queue_bytes_max=2_000)
     large = start_attempt(router, body(("user", words("a", 2_000))))
     for _ in range(5):
-        tokenizer_worker.finish(large, None, b"x" * 1_500, chunked=False, streamed=False)
-    assert tokenizer_worker.statistics().queued == 0
+        tokenizer_worker.finish(large, b"x" * 1_500, chunked=False)
+    assert tokenizer_worker.counters.queued == 0
     tokenizer_worker.submit(start_attempt(router, body(("user", words("b")))))
-    assert tokenizer_worker.statistics().queued == 1
+    assert tokenizer_worker.counters.queued == 1

@@ -5,7 +5,6 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from cluster.engine.engine_process import DEFAULT_TOKENIZER
 from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.ids import BackendId
@@ -42,7 +41,7 @@ async def lab(cache_tokens: int = 200_000, decode_s: float = 0.0, **settings: An
             host, port = await nursery.start(partial(serve_engine, engine, "127.0.0.1", 0))
             url = f"http://{host}:{port}"
             values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 5, "backend": [url]}
-            addresses = await nursery.start(partial(run, Config(**{**values, **settings})))
+            addresses = await nursery.start(partial(run, config_of(**{**values, **settings})))
             running = Lab(nursery, addresses, [url])
             async with running.http:
                 yield running
@@ -128,7 +127,7 @@ class Clock:
 
 
 def calibrating(world: World, clock: Clock) -> Calibrating:
-    return Calibrating(world.router, UsageAsking(), Random(1), scrape_interval_s=5.0, clock=clock)
+    return Calibrating(world.router, UsageAsking(), metrics_interval_s=5.0, clock=clock)
 
 
 def test_a_load_of_others_is_the_lesser_of_two_looks_and_is_forgotten_in_time() -> None:
@@ -194,7 +193,7 @@ async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(nursery: trio.N
             place = (await first.http.get(f"{first.control}/admin/cluster")).json()["address"]
             engine = (await first.http.get(f"{first.control}/admin/backends")).json()["backends"][0]["url"]
             settings = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 1}
-            config = Config(
+            config = config_of(
                 backend=[engine],
                 **settings,  # type: ignore[arg-type]
                 engine_metrics_interval_s=0.1,
@@ -206,7 +205,7 @@ async def test_nodes_of_a_cluster_leave_an_engine_to_one_of_them(nursery: trio.N
 
             async def looks() -> list[int]:
                 pages = [await first.http.get(f"{one}/admin/calibration") for one in (first.control, other.control)]
-                return [page.json()["scraper"]["looks"] for page in pages]
+                return [page.json()["polls"]["metrics_pages"] for page in pages]
 
             alone = 0  # seconds in a row in which only one of them looked; a node begins with none
             while alone < 3:

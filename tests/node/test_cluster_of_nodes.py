@@ -13,8 +13,7 @@ import httpx
 import pytest
 import trio
 
-from ranvier_py.config.config_loader import load
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.peer import RouterPeer
 from ranvier_py.node.cluster_parts import FingerprintScheme, public_place
@@ -97,7 +96,7 @@ class Lab:
 
         async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
             with scope:
-                await run(Config(**values), task_status=task_status)
+                await run(config_of(**values), task_status=task_status)
 
         node = Node(self.http, await self.nursery.start(serve), scope)
         self.places.append((await node.ask("/admin/cluster"))["address"])
@@ -382,7 +381,7 @@ async def test_peers_that_datagrams_do_not_reach_are_peers_and_that_is_told_once
 async def test_a_node_without_peers_says_so(tmp_path: Path) -> None:
     async with lab(tmp_path) as place:
         settings: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "backend": place.engines}
-        addresses = await place.nursery.start(partial(run, Config(**settings)))
+        addresses = await place.nursery.start(partial(run, config_of(**settings)))
         answer = await place.http.get(f"{addresses.control}/admin/cluster")
         assert answer.status_code == 404
 

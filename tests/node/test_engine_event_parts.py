@@ -17,11 +17,11 @@ from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from cluster.engine.kv_events import KvEvents
 from cluster.engine.kv_publisher import KvEndpoints
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node import event_reader as hearing
-from ranvier_py.node.engine_event_parts import FAULTS_TOLD_MAX, EngineEvents
+from ranvier_py.node.engine_event_parts import FAULTS_LOGGED_MAX, EngineEvents
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits
 
@@ -95,7 +95,7 @@ async def start_node(nursery: trio.Nursery, engine: str, **settings: Any) -> Lab
 
     async def serve(task_status: trio.TaskStatus[Addresses]) -> None:
         with scope:
-            await run(Config(backend=[engine], **values), task_status=task_status)
+            await run(config_of(backend=[engine], **values), task_status=task_status)
 
     addresses = await nursery.start(serve)
     host, port = addresses.public[0]
@@ -122,7 +122,7 @@ def confirmed(tokens: int, trust: str | None) -> bool:
 async def test_what_an_engine_computes_is_confirmed_by_its_events() -> None:
     async with lab() as node:
         engine = await node.until(lambda engine: engine["level"] == "exact")
-        assert (engine["streams"], engine["read_here"]) == (1, True)
+        assert (engine["streams"], engine["role"]) == (1, "reader")
         assert (await node.chat(LONG * 8))["usage"]["prompt_tokens"] > 128
         engine = await node.until(lambda engine: engine["blocks"] > 8)
         assert engine["applied"] > 0
@@ -131,7 +131,7 @@ async def test_what_an_engine_computes_is_confirmed_by_its_events() -> None:
         assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] - tokens <= 16
         metrics = (await node.http.get(f"{node.control}/metrics")).text
         assert 'engine_cache_level{backend="' in metrics
-        assert "kv_blocks{" in metrics
+        assert "engine_cache_blocks{" in metrics
 
 
 async def test_what_nobody_routed_here_is_known_too() -> None:
@@ -206,7 +206,7 @@ async def test_events_can_be_turned_off() -> None:
     async with lab(kv_events="off") as node:
         await node.chat(LONG * 8)
         engine = (await node.engine_caches())["engines"][0]
-        assert (engine["level"], engine["streams"], engine["read_here"]) == ("estimated", 0, False)
+        assert (engine["level"], engine["streams"], engine["role"]) == ("estimated", 0, "")
         assert (await node.predicted(LONG * 8))[1] == "LOCAL"
 
 
@@ -219,11 +219,11 @@ async def test_a_bug_in_the_engine_cache_costs_no_request(
     async with lab() as node:
         monkeypatch.setattr(EngineCaches, "sweep", fail)
         monkeypatch.setattr(EngineEvents, "look", fail)
-        while (await node.engine_caches())["faults"] <= FAULTS_TOLD_MAX:
+        while (await node.engine_caches())["faults"] <= FAULTS_LOGGED_MAX:
             pass
         assert (await node.chat(LONG))["usage"]
-    told = [record for record in caplog.records if "kv.fault" in record.message]
-    assert len(told) == FAULTS_TOLD_MAX
+    told = [record for record in caplog.records if ".failed" in record.message]
+    assert len(told) == FAULTS_LOGGED_MAX
 
 
 async def test_of_two_nodes_one_reads_and_both_know() -> None:
@@ -275,7 +275,7 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
             other = await start_node(nursery, engine, **gossip, join=[place])
             await readers([other], 1)
             await other.until(lambda engine: engine["level"] == "exact")
-            engine_seen = await deaf.until(lambda engine: engine["level"] == "exact" and not engine["read_here"])
+            engine_seen = await deaf.until(lambda engine: engine["level"] == "exact" and engine["role"] != "reader")
             assert engine_seen["why"] == "not to be reached from here"
             for node in (deaf, other):
                 await node.http.aclose()
@@ -285,7 +285,7 @@ async def test_an_engine_that_one_node_cannot_hear_is_left_to_another(monkeypatc
 async def readers(nodes: list[Lab], count: int) -> list[Lab]:
     """Those who read the engine's events, once they are so many."""
     while True:
-        found = [node for node in nodes if (await node.engine_caches())["engines"][0]["read_here"]]
+        found = [node for node in nodes if (await node.engine_caches())["engines"][0]["role"] == "reader"]
         if len(found) == count:
             return found
         await trio.sleep(0.05)

@@ -13,7 +13,7 @@ import trio
 
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
 from ranvier_py.core.ids import BackendId
-from ranvier_py.io.engine_events.zmq_source import SubscriberCounts, SubscriberView
+from ranvier_py.io.engine_events.zmq_source import SubscriberCounters
 from ranvier_py.node import engine_event_parts as engine_events
 from ranvier_py.node.engine_event_parts import EngineEvents
 from tests.core.routing.test_router import make_router
@@ -25,11 +25,10 @@ TWO = ({"id": "a", "root": "/a"}, {"id": "b", "root": "/b"}, {"id": "also-b", "r
 class Silent:
     """Sockets and subscriber of an engine that says nothing."""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self.counts = SubscriberCounts()
+    is_connected, received_at, why = True, None, ""
 
-    def view(self) -> SubscriberView:
-        return SubscriberView("tcp://h:5557", is_connected=True, heard_at=None, why="")
+    def __init__(self, *_: object, **__: object) -> None:
+        self.counters = SubscriberCounters()
 
     async def run(self) -> None:
         await trio.sleep_forever()
@@ -63,11 +62,11 @@ def publishers(*topics: str) -> tuple[Publisher, ...]:
 def read(made: EngineEvents) -> dict[int, tuple[str, ...]]:
     """The names under which each stream is read, by rank."""
     made.look(1.0)
-    return {rank: one.stream.names.base for rank, one in made._readings.get(ENGINE, {}).items()}
+    return {rank: one.stream.names.base for rank, one in made.streams.get(ENGINE, {}).items()}
 
 
 def unnamed(made: EngineEvents) -> float:
-    return next(each.value for each in made.samples() if each.name == "engine_cache_unnamed")
+    return next(each.value for each in made.samples() if each.name == "engine_events_ambiguous")
 
 
 async def test_streams_that_name_their_model_are_read_under_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +89,7 @@ async def test_where_some_of_it_is_not_known_nothing_is_read_and_it_is_said_once
         serves(made, *TWO)
         made.found(ENGINE, publishers(*topics))
         assert read(made) == read(made) == {}
-        told = [record for record in caplog.records if record.message.startswith("kv.unnamed")]
+        told = [record for record in caplog.records if record.message.startswith("engine_events.ambiguous")]
         assert [record.getMessage().partition(" serves ")[2] for record in told] == [
             "a, b/also-b; its events do not say of which they are"
         ]

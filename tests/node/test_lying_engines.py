@@ -13,7 +13,7 @@ from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.gap_values import AskReplay, Level
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.ids import BackendId
-from ranvier_py.node.engine_event_parts import LEVELS_TOLD_MAX, RESTARTS_MAX, EngineEvents
+from ranvier_py.node.engine_event_parts import LEVELS_LOGGED_MAX, RESTARTS_MAX, EngineEvents
 from ranvier_py.node.parts import calibrating_of
 from tests.core.routing.test_router import make_router
 from tests.node.test_engine_names import ENGINE, publishers, read, reader, serves
@@ -21,10 +21,10 @@ from tests.node.test_engine_names import ENGINE, publishers, read, reader, serve
 
 def lie(made: EngineEvents, times: int) -> None:
     """So many messages, each of which can only be another process's first."""
-    stream = made._readings[ENGINE][0].stream
+    stream = made.streams[ENGINE][0].stream
     for number in range(times):
         for effect in stream.live(0, bytes(msgpack.packb([float(number), [], 0])), made._clock()):
-            made._told(stream, effect)
+            made._carry(stream, effect)
 
 
 async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_lines(
@@ -41,9 +41,11 @@ async def test_events_that_tell_of_restarts_without_end_cost_few_epochs_and_few_
         assert made.view()["engines"][0]["restarts"] == 1_999
         assert 0 < made._registry[ENGINE].generation - before <= RESTARTS_MAX + 2
         assert made.restarts_unbelieved >= 1_999 - RESTARTS_MAX - 2
-        assert sum(record.message.startswith("kv.level") for record in caplog.records) <= LEVELS_TOLD_MAX + 2
+        assert (
+            sum(record.message.startswith("cache_level.changed") for record in caplog.records) <= LEVELS_LOGGED_MAX + 2
+        )
         samples = {each.name: each.value for each in made.samples()}
-        assert samples["truth_restarts_unbelieved"] == made.restarts_unbelieved
+        assert samples["engine_events_restarts_unbelieved"] == made.restarts_unbelieved
 
 
 async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +59,7 @@ async def test_an_engine_that_really_was_restarted_begins_an_epoch_each_time(mon
         for _ in range(3 * RESTARTS_MAX):
             now[0] += 10.0
             generation = made._registry[ENGINE].generation
-            stream = made._readings[ENGINE][0].stream
+            stream = made.streams[ENGINE][0].stream
             stream.live(0, bytes(msgpack.packb([now[0], [], 0])), now[0])
             assert made._registry[ENGINE].generation == generation + 1
         assert made.restarts_unbelieved == 0
@@ -72,7 +74,7 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
         serves(made, {"id": "a", "root": "/a"})
         made.found(ENGINE, (publishers("")[0]._replace(replay=Endpoint("h", 5558)),))
         read(made)
-        reading = made._readings[ENGINE][0]
+        reading = made.streams[ENGINE][0]
         monkeypatch.setattr(reading.subscriber, "carry", carried.extend)
         (ask,) = [each for each in reading.stream.connected(1.0) if isinstance(each, AskReplay)]
         reading.stream.replayed(ask.ask, 0, bytes(msgpack.packb([1.0, [], 0])), 1.0)
@@ -86,15 +88,13 @@ async def test_an_engine_whose_answers_contradict_is_asked_whether_it_is_still_t
         assert made._registry[ENGINE].generation == before + 1
 
 
-def test_calibration_tells_the_streams_of_contradictions_and_hears_of_queues_from_them() -> None:
+def test_calibration_reports_contradictions_to_the_streams() -> None:
     """What answers and events know of each other, in a node as it is put together."""
     router = make_router(2)
     engine_events = EngineEvents(router, Random(1), lambda _: None)
     asked: list[BackendId] = []
     engine_events.contradicted = asked.append  # type: ignore[method-assign]
-    made = calibrating_of(Config(), router, UsageAsking(), engine_events, Random(1))
-    assert made.scraper is not None
-    assert engine_events.load_heard == made.scraper.heard
+    made = calibrating_of(Config(), router, UsageAsking(), engine_events)
     made.calibration._contradicted(ENGINE)
     assert asked == [ENGINE]
     assert made.calibration._estimated(ENGINE), "nothing was heard of it"

@@ -15,7 +15,7 @@ import trio
 from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits
 
@@ -80,7 +80,7 @@ async def lab(engines: int = 2, **settings: Any) -> AsyncIterator[Lab]:
         async with trio.open_nursery() as nursery:
             urls = [(await start_engine(nursery, number))[0] for number in range(engines)]
             values = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "drain_timeout_s": 5, **settings}
-            addresses = await nursery.start(partial(run, Config(backend=values.pop("backend", urls), **values)))
+            addresses = await nursery.start(partial(run, config_of(backend=values.pop("backend", urls), **values)))
             running = Lab(nursery, addresses, urls)
             async with running.http:
                 yield running
@@ -299,7 +299,7 @@ async def test_a_completion_is_explained_as_one() -> None:
         assert (report["reason"], report["prompt_tokens"]) == ("affinity", 192)  # whole blocks
 
 
-async def test_metrics_tell_reasons_engine_engine_cache_and_every_bound() -> None:
+async def test_metrics_tell_reasons_engine_caches_and_every_bound() -> None:
     async with lab() as node:
         await node.chat(turn("hello"))
         await node.until(lambda s: s["engine_cached_share"] is not None)
@@ -310,7 +310,7 @@ async def test_metrics_tell_reasons_engine_engine_cache_and_every_bound() -> Non
             "ranvier_first_token_seconds_count 1.0",
             "ranvier_engine_prompt_tokens_total",
             "ranvier_routes_rows",
-            "ranvier_learner_dropped_total 0.0",
+            "ranvier_tokenizer_worker_dropped_total 0.0",
             "ranvier_server_connections",
         ):
             assert line in page, line

@@ -11,7 +11,7 @@ from functools import partial
 import httpx
 import trio
 
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.node.node import run
 from tests.proxy.wire import Asked
 
@@ -51,7 +51,7 @@ async def node(engines: Sequence[Engine], **settings: object) -> AsyncIterator[h
             for engine in engines:
                 listeners = await nursery.start(partial(trio.serve_tcp, engine.serve, 0, host="127.0.0.1"))
                 urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
-            config = Config(listen="127.0.0.1:0", control="127.0.0.1:0", backend=urls, **settings)  # type: ignore[arg-type]
+            config = config_of(listen="127.0.0.1:0", control="127.0.0.1:0", backend=urls, **settings)  # type: ignore[arg-type]
             addresses = await nursery.start(run, config)
             base = "http://{}:{}".format(*addresses.public[0])
             async with httpx.AsyncClient(base_url=base, timeout=DEADLINE_S, trust_env=False) as client:

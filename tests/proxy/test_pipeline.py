@@ -19,6 +19,7 @@ import pytest
 import trio
 
 from ranvier_py.cli import leaves
+from ranvier_py.config.config_loader import config_of
 from ranvier_py.config.config_model import Config
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.node.node import Addresses, run
@@ -142,7 +143,7 @@ async def lab(*backends: Scripted, **settings: Any) -> AsyncIterator[Lab]:
                 urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
             values: dict[str, Any] = {"probe_interval_s": 60, "drain_timeout_s": 5, **settings}
             values |= {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", "backend": urls}
-            config = Config(**values)
+            config = config_of(**values)
             addresses = await nursery.start(partial(run, config))
             async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
                 yield Lab(addresses, http)
@@ -304,7 +305,7 @@ async def test_no_try_begins_that_could_outlast_the_client(monkeypatch: pytest.M
 
 
 def test_with_the_default_deadline_there_is_no_second_try() -> None:
-    assert 2 * Config().first_byte_timeout_s > pipeline.FIRST_BYTE_TOTAL_S
+    assert 2 * Config().pipeline.first_byte_s > pipeline.FIRST_BYTE_TOTAL_S
 
 
 async def test_the_log_tells_how_much_of_a_broken_answer_was_sent(caplog: pytest.LogCaptureFixture) -> None:
@@ -364,7 +365,7 @@ async def test_files_that_are_not_what_they_should_be_are_the_configurations_pro
     file.write_bytes(b"\xff\xfe\x00")
     files = {"tls_certificate_file": file, "tls_key_file": file} if key == "tls" else {key: file}
     with pytest.raises(ConfigError, match=key):
-        await run(Config(listen="127.0.0.1:0", control="127.0.0.1:0", **files))  # type: ignore[arg-type]
+        await run(config_of(listen="127.0.0.1:0", control="127.0.0.1:0", **files))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", ["listen", "control"])
@@ -373,7 +374,7 @@ async def test_an_address_in_use_is_named(key: str) -> None:
         address = "{}:{}".format(*taken.getsockname())
         values: dict[str, Any] = {"listen": "127.0.0.1:0", "control": "127.0.0.1:0", key: address}
         with pytest.raises(BaseExceptionGroup) as caught:
-            await run(Config(**values))
+            await run(config_of(**values))
     assert any(address in str(error) for error in leaves(caught.value))
 
 
@@ -405,7 +406,7 @@ async def test_a_template_that_must_be_read_in_full_is_a_warning_and_another_is_
 async def started_and_stopped(**keys: Any) -> None:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            await nursery.start(run, Config(listen="127.0.0.1:0", control="127.0.0.1:0", **keys))
+            await nursery.start(run, config_of(listen="127.0.0.1:0", control="127.0.0.1:0", **keys))
             nursery.cancel_scope.cancel()
 
 

@@ -14,10 +14,14 @@ import pytest
 import trio
 import trustme
 
-from ranvier_py.core.errors import ClientGone, NoBackend, NotFound, RanvierError, UpstreamClosed
-from ranvier_py.proxy.client_deadlines import Watchdog
+from ranvier_py.core.errors import ClientGone, ConfigError, NoBackend, NotFound, RanvierError, UpstreamClosed
+from ranvier_py.proxy.client import Client, Watchdog
+from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.error_answers import error_response
 from ranvier_py.proxy.http_values import HttpRequest, Phase
-from ranvier_py.proxy.server import Client, DataServer, ServerLimits, error_response
+from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, echo, post, serving
 
 QUICK = ServerLimits(tick_s=0.01, idle_s=0.1, header_s=0.1, body_s=0.1, send_s=0.1)
@@ -32,20 +36,21 @@ class Held:
         self.entered = trio.Event()
         self.go_on = trio.Event()
         self.left = trio.Event()
-        self.verdict: RanvierError | None = None
-        self.missed: Phase | None = None
+        self.error: RanvierError | None = None
 
-    async def __call__(self, request: HttpRequest, client: Client) -> None:
+    def __call__(self, request: HttpRequest, client: Client) -> Steps[None]:
         self.running += 1
         self.entered.set()
         try:
             if self.first:
-                await client.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", self.first)
+                client.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", self.first)
             client.arm(self.phase, self.seconds)
-            await self.go_on.wait()
-            await client.respond(200, b"done")
+            yield self.go_on.wait
+            client.respond(200, b"done")
+        except RanvierError as error:
+            self.error = error
+            raise
         finally:
-            self.verdict, self.missed = client.verdict, client.missed
             self.left.set()
 
 
@@ -63,6 +68,7 @@ class Held:
 async def test_an_error_of_the_handler_becomes_an_answer_and_the_connection_stays(
     error: RanvierError, status: int, code: str, kind: str
 ) -> None:
+    @awaiting
     async def fail(request: HttpRequest, client: Client) -> None:
         raise error
 
@@ -73,10 +79,11 @@ async def test_an_error_of_the_handler_becomes_an_answer_and_the_connection_stay
             assert got == status
             assert json.loads(body)["error"] == {"message": str(error), "type": kind, "param": None, "code": code}
             assert headers.get("retry-after") == ("1" if status == 503 else None)
-        assert server.statistics().errors == {code: 2}
+        assert server.counters.errors == {code: 2}
 
 
 async def test_anthropic_clients_get_errors_in_their_shape() -> None:
+    @awaiting
     async def fail(request: HttpRequest, client: Client) -> None:
         raise NotFound("no such model")
 
@@ -103,6 +110,7 @@ def test_every_error_has_a_status_and_a_body() -> None:
 async def test_a_handler_that_crashes_or_forgets_to_answer_is_a_500(
     crash: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    @awaiting
     async def broken(request: HttpRequest, client: Client) -> None:
         if crash:
             raise ZeroDivisionError("secret detail")
@@ -118,15 +126,16 @@ async def test_a_handler_that_crashes_or_forgets_to_answer_is_a_500(
 
 @pytest.mark.parametrize("error", [UpstreamClosed("gone"), ZeroDivisionError()])
 async def test_an_answer_that_cannot_be_finished_ends_in_a_reset(error: Exception) -> None:
+    @awaiting
     async def half(request: HttpRequest, client: Client) -> None:
-        await client.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", b"half")
+        client.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n", b"half")
         raise error
 
     async with serving(half) as (server, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         assert await wire.cut()
         assert wire.buffer.endswith(b"half") or wire.buffer == b""  # a reset may overtake what was sent
-    assert server.statistics().cut == 1
+    assert server.counters.cut == 1
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------
@@ -137,7 +146,7 @@ async def test_an_idle_connection_is_closed_without_a_word() -> None:
         await wire.send(GET)
         await wire.response()
         assert await wire.ended()
-        assert server.statistics().timeouts == {"idle": 1}
+        assert server.counters.timeouts == {"idle": 1}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,7 @@ async def test_a_client_that_stalls_in_its_request_gets_a_408(data: bytes, phase
         status, headers, _ = await wire.response()
         assert (status, headers["connection"]) == (408, "close")
         assert await wire.ended()
-        assert server.statistics().timeouts == {phase: 1}
+        assert server.counters.timeouts == {phase: 1}
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\na: ", post(b"").replace(b"length: 0", b"length: 900")])
@@ -186,7 +195,7 @@ async def test_a_long_upload_at_a_fair_rate_is_not_cut_off() -> None:
             with trio.move_on_after(0.05):
                 await wire.more()
         assert (await wire.response())[0] == 200
-        assert server.statistics().timeouts == {}
+        assert server.counters.timeouts == {}
 
 
 async def test_a_backend_that_does_not_begin_is_a_504() -> None:
@@ -196,8 +205,7 @@ async def test_a_backend_that_does_not_begin_is_a_504() -> None:
         status, _, body = await wire.response()
         assert (status, json.loads(body)["error"]["code"]) == (504, "upstream_timeout")
         assert await wire.ended()
-        assert held.missed is Phase.FIRST_BYTE
-        assert server.statistics().timeouts == {"first_byte": 1}
+        assert server.counters.timeouts == {"first_byte": 1}
 
 
 async def test_a_backend_that_stalls_in_its_answer_means_a_reset() -> None:
@@ -205,17 +213,19 @@ async def test_a_backend_that_stalls_in_its_answer_means_a_reset() -> None:
     async with serving(held, QUICK) as (server, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         assert await wire.cut()
-        assert server.statistics().timeouts == {"stall": 1}
+        assert server.counters.timeouts == {"stall": 1}
 
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     outcome: list[BaseException] = []
 
+    @awaiting
     async def endless(request: HttpRequest, client: Client) -> None:
         client.started = True
         try:
             while True:
-                await client.send(b"x" * 65536)
+                client.send(b"x" * 65536)
+                await client.flush()
         except BaseException as error:
             outcome.append(error)
             raise
@@ -226,22 +236,23 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             with trio.move_on_after(0.02):
                 await trio.sleep_forever()
         assert isinstance(outcome[0], trio.Cancelled)
-        assert server.statistics().timeouts == {"send": 1}
+        assert server.counters.timeouts == {"send": 1}
         assert await wire.cut()
 
 
 async def test_a_client_that_reads_slowly_gets_everything() -> None:
     body = bytes(range(256)) * 8_000
 
+    @awaiting
     async def large(request: HttpRequest, client: Client) -> None:
-        await client.respond(200, body)
+        client.respond(200, body)
 
     async with serving(large, ServerLimits(tick_s=0.01)) as (server, port):
         async with await Wire.connect(port, receive_buffer=65536) as wire:
             await wire.send(GET * 2)
             for _ in range(2):
                 assert (await wire.response())[2] == body
-        assert server.statistics().timeouts == {}
+        assert server.counters.timeouts == {}
 
 
 # --- clients that leave -----------------------------------------------------------------------------------------------
@@ -260,8 +271,8 @@ async def test_a_client_that_leaves_cancels_its_request_within_100_ms(first: byt
         await wire.aclose()
         await held.left.wait()
         assert time.monotonic() - left_at < 0.1
-        assert isinstance(held.verdict, ClientGone)
-    assert server.statistics().client_gone == 1
+        assert isinstance(held.error, ClientGone)
+    assert server.counters.client_gone == 1
 
 
 async def test_a_client_that_sends_more_is_not_taken_for_one_that_left() -> None:
@@ -286,7 +297,7 @@ async def test_a_connection_that_ends_between_requests_is_no_failure() -> None:
             await wire.response()
         async with await Wire.connect(port):
             pass
-    assert (server.statistics().client_gone, server.statistics().cut) == (0, 0)
+    assert (server.counters.client_gone, server.counters.cut) == (0, 0)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -305,7 +316,7 @@ async def test_connections_beyond_the_limit_are_told_to_come_back() -> None:
                 assert await second.ended()
             await first.send(GET)
             assert (await first.response())[0] == 200
-        assert server.statistics().refused == {"connections": 1}
+        assert server.counters.refused == {"connections": 1}
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -326,7 +337,7 @@ async def test_requests_beyond_the_limit_are_told_to_come_back(whole: bool) -> N
             else:
                 assert headers["connection"] == "close"
                 assert await second.ended()
-        assert server.statistics().refused == {"in_flight": 1}
+        assert server.counters.refused == {"in_flight": 1}
 
 
 async def test_a_node_out_of_descriptors_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +352,7 @@ async def test_a_node_out_of_descriptors_waits_and_goes_on(monkeypatch: pytest.M
     async with serving(echo) as (server, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         assert (await wire.response())[0] == 200
-        assert server.statistics().refused == {"accept": 2}
+        assert server.counters.refused == {"accept": 2}
 
 
 async def test_two_nodes_share_a_port() -> None:
@@ -359,7 +370,7 @@ async def test_two_nodes_share_a_port() -> None:
 
 
 def test_limits_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="send_s"):
+    with pytest.raises(ConfigError, match="send_s"):
         ServerLimits(send_s=0)
 
 
@@ -433,7 +444,7 @@ async def test_plain_text_on_a_tls_port_ends_and_harms_nobody(authority: trustme
             await wire.cut()
         async with await Wire.connect(port) as silent:  # a handshake that never comes is given up
             await silent.cut()
-        assert server.statistics().connections == 0
+        assert server.counters.connections == 0
 
 
 async def test_a_tls_client_that_leaves_cancels_its_request(authority: trustme.CA) -> None:
@@ -446,7 +457,7 @@ async def test_a_tls_client_that_leaves_cancels_its_request(authority: trustme.C
         await held.entered.wait()
         await trio.aclose_forcefully(stream)
         await held.left.wait()
-        assert isinstance(held.verdict, ClientGone)
+        assert isinstance(held.error, ClientGone)
 
 
 # --- the watchdog -----------------------------------------------------------------------------------------------------

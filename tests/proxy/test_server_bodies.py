@@ -8,11 +8,15 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.server import Client, DataServer, ServerLimits
+from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, chunk, post, serving
 
-ROOM = ServerLimits(tick_s=0.01, body_bytes_max=1000, in_flight_bytes_max=1500)
+ROOM = ServerLimits(tick_s=0.01, body_bytes_max=1024, in_flight_bytes_max=1500)
 CHUNKED = b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -22,15 +26,15 @@ class Held:
     def __init__(self) -> None:
         self.go_on = trio.Event()
 
-    async def __call__(self, request: HttpRequest, client: Client) -> None:
+    def __call__(self, request: HttpRequest, client: Client) -> Steps[None]:
         if request.body[:1] == b"w":
-            await self.go_on.wait()
-        await client.respond(200, b"%d" % len(request.body))
+            yield self.go_on.wait
+        client.respond(200, b"%d" % len(request.body))
 
 
 async def until(server: DataServer, condition: Callable[[int], bool]) -> None:
     """Until the bytes that the server keeps are as they should be; the fixture has a deadline."""
-    while not condition(server.statistics().in_flight_bytes):
+    while not condition(server.counters.in_flight_bytes):
         await trio.lowlevel.checkpoint()
 
 
@@ -50,7 +54,7 @@ async def test_a_body_that_finds_no_room_is_told_to_come_back(chunked: bool) -> 
                 "param": None,
                 "code": "node_busy",
             }
-            assert server.statistics().refused == {"in_flight_bytes": 1}
+            assert server.counters.refused == {"in_flight_bytes": 1}
             held.go_on.set()
             assert (await first.response())[2] == b"1000"
             if chunked:  # its framing is lost
@@ -73,7 +77,7 @@ async def test_requests_that_fit_and_those_without_a_body_pass_beside_a_large_on
                 assert (await second.response())[2] == length
             held.go_on.set()
             await first.response()
-        assert server.statistics().refused == {}
+        assert server.counters.refused == {}
 
 
 async def test_what_is_announced_takes_no_room_before_it_is_sent() -> None:
@@ -106,7 +110,7 @@ async def test_of_two_bodies_that_grow_beyond_the_room_the_one_that_crosses_it_g
             await until(server, lambda count: count == 700)
             await first.send(b"x" * 300)
             assert (await first.response())[2] == b"1000"
-        assert server.statistics().refused == {"in_flight_bytes": 1}
+        assert server.counters.refused == {"in_flight_bytes": 1}
 
 
 @pytest.mark.parametrize("request_bytes", [post(b"x" * 900)[:-1], CHUNKED + chunk(b"x" * 700)])
@@ -122,9 +126,10 @@ async def test_a_connection_that_waits_for_its_next_request_keeps_no_body() -> N
     """Ten thousand idle connections would keep their last bodies, uncounted."""
     requests: list[HttpRequest] = []
 
+    @awaiting
     async def remember(request: HttpRequest, client: Client) -> None:
         requests.append(request)
-        await client.respond(200, b"")
+        client.respond(200, b"")
 
     async with serving(remember, ROOM) as (server, port), await Wire.connect(port) as client:
         await client.send(post(b"x" * 900))

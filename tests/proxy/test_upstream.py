@@ -12,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranvier_py.core.errors import ConnectFailed, UpstreamClosed, UpstreamError, UpstreamGarbled
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
+from ranvier_py.proxy.conversation import awaiting
+from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.http_values import HttpRequest
-from ranvier_py.proxy.server import Client, ServerLimits
-from ranvier_py.proxy.upstream import Address, Exchange, ResponseParser, Upstream, UpstreamLimits
+from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.response_reader import ResponseParser
+from ranvier_py.proxy.upstream import Exchange, Upstream
 from tests.proxy.wire import (
     CHUNKED_HEAD,
     GET,
@@ -26,6 +31,7 @@ from tests.proxy.wire import (
     chunk,
     post,
     proxying,
+    run,
     serving,
 )
 
@@ -36,10 +42,11 @@ def request(body: bytes = b"", method: bytes = b"POST", minor: int = 1) -> HttpR
     return HttpRequest(method, b"/v1/x", [(b"Host", b"h")], body, minor)
 
 
-async def all_of(exchange: Exchange) -> bytes:
-    body = b""
-    while data := await exchange.receive():
-        body += data
+def all_of(exchange: Exchange) -> Steps[bytes]:
+    body = exchange.take()
+    while not exchange.complete:
+        yield exchange.readable
+        body += exchange.receive() or b""
     return body
 
 
@@ -65,15 +72,15 @@ async def asked(
     with trio.fail_after(TEST_S):
         async with backend(says(*answers, close=close)) as found:
             try:
-                exchange = await upstream.open(found.address, request(method=method, minor=minor))
+                exchange = await run(upstream.open(found.address, request(method=method, minor=minor)))
                 try:
-                    body = await all_of(exchange)
+                    body = await run(all_of(exchange))
                 finally:
                     exchange.release()
             except UpstreamError as error:  # kept, as a nursery would wrap it
                 failure = error
-    await upstream.aclose()
-    assert upstream.statistics().open == 0
+    upstream.close()
+    assert upstream.counters.open == 0
     if failure is not None:
         raise failure
     return exchange, body
@@ -288,7 +295,7 @@ async def test_a_backend_that_closes_before_it_answers_is_a_502() -> None:
         for _ in range(2):
             await wire.send(GET)
             assert (await wire.response())[0] == 502
-        assert proxy.upstream.statistics().replaced == 0
+        assert proxy.upstream.counters.replaced == 0
 
 
 @given(st.lists(st.sampled_from([b"a", b"\r\n", b"\r\n\r\n", b"\r", b"0\r\n\r\n"]).map(lambda x: x * 2)), st.data())
@@ -317,7 +324,7 @@ async def test_a_connection_serves_again_and_the_last_used_first() -> None:
             await wire.send(GET)
             await wire.response()
         assert found.connections == 1
-        assert proxy.upstream.statistics().reuses == 9
+        assert proxy.upstream.counters.reuses == 9
 
 
 @pytest.mark.parametrize("reply", [answer(b"x", b"Connection: close"), answer(b"x").replace(b"/1.1", b"/1.0")])
@@ -342,7 +349,7 @@ async def test_bytes_after_an_answer_never_reach_anybody(first: bytes, surplus: 
                 assert (status, body) == (204, b"") if b"204" in first else (200, b"x")
                 assert wire.buffer == b""
         assert found.connections == 2
-        assert proxy.upstream.statistics().surplus == 2
+        assert proxy.upstream.counters.surplus == 2
 
 
 async def test_bytes_that_come_later_never_reach_anybody_either() -> None:
@@ -365,7 +372,7 @@ async def test_bytes_that_come_later_never_reach_anybody_either() -> None:
         await sent.wait()
         await wire.send(GET)
         assert (await wire.response())[2] == b"x"
-        assert (found.connections, proxy.upstream.statistics().stale) == (2, 1)
+        assert (found.connections, proxy.upstream.counters.stale) == (2, 1)
 
 
 async def test_a_pooled_connection_that_was_closed_is_replaced_silently() -> None:
@@ -383,7 +390,7 @@ async def test_a_pooled_connection_that_was_closed_is_replaced_silently() -> Non
         await closed.wait()
         await wire.send(GET)
         assert (await wire.response())[2] == b"x"
-        assert (found.connections, proxy.upstream.statistics().stale) == (2, 1)
+        assert (found.connections, proxy.upstream.counters.stale) == (2, 1)
 
 
 async def test_a_pooled_connection_that_dies_at_the_next_request_is_replaced_once() -> None:
@@ -398,10 +405,10 @@ async def test_a_pooled_connection_that_dies_at_the_next_request_is_replaced_onc
         assert (await wire.response())[0] == 200
         await wire.send(GET)  # the first connection dies, a second answers
         assert (await wire.response())[0] == 200
-        assert proxy.upstream.statistics().replaced == 1
+        assert proxy.upstream.counters.replaced == 1
         await wire.send(GET)  # the second dies, and so does the third, which is fresh: told
         assert (await wire.response())[0] == 502
-        assert (found.connections, proxy.upstream.statistics().replaced) == (3, 2)
+        assert (found.connections, proxy.upstream.counters.replaced) == (3, 2)
 
 
 async def test_a_pooled_connection_that_dies_in_its_answer_is_not_asked_again() -> None:
@@ -424,21 +431,21 @@ async def test_the_pool_is_bounded_and_forgets() -> None:
         async with backend(says(answer(b"x"))) as found:
 
             async def use(count: int) -> None:
-                exchanges = [await upstream.open(found.address, request()) for _ in range(count)]
+                exchanges = [await run(upstream.open(found.address, request())) for _ in range(count)]
                 for exchange in exchanges:
-                    await all_of(exchange)
+                    await run(all_of(exchange))
                     exchange.release()
                     exchange.release()
 
             await use(3)
-            assert (upstream.statistics().pooled, upstream.statistics().dropped) == (2, 1)
+            assert (upstream.counters.pooled, upstream.counters.dropped) == (2, 1)
             now = 20.0
             upstream.prune()
-            assert (upstream.statistics().pooled, upstream.statistics().open) == (0, 0)
+            assert (upstream.counters.pooled, upstream.counters.open) == (0, 0)
             await use(1)
             upstream.forget(found.address)
-            assert upstream.statistics().open == 0
-            await upstream.aclose()
+            assert upstream.counters.open == 0
+            upstream.close()
 
 
 # --- early answers, refusals, cancellation ----------------------------------------------------------------------------
@@ -497,10 +504,10 @@ async def test_a_backend_that_is_not_there_is_told_as_such() -> None:
     async with backend(says()) as found:
         pass
     upstream = Upstream(LIMITS)
-    for address in (found.address, Address("http", "no such host.invalid", 80)):
+    for address in (found.address, BackendAddress("http", "no such host.invalid", 80)):
         with pytest.raises(ConnectFailed):
-            await upstream.open(address, request())
-    assert upstream.statistics().connect_failures == 2
+            await run(upstream.open(address, request()))
+    assert upstream.counters.connect_failures == 2
 
 
 async def test_a_backend_that_does_not_take_the_connection_is_given_up(
@@ -511,7 +518,7 @@ async def test_a_backend_that_does_not_take_the_connection_is_given_up(
 
     monkeypatch.setattr(trio, "open_tcp_stream", silence)
     with pytest.raises(ConnectFailed, match=r"within 5\.0 s"):
-        await Upstream(LIMITS).open(Address("http", "127.0.0.1", 1), request())
+        await run(Upstream(LIMITS).open(BackendAddress("http", "127.0.0.1", 1), request()))
 
 
 @pytest.mark.parametrize("first", [b"", CHUNKED_HEAD + chunk(b"x")])
@@ -579,15 +586,15 @@ async def test_a_client_that_does_not_read_holds_no_memory() -> None:
     ],
 )
 def test_an_address_is_read_from_a_url(url: str, authority: str, text: str) -> None:
-    address = Address.parse(url)
+    address = BackendAddress.parse(url)
     assert (address.authority, str(address)) == (authority, text)
-    assert Address.parse(text) == address
+    assert BackendAddress.parse(text) == address
 
 
 @pytest.mark.parametrize("url", ["10.0.0.1:8000", "ftp://x", "http://", "http://u@x", "http://x?y", "http://x:99999"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        Address.parse(url)
+        BackendAddress.parse(url)
 
 
 async def test_a_path_prefix_precedes_the_target() -> None:
@@ -599,7 +606,9 @@ async def test_a_path_prefix_precedes_the_target() -> None:
 
     upstream = Upstream(LIMITS)
     async with backend(script) as found:
-        exchange = await upstream.open(Address.parse(f"{found.address}/base"), request(), [(b"x-request-id", b"7")])
+        exchange = await run(
+            upstream.open(BackendAddress.parse(f"{found.address}/base"), request(), [(b"x-request-id", b"7")])
+        )
         exchange.release()
         assert seen[0].startswith(b"POST /base/v1/x HTTP/1.1\r\n")
         assert b"\r\nx-request-id: 7\r\n" in seen[0]
@@ -612,22 +621,23 @@ async def test_a_backend_can_speak_tls_and_must_prove_its_name() -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
 
+    @awaiting
     async def engine(request: HttpRequest, client: Client) -> None:
-        await client.respond(200, request.body)
+        client.respond(200, request.body)
 
     body = b"x" * 300_000
     async with serving(engine, tls=context) as (_, port):
-        address = Address("https", "127.0.0.1", port)
+        address = BackendAddress("https", "127.0.0.1", port)
         proxy = Proxy(address)
         proxy.upstream = Upstream(LIMITS, tls=trusting)
         async with serving(proxy) as (_, front), await Wire.connect(front) as wire:
             for _ in range(2):
                 await wire.send(post(body))
                 assert (await wire.response())[2] == body
-            assert proxy.upstream.statistics().reuses == 1
-        await proxy.upstream.aclose()
+            assert proxy.upstream.counters.reuses == 1
+        proxy.upstream.close()
         with pytest.raises(ConnectFailed, match="certificate"):
-            await Upstream(LIMITS).open(address, request())
+            await run(Upstream(LIMITS).open(address, request()))
 
 
 def test_the_errors_of_a_backend_are_one_family() -> None:

@@ -11,9 +11,14 @@ from typing import Self
 
 import trio
 
+from ranvier_py.proxy.client import Client
+from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
+from ranvier_py.proxy.conversation import Handler, awaiting
+from ranvier_py.proxy.driver import Driver, Result, Steps
 from ranvier_py.proxy.http_values import HttpRequest, Phase
-from ranvier_py.proxy.server import Client, DataServer, Handler, ServerLimits
-from ranvier_py.proxy.upstream import Address, Upstream, UpstreamLimits
+from ranvier_py.proxy.request_reader import ServerLimits
+from ranvier_py.proxy.server import DataServer
+from ranvier_py.proxy.upstream import Upstream
 
 TEST_S = 10.0
 """No test waits longer for anything."""
@@ -136,7 +141,7 @@ async def serving(
             bound = await nursery.start(partial(server.serve, "127.0.0.1", 0))
             yield server, bound[0][1]
             await server.drain(0)
-            assert server.statistics().connections == server.statistics().in_flight == 0
+            assert server.counters.connections == server.counters.in_flight == 0
 
 
 @asynccontextmanager
@@ -144,7 +149,7 @@ async def backend(script: Callable[[Wire], Awaitable[object]]) -> AsyncIterator[
     """A backend whose every connection runs `script`, and is closed when that returns."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
-    found = Backend(Address("http", "127.0.0.1", port))
+    found = Backend(BackendAddress("http", "127.0.0.1", port))
 
     async def run(stream: trio.SocketStream) -> None:
         found.connections += 1
@@ -161,7 +166,7 @@ async def backend(script: Callable[[Wire], Awaitable[object]]) -> AsyncIterator[
 
 
 class Backend:
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: BackendAddress) -> None:
         self.address = address
         self.connections = 0
         self.broken = 0
@@ -170,27 +175,24 @@ class Backend:
 class Proxy:
     """The least that a pipeline does."""
 
-    def __init__(self, address: Address, limits: UpstreamLimits | None = None) -> None:
+    def __init__(self, address: BackendAddress, limits: UpstreamLimits | None = None) -> None:
         self.upstream = Upstream(limits or UpstreamLimits())
         self.address = address
         self.extra = ((b"x-ranvier-backend", b"b0"),)
         self.first_byte_s = self.stall_s = 5.0
-        self.failures: list[BaseException] = []
 
-    async def __call__(self, request: HttpRequest, client: Client) -> None:
+    def __call__(self, request: HttpRequest, client: Client) -> Steps[None]:
         client.arm(Phase.FIRST_BYTE, self.first_byte_s)
+        exchange = yield from self.upstream.open(self.address, request)
         try:
-            exchange = await self.upstream.open(self.address, request)
-            try:
-                await client.relay_head(exchange.head, self.extra, exchange.take())
-                while not exchange.complete:
-                    client.arm(Phase.STALL, self.stall_s)
-                    await client.send(await exchange.receive())
-            finally:
-                exchange.release()
-        except BaseException as error:
-            self.failures.append(error)
-            raise
+            client.relay_head(exchange.head, self.extra, exchange.take())
+            while not exchange.complete:
+                yield client.flush
+                client.arm(Phase.STALL, self.stall_s)
+                yield exchange.readable
+                client.send(exchange.receive() or b"")
+        finally:
+            exchange.release()
 
 
 @asynccontextmanager
@@ -204,13 +206,19 @@ async def proxying(
         proxy = Proxy(found.address, upstream_limits)
         async with serving(proxy, limits) as (_, port):
             yield proxy, found, port
-        await proxy.upstream.aclose()
-        assert proxy.upstream.statistics().open == 0
+        proxy.upstream.close()
+        assert proxy.upstream.counters.open == 0
 
 
+async def run(steps: Steps[Result]) -> Result:
+    """Steps without a connection of a client."""
+    return await Driver(steps).run()
+
+
+@awaiting
 async def echo(request: HttpRequest, client: Client) -> None:
     """A handler that answers with what it understood."""
-    await client.respond(200, request.method + b" " + request.target + b" " + request.body, (), b"text/plain")
+    client.respond(200, request.method + b" " + request.target + b" " + request.body, (), b"text/plain")
 
 
 class Asked:

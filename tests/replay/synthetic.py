@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.replay.trace import Depth, Trace, TraceRequest
+from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
 
 BLOCK = 16
 

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from random import Random
+from typing import NamedTuple
 
 import pytest
 
-from ranvier_py.replay.engine.model import EngineLimits, EngineModel
-from ranvier_py.replay.jobs import Ready, Task, execute, make_placer, make_ready
-from ranvier_py.replay.knowledge import EVENTS_MAX, KNOWLEDGE, KnowledgeName
+from ranvier_py.core.engine_cache.calibration.calibration import Calibration
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.jobs import Ready, Task, execute, make_ready, make_run
+from ranvier_py.replay.knowledge import KNOWLEDGE, Calibrated, KnowledgeName
 from ranvier_py.replay.replay_nodes import Nodes
-from ranvier_py.replay.replay_run import Plan, Restart, Run, arrivals_of
+from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.results import RunResult
-from tests.replay.knowing import pressed
-from tests.replay.synthetic import BLOCK
+from ranvier_py.replay.traces.trace import Trace
+from tests.replay.synthetic import BLOCK, conversation
 
 ENGINES = 4
+
+
+def pressed(chats: int, turns: int, *, think_s: float, within_s: float, seed: int = 1) -> Trace:
+    """Conversations whose users think for long: caches are full of others' tokens when they come back."""
+    rng = Random(seed)
+    found = []
+    for number in range(chats):
+        begins, lengths = rng.uniform(0.0, within_s), rng.choice((2, 8, 24))
+        at = begins
+        for request in conversation(number, begins, rng.randint(1, turns), systems=8, turn_blocks=lengths):
+            found.append(replace(request, at=at))
+            at += 1.0 + rng.expovariate(1 / think_s)
+    return Trace("pressed", sorted(found, key=lambda request: request.at), BLOCK, timed=True)
 
 
 @cache
@@ -24,13 +41,19 @@ def ready() -> Ready:
     return make_ready(pressed(70, 6, think_s=40.0, within_s=120.0))
 
 
-def working_set_tokens() -> int:
-    return BLOCK * len({block for item in ready().items for block in item.request.blocks})
+@cache
+def large() -> Ready:
+    return make_ready(pressed(250, 8, think_s=60.0, within_s=450.0))
 
 
-def plan_of(knowledge: KnowledgeName, share: float = 0.25, **changed: object) -> Plan:
+def working_set_tokens(of: Ready) -> int:
+    return BLOCK * len({block for item in of.items for block in item.request.blocks})
+
+
+def plan_of(knowledge: KnowledgeName, share: float = 0.25, of: Ready | None = None, **changed: object) -> Plan:
     """`share`: of the working set, in all caches together."""
-    limits = EngineLimits(cache_tokens=int(working_set_tokens() * share / ENGINES) // BLOCK * BLOCK, block_size=BLOCK)
+    tokens = int(working_set_tokens(of or ready()) * share / ENGINES) // BLOCK * BLOCK
+    limits = EngineLimits(cache_tokens=tokens, block_size=BLOCK)
     return replace(Plan("affinity", 1, (limits,) * ENGINES, regret=False, knowledge=knowledge), **changed)
 
 
@@ -40,19 +63,18 @@ def replayed(knowledge: KnowledgeName, share: float = 0.25, **changed: object) -
 
 def nodes_after(plan: Plan) -> Nodes:
     """The nodes as they are when a run is over."""
-    engines = [EngineModel(replace(limits, cache_events_max=EVENTS_MAX)) for limits in plan.engines]
-    nodes = make_placer(plan, engines, ready().summary.block_tokens)
-    assert isinstance(nodes, Nodes)
-    Run(plan, ready().items, arrivals_of(ready().items, plan.speed), engines, nodes).go()
-    return nodes
+    run = make_run(Task(ready(), plan))
+    run.go()
+    assert isinstance(run.placer, Nodes)
+    return run.placer
 
 
 def overestimate(result: RunResult) -> float:
-    """Share of the prompt tokens that was believed cached and was not."""
+    """Share of the prompt tokens that was predicted to be cached and was not."""
     return result.predicted_hit_rate - result.hit_rate
 
 
-def test_the_more_is_told_the_less_is_believed_in_vain() -> None:
+def test_the_more_is_known_the_less_is_predicted_in_vain() -> None:
     nothing, calibrated, exact = (overestimate(replayed(name)) for name in KNOWLEDGE)
     assert nothing > 0.02
     assert calibrated < nothing - 0.5 * (nothing - exact)
@@ -60,14 +82,14 @@ def test_the_more_is_told_the_less_is_believed_in_vain() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [None, 0.05])
-def test_of_four_nodes_each_knows_of_all_engines_what_one_of_them_heard(delay_s: float | None) -> None:
+def test_of_four_nodes_each_knows_of_all_engines_what_one_of_them_read(delay_s: float | None) -> None:
     alone = replayed("events")
     four = replayed("events", nodes=4, gossip_delay_s=delay_s)
     assert overestimate(four) < 0.02
     assert four.hit_rate > alone.hit_rate - 0.03
 
 
-def test_a_trace_may_call_blocks_otherwise_than_stops() -> None:
+def test_a_trace_may_call_blocks_otherwise_than_prefix_keys() -> None:
     """As chats do: engines name blocks, routers fingerprint prefixes. Events would withdraw every claim."""
     trace = pressed(20, 4, think_s=20.0, within_s=60.0)
     renamed = [
@@ -95,8 +117,8 @@ def test_a_restart_is_known_at_once_from_its_events(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-def test_a_restart_begins_one_epoch_however_many_ways_it_is_seen(nodes: int) -> None:
-    """Its events tell of it, then each node's probe, then the peers."""
+def test_a_restart_begins_one_generation_however_often_it_is_seen(nodes: int) -> None:
+    """In its events, then by each node's probe, then by the peers."""
     for router in nodes_after(plan_of("events", 4.0, restarts=RESTARTS, nodes=nodes)).routers:
         assert [backend.generation for backend in router.registry] == [1 + len(RESTARTS) // ENGINES] * ENGINES
 
@@ -105,3 +127,84 @@ def test_where_caches_hold_everything_knowledge_changes_nothing() -> None:
     first, *others = (replayed(name, share=4.0) for name in KNOWLEDGE)
     for other in others:
         assert other.hit_rate == pytest.approx(first.hit_rate, abs=0.005)
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+class Learned(NamedTuple):
+    """What came of a run with as much known: shares of predicted, and of cached, tokens that were right."""
+
+    hit_rate: float
+    precision: float
+    recall: float
+    calibrations: Sequence[Calibration]
+
+    @property
+    def error(self) -> float:
+        return 1 - self.precision
+
+
+@cache
+def learned(knowledge: KnowledgeName, share: float, policy: str = "affinity", nodes: int = 1) -> Learned:
+    plan = plan_of(knowledge, share, large(), policy=policy, nodes=nodes, per_request=True, gossip_delay_s=0.05)
+    run = make_run(Task(large(), plan))
+    run.go()
+    assert isinstance(run.placer, Nodes)
+    rows = [row for row in run.rows if "cached" in row]
+    predicted = [min(row["matched"], row["prompt"] - 1) // BLOCK * BLOCK for row in rows]
+    right = sum(min(tokens, row["cached"]) for tokens, row in zip(predicted, rows, strict=True))
+    found = run.placer.knowledge
+    return Learned(
+        sum(row["cached"] for row in rows) / sum(row["prompt"] for row in rows),
+        right / sum(predicted),
+        right / sum(row["cached"] for row in rows),
+        found.calibrations if isinstance(found, Calibrated) else (),
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "policy", "nodes"),
+    [
+        (0.25, "affinity", 1),
+        (0.5, "affinity", 1),
+        (0.25, "ttft", 1),
+        pytest.param(0.25, "affinity", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_calibration_alone_recovers_half_of_what_events_would(share: float, policy: str, nodes: int) -> None:
+    """Of the tokens predicted in vain; and what is believed no more is not what would have been found."""
+    nothing, calibrated, exact = (learned(each, share, policy, nodes) for each in KNOWLEDGE)
+    assert nothing.error > 0.02
+    assert exact.error < 0.005
+    assert nothing.error - calibrated.error >= 0.5 * (nothing.error - exact.error)
+    assert calibrated.recall > 0.97
+    assert calibrated.hit_rate > nothing.hit_rate - 0.01
+
+
+def test_a_cache_that_holds_everything_is_never_doubted() -> None:
+    nothing, calibrated = learned("estimated", 4.0), learned("calibrated", 4.0)
+    assert calibrated.hit_rate == nothing.hit_rate
+    assert calibrated.precision == nothing.precision > 0.999
+    [view, *_] = calibrated.calibrations[0].views(1e6)
+    assert (view.capacity_learned_tokens, view.refuted, view.biases) == (None, 0, ())
+    assert view.precision == pytest.approx(1.0)
+
+
+def test_the_learned_capacity_is_near_the_engines_own() -> None:
+    """And nothing to complain of, since the engine's metrics name the same."""
+    own = working_set_tokens(large()) * 0.25 / ENGINES
+    for view in learned("calibrated", 0.25).calibrations[0].views(1e6):
+        assert view.capacity_learned_tokens is not None
+        assert own / 2 < view.capacity_learned_tokens < 1.5 * own
+        assert view.biases == ()
+        assert view.refuted > 0
+
+
+def test_a_router_and_its_calibration_agree_on_the_error() -> None:
+    run = learned("calibrated", 0.5)
+    views = run.calibrations[0].views(1e6)
+    right = sum(view.right_tokens for view in views)
+    assert right / sum(view.predicted_tokens for view in views) == pytest.approx(run.precision)
+    assert right / sum(view.cached_tokens for view in views) == pytest.approx(run.recall)
+    assert sum(view.error.count for view in views) == sum(view.answers for view in views) == len(large().items)

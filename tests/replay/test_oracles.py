@@ -1,8 +1,9 @@
-"""Oracles: they choose what they say they choose, against looking at every engine; and their ties."""
+"""Oracles choose what they say they choose, against looking at every engine; and what others lose against them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from math import inf
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.model import EngineLimits, EngineModel
-from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, RequestCap, soonest
+from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, RequestCap, regret, soonest
 
 BLOCK = 4
 LIMITS = EngineLimits(cache_tokens=400, block_size=BLOCK, prefill_tokens_per_s=64.0, decode_s=0.125, running_max=2)
@@ -139,3 +140,41 @@ def test_pruning_by_bounds_never_changes_the_choice(requests: list[tuple[list[in
 def test_oracles_choose_out_of_the_eligible(oracle: GreedyOracle | FirstTokenOracle) -> None:
     engines = [EngineModel(LIMITS) for _ in range(4)]
     assert oracle.choose(job(numbers(8)), engines, [3, 2], 0.0) in (2, 3)
+
+
+# --- regret -----------------------------------------------------------------------------------------------------------
+
+
+def first_token(engine: EngineModel, work: Job, now: float) -> float:
+    """When it really comes."""
+    other = deepcopy(engine)
+    other.submit("probe", work, now)
+    while (at := other.next_event_at()) is not None:
+        for event in other.advance(at):
+            if event.request_id == "probe" and event.tokens == 1:
+                return event.at
+    raise AssertionError("every request gets a token")
+
+
+@given(REQUESTS)
+@settings(max_examples=40, deadline=None)
+def test_regret_is_the_first_token_there_less_the_soonest_anywhere(
+    requests: list[tuple[list[int], int, float, int]],
+) -> None:
+    engines = [EngineModel(limits) for limits in (LIMITS, LIMITS, FAST, FAST)]
+    now = 0.0
+    for number, (prompt, answer, wait, where) in enumerate(requests):
+        now += wait
+        work = job(prompt, answer)
+        times = [first_token(engine, work, now) for engine in engines]
+        for chosen in range(4):
+            assert regret(work, engines, range(4), chosen, now) == times[chosen] - min(times)
+            assert regret(work, engines, [chosen], chosen, now) == 0.0
+        engines[where].submit(f"r{number}", work, now)
+
+
+def test_a_refusal_where_another_engine_would_have_served_is_infinite() -> None:
+    engines = [EngineModel(LIMITS), EngineModel(FAST)]  # 400 tokens against 200
+    assert regret(job(numbers(300)), engines, range(2), 1, 0.0) == inf
+    assert regret(job(numbers(300)), engines, [1], 1, 0.0) == 0.0
+    assert regret(job(numbers(500)), engines, range(2), 1, 0.0) == 0.0

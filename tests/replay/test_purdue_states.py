@@ -9,8 +9,8 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.replay.engine.model import EngineLimits
 from ranvier_py.replay.jobs import Task, execute, make_ready
 from ranvier_py.replay.knowledge import KnowledgeName
-from ranvier_py.replay.replay_run import Plan, Restart
-from ranvier_py.replay.trace import Depth, Trace, TraceRequest
+from ranvier_py.replay.replay_plan import Plan, Restart
+from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
 from tests.replay.synthetic import BLOCK, name_of
 
 PREFIX_BLOCKS = 8

@@ -14,9 +14,9 @@ import pytest
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.engine.model import EngineLimits
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute, execute_all, make_ready
-from ranvier_py.replay.replay_run import Plan, Restart
+from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.results import SAMPLES_MAX
-from ranvier_py.replay.trace import Trace
+from ranvier_py.replay.traces.trace import Trace
 from tests.replay.synthetic import BLOCK, chats
 
 LIMITS = EngineLimits(cache_tokens=200_000, block_size=BLOCK)

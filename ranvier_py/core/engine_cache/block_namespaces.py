@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ranvier_py.core.engine_cache.engine_cache_values import Held
+from ranvier_py.core.engine_cache.engine_caches import Held
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes, Scope
 from ranvier_py.core.engine_cache.sources.event_values import Tier

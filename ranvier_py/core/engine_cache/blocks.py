@@ -1,11 +1,11 @@
 """Blocks of one engine by the engine's own names, each below the block that it continues.
 
-A block that is named as a parent before it was told of has a place here too, so that children find it when it comes. A
-stem stands above the first blocks of one namespace; it is never in the index.
+A block that is named as a parent before it was stored has a place here too, so that children find it when it comes. A
+root stands above the first blocks of one namespace; it is never in the index.
 
-Rules: a block whose parent is not READY is never READY itself, so what is resolved is a tree that hangs from stems.
+Rules: a block whose parent is not READY is never READY itself, so what is resolved is a tree that hangs from roots.
 What is not may be anything an engine sends, even a ring; whoever walks it marks where he was.
-Bounds: the owner's; `weight` is what a block counts against them. Cost: every call O(1), `drop` O(what it drops).
+Bounds: the owner's; `weight` is what a block counts against them. Every call is O(1), `drop` O(what it drops).
 """
 
 from __future__ import annotations
@@ -130,24 +130,23 @@ def root(state: TokenState | None) -> Block:
 
 
 class BlockIndex:
-    """Blocks by name. `weight` is the sum over all of them, `parked_weight` over those that are not resolved."""
+    """Blocks by name. `weight` is the sum over all of them, `orphaned_weight` over those that are not resolved."""
 
     def __init__(self) -> None:
         self.blocks: dict[EngineHash, Block] = {}
-        self.parked: dict[EngineHash, Block] = {}  # oldest first
+        self.orphaned: dict[EngineHash, Block] = {}  # oldest first
         self.weight = 0
-        self.parked_weight = 0
+        self.orphaned_weight = 0
 
     def add(self, key: EngineHash) -> Block:
-        block = self.blocks[key] = self.parked[key] = Block(key)
+        block = self.blocks[key] = self.orphaned[key] = Block(key)
         self.weight += 1
-        self.parked_weight += 1
+        self.orphaned_weight += 1
         return block
 
     def born(self, key: EngineHash, parent: Block, token_bytes: bytes, weight: int, tier: Tier) -> Block:
-        """`add`, and all that a stored block that is new is told at once: less than half the time of one call for
-        each, and each is set once."""
-        block = self.blocks[key] = self.parked[key] = new_object(Block)
+        """`add`, and all that is known of a new block that was stored, in one call for speed."""
+        block = self.blocks[key] = self.orphaned[key] = new_object(Block)
         block.key, block.known, block.parent, block.child, block.before = key, Known.TOKENS, parent, None, None
         below = block.after = parent.child
         if below is not None:
@@ -157,43 +156,43 @@ class BlockIndex:
         block.token_bytes, block.weight = token_bytes, weight
         block.state, block.anchor, block.prints = None, UNKNOWN, ()
         self.weight += weight
-        self.parked_weight += weight
+        self.orphaned_weight += weight
         return block
 
     def weigh(self, block: Block, weight: int) -> None:
-        """Let a parked block count for more, or less."""
+        """Let a orphaned block count for more, or less."""
         self.weight += weight - block.weight
-        self.parked_weight += weight - block.weight
+        self.orphaned_weight += weight - block.weight
         block.weight = weight
 
     def settled(self, block: Block, known: Known) -> None:
-        """A parked block is READY or OPAQUE now."""
+        """A orphaned block is READY or OPAQUE now."""
         block.known = known
-        if self.parked.pop(block.key, None) is not None:
-            self.parked_weight -= block.weight
+        if self.orphaned.pop(block.key, None) is not None:
+            self.orphaned_weight -= block.weight
 
     def resolved(self, chain: Sequence[Block]) -> None:
         """These are READY now, and will be looked at."""
-        parked, weight = self.parked, 0
+        orphaned, weight = self.orphaned, 0
         for block in chain:
             block.known = Known.READY
             block.queued = True
-            if parked.pop(block.key, None) is not None:
+            if orphaned.pop(block.key, None) is not None:
                 weight += block.weight
-        self.parked_weight -= weight
+        self.orphaned_weight -= weight
 
     def release(self, block: Block | None) -> None:
         """Forget a block that nobody holds or continues, and those above it that were kept for its sake alone."""
-        blocks, parked = self.blocks, self.parked
+        blocks, orphaned = self.blocks, self.orphaned
         while block is not None and not block.copies and block.child is None and not block.queued:
             key, above = block.key, block.parent
             if blocks.get(key) is not block:
-                return  # a stem
+                return  # a root
             del blocks[key]
             self.weight -= block.weight
-            if key in parked:
-                del parked[key]
-                self.parked_weight -= block.weight
+            if key in orphaned:
+                del orphaned[key]
+                self.orphaned_weight -= block.weight
             before, after = block.before, block.after  # `detach`, without a call
             if before is not None:
                 before.after = after
@@ -205,7 +204,7 @@ class BlockIndex:
             block = above
 
     def drop(self, block: Block) -> int:
-        """Forget a parked block and all below it, held or not. Returns how many."""
+        """Forget a orphaned block and all below it, held or not. Returns how many."""
         above = block.parent
         block.detach()
         below, dropped = [block], 0
@@ -221,5 +220,5 @@ class BlockIndex:
     def _forget(self, block: Block) -> None:
         del self.blocks[block.key]
         self.weight -= block.weight
-        if self.parked.pop(block.key, None) is not None:
-            self.parked_weight -= block.weight
+        if self.orphaned.pop(block.key, None) is not None:
+            self.orphaned_weight -= block.weight

@@ -1,42 +1,35 @@
-"""Where all that engines say of their caches ends: claims of trust CONFIRMED in the route table, and withdrawals.
+"""Where all that engines report of their caches ends: routes of trust CONFIRMED in the route table, and withdrawals.
 
-Channels (KV events, pushes, indices) open a source for each engine or rank, say how well it is known (`levelled`) and
-hand in what became of its prefixes (`changed`). There is no second map that placement asks: a change becomes a claim
-where the table is asked at all, at anchors and at rows that traffic made; a removal withdraws the claim and what is
+Channels (KV events, pushes, indices) open a source for each engine or rank, set how well it is known (`set_level`) and
+hand in what became of its prefixes (`changed`). There is no second map that placement asks: a change becomes a route
+where the table is asked at all, at anchors and at rows that traffic made; a removal withdraws the route and what is
 below it. `sweep` walks the rows a little at a time and puts right what events could not: rows that came after their
-event, claims whose evidence ages, peers' claims that are wrong.
+event, routes whose evidence ages, peers' routes that are wrong.
 
-Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a claim withdrawn
+Rules: a backend is known as well as its best channel, a channel as its worst part. Only at EXACT is a route withdrawn
 for not being held, and only if its evidence is older than a grace, since events come a moment after the first token.
-Invariant: at EXACT and after a whole sweep the claims of a backend at token stops are what it holds there.
-Bounds: those of the table, of which one engine's events fill ROWS_SHARE at most, whatever they say; beyond that, only
-rows that are known are confirmed, and the others counted.
-Cost: 0.5 us for a change that is no stop, 6 us for one that is; that of a sweep is `routes.reconcile`'s.
+Invariant: at EXACT and after a whole sweep the routes of a backend at token depths are what it holds there.
+Bounds: those of the table, of which one engine's events fill ROWS_SHARE at most; beyond that, only rows that are known
+are confirmed, and the others counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from ranvier_py.core.engine_cache.engine_cache_values import (
-    EngineCacheCounters,
-    EngineCacheView,
-    Held,
-    HeldMany,
-    Source,
-)
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.reconcile import Exact
-
-__all__ = ["EngineCacheCounters", "EngineCacheView", "EngineCaches", "Held", "HeldMany", "Source"]
 
 GRACE_S = 5.0
 """What was learned so lately is not withdrawn for not being held: an engine publishes a step at its end, and a batch of
@@ -53,33 +46,64 @@ LEVELS = (Level.EXACT, Level.DEGRADED, Level.REPAIRING, Level.ESTIMATED)
 RANK = {level: rank for rank, level in enumerate(LEVELS)}
 
 
-class _Part:
-    """One source."""
+class Held(Protocol):
+    """What a channel keeps for one engine, or for one data-parallel rank of it. A Residency is one."""
 
-    __slots__ = (
-        "changed_at",
-        "changes",
-        "cleared",
-        "generation",
-        "held",
-        "level",
-        "reason",
-        "settled",
-        "since",
-        "source",
-    )
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        """Where this prefix is, as of the last Changes that were handed in. ABSENT: it is not held."""
+        ...
 
-    def __init__(self, source: Source, held: Held, generation: int, now: float) -> None:
-        self.source = source
-        self.held = held
-        self.generation = generation  # of the registry, when it last spoke
-        self.level = Level.ESTIMATED
-        self.reason = "nothing heard yet"
-        self.since = now
-        self.settled = True  # its Changes were complete
-        self.changed_at: float | None = None
-        self.changes = 0
-        self.cleared = 0
+
+@runtime_checkable
+class HeldMany(Protocol):
+    """A Held that answers for many prefixes at once, which a sweep asks for: ten times as fast."""
+
+    def held_among(self, fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+        """Those of these that are held, and where."""
+        ...
+
+
+class Source(NamedTuple):
+    """Who reports of a backend: a channel, or a part of one.
+
+    Names are `channel` or `channel/part`: "push", "zmq/0" (rank 0). The parts of a channel make up one engine together,
+    several channels each report the whole of it.
+    """
+
+    backend: BackendId
+    name: str
+
+    @property
+    def channel(self) -> str:
+        return self.name.partition("/")[0]
+
+
+@dataclass(slots=True, eq=False)
+class SourceState:
+    """What is known of one source. Times of the given clock, None where never."""
+
+    source: Source
+    held: Held
+    generation: int  # of the registry, when it last reported
+    since: float  # of the level
+    level: Level = Level.ESTIMATED
+    reason: str = "nothing received yet"
+    settled: bool = True  # its Changes were complete
+    changed_at: float | None = None
+    changes: int = 0  # prefixes that came, moved or went, since it was opened
+    cleared: int = 0  # times that it reported that all is void
+
+
+@dataclass(slots=True)
+class EngineCacheCounters:
+    confirmed: int = counter("Prefixes that an engine reported and that became routes.")
+    removed: int = counter("Routes withdrawn because an engine dropped the prefix.")
+    passed: int = counter("Changes at depths where the route table is never asked.")
+    refused: int = counter("Changes at other depths, of an engine that had its share of the route table.")
+    voided: int = counter("Times that everything of one engine became void.")
+    affirmed: int = counter("Routes that a sweep raised or refreshed.")
+    retracted: int = counter("Routes that a sweep withdrew because the engine does not hold the prefix.")
+    unknown: int = counter("Reports of a source that is not open, or of a backend that is gone.")
 
 
 class _Engine:
@@ -88,13 +112,13 @@ class _Engine:
     __slots__ = ("parts", "rows", "void_before")
 
     def __init__(self) -> None:
-        self.parts: dict[str, _Part] = {}
+        self.parts: dict[str, SourceState] = {}
         self.rows = 0  # confirmed ones, as the sweep last counted, and what came and went since
         self.void_before = float("-inf")  # evidence before this has no grace
 
-    def best(self) -> tuple[Level, list[_Part]]:
+    def best(self) -> tuple[Level, list[SourceState]]:
         """The level, and the parts of all channels at this level."""
-        channels: dict[str, list[_Part]] = {}
+        channels: dict[str, list[SourceState]] = {}
         for part in self.parts.values():
             channels.setdefault(part.source.channel, []).append(part)
         ranks = {name: max(RANK[part.level] for part in parts) for name, parts in channels.items()}
@@ -106,9 +130,9 @@ class EngineCaches:
     """The one sink of all channels.
 
     Args:
-        epoch_of: the current generation of a backend; -1 when there is no such backend.
-        restarted: a source said that its engine holds nothing of what it held. Returns the epoch that begins with it;
-            the same epoch as before leaves it to the sweeps to withdraw claims.
+        generation_of: the current generation of a backend; -1 when there is no such backend.
+        restarted: a source reported that its engine holds nothing of what it held. Returns the generation that begins
+            with it; the same as before leaves it to the sweeps to withdraw routes.
         block_tokens: of our blocks.
     """
 
@@ -121,7 +145,7 @@ class EngineCaches:
         block_tokens: int = 16,
         grace_s: float = GRACE_S,
     ) -> None:
-        self.counts = EngineCacheCounters()
+        self.counters = EngineCacheCounters()
         self._routes = routes
         self._reconciler = routes.reconciler()
         self._generation_of = generation_of
@@ -135,20 +159,20 @@ class EngineCaches:
         self._grace_s = grace_s
         self._engines: dict[BackendId, _Engine] = {}
 
-    # What channels say
+    # What channels report
 
     def open(self, source: Source, held: Held, now: float) -> None:
-        """There is a channel to this engine. Its level is ESTIMATED until it says more. Opening again begins anew."""
+        """There is a channel to this engine. Its level is ESTIMATED until it is set. Opening again begins anew."""
         engine = self._engines.setdefault(source.backend, _Engine())
-        engine.parts[source.name] = _Part(source, held, self._generation_of(source.backend), now)
+        engine.parts[source.name] = SourceState(source, held, self._generation_of(source.backend), now)
 
-    def close(self, source: Source, now: float) -> None:  # noqa: ARG002  # said with the time, as everything is
+    def close(self, source: Source, now: float) -> None:  # noqa: ARG002  # given with the time, as everything is
         """The channel is gone. What it confirmed stays until it expires or somebody knows better."""
         engine = self._engines.get(source.backend)
         if engine is not None and engine.parts.pop(source.name, None) is not None and not engine.parts:
             del self._engines[source.backend]
 
-    def levelled(self, source: Source, level: Level, reason: str, now: float) -> None:
+    def set_level(self, source: Source, level: Level, reason: str, now: float) -> None:
         part = self._part(source)
         if part is not None:
             part.level, part.reason, part.since = level, reason, now
@@ -157,7 +181,7 @@ class EngineCaches:
         """What became of the engine's prefixes: a Residency's `settle`, or the like."""
         part, generation = self._part(source), self._generation_of(source.backend)
         if part is None or generation < 0:
-            self.counts.unknown += 1
+            self.counters.unknown += 1
             return
         part.settled = changes.complete
         if changes.cleared:
@@ -201,25 +225,25 @@ class EngineCaches:
             self._rounds = self._reconciler.rounds
             for backend, engine in self._engines.items():
                 engine.rows = self._reconciler.confirmed.get(backend, 0)
-        self.counts.affirmed += affirmed
-        self.counts.retracted += retracted
+        self.counters.affirmed += affirmed
+        self.counters.retracted += retracted
         return affirmed + retracted
 
-    def views(self, now: float) -> list[EngineCacheView]:
-        """All sources, by backend."""
-        return [view_of(part, now) for _, engine in sorted(self._engines.items()) for part in engine.parts.values()]
+    def sources(self) -> list[SourceState]:
+        """All, by backend."""
+        return [part for _, engine in sorted(self._engines.items()) for part in engine.parts.values()]
 
     # Inside
 
-    def _part(self, source: Source) -> _Part | None:
+    def _part(self, source: Source) -> SourceState | None:
         engine = self._engines.get(source.backend)
         return engine.parts.get(source.name) if engine is not None else None
 
-    def _void(self, part: _Part, generation: int, now: float) -> int:
-        """This source says that all it told is void. Returns the epoch that counts from now on."""
+    def _void(self, part: SourceState, generation: int, now: float) -> int:
+        """This source reports that all before is void. Returns the generation that counts from now on."""
         engine, backend = self._engines[part.source.backend], part.source.backend
         part.cleared += 1
-        self.counts.voided += 1
+        self.counters.voided += 1
         engine.void_before = now
         engine.rows = 0
         if self._restarted is None or self.ranks(part.source) > 1 or part.generation != generation:
@@ -236,7 +260,7 @@ class EngineCaches:
         return Exact(backend, generation, partial(held_among, parts), max(now - self._grace_s, engine.void_before))
 
     def _apply(self, backend: BackendId, generation: int, changes: Iterable[Change], now: float) -> None:
-        routes, counts, known = self._routes, self.counts, self._known
+        routes, counters, known = self._routes, self.counters, self._known
         dense, step, engine = self._dense_anchors, self._anchor_step, self._engines[backend]
         full = engine.rows > self._rows_max
         passed = 0
@@ -246,10 +270,10 @@ class EngineCaches:
             anchor = tokens in dense if tokens < step else not tokens % step
             if (full or not anchor) and fingerprint not in known:
                 passed += 1
-                counts.refused += anchor
+                counters.refused += anchor
             elif tier is Tier.ABSENT:
                 if not self._is_held(backend, fingerprint) and routes.retract(fingerprint, backend, now):
-                    counts.removed += 1
+                    counters.removed += 1
                     engine.rows -= 1
             elif anchor and run and parent == run[-1].fingerprint and len(run) < RUN_MAX:
                 run.append(change)
@@ -260,7 +284,7 @@ class EngineCaches:
                     self._confirm(backend, generation, run, now)
                     run = []
         self._confirm(backend, generation, run, now)
-        counts.passed += passed
+        counters.passed += passed
 
     def _is_held(self, backend: BackendId, fingerprint: Fingerprint) -> bool:
         """By another source: a rank, or a channel that knows better."""
@@ -276,16 +300,16 @@ class EngineCaches:
             blocks = run[0].tokens // self._block_tokens
             chain.append((anchor_below(blocks) * self._block_tokens, run[0].parent, 0))
         self._engines[backend].rows += self._routes.learn(chain, backend, generation, Trust.CONFIRMED, now)
-        self.counts.confirmed += len(run)
+        self.counters.confirmed += len(run)
         for change in run:
             self._routes.set_tier(change.fingerprint, backend, change.tier)
 
 
-def nearest(parts: Iterable[_Part], fingerprint: Fingerprint) -> Tier:
+def nearest(parts: Iterable[SourceState], fingerprint: Fingerprint) -> Tier:
     return min((part.held.tier(fingerprint) for part in parts), default=Tier.ABSENT)
 
 
-def held_among(parts: Sequence[_Part], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
+def held_among(parts: Sequence[SourceState], fingerprints: Sequence[Fingerprint]) -> Mapping[Fingerprint, Tier]:
     """Those of these that one of the parts holds, each where it is nearest."""
     found: dict[Fingerprint, Tier] = {}
     for part in parts:
@@ -298,15 +322,3 @@ def held_among(parts: Sequence[_Part], fingerprints: Sequence[Fingerprint]) -> M
             {**own, **{name: min(tier, own.get(name, tier)) for name, tier in found.items()}} if found else dict(own)
         )
     return found
-
-
-def view_of(part: _Part, now: float) -> EngineCacheView:
-    return EngineCacheView(
-        source=part.source,
-        level=part.level,
-        reason=part.reason,
-        level_age_s=now - part.since,
-        changed_age_s=None if part.changed_at is None else now - part.changed_at,
-        changes=part.changes,
-        cleared=part.cleared,
-    )

@@ -1,13 +1,13 @@
 """One event stream of an engine, from raw payloads to the route table: decoder, gap machine and residency of one rank.
 
 A shell keeps the connection and calls; every method returns what it has to do: ask the replay socket, ask peers for a
-copy, write a change of level into the log. What became of the engine's prefixes goes to EngineTruth from here.
+snapshot, write a change of level into the log. What became of the engine's prefixes goes to EngineCaches from here,
+while the stream is `open`: a standby's is not, and is known as well all the same.
 
 Rules: changes are settled SETTLE_S after a message, so that what comes in a burst is hashed together, and at once when
 an engine said that it holds nothing. A stream is EXACT for others only when all that was applied is settled, and when
-nothing of what it told is beyond us (`Lack`): of that there may be more than we know of.
+nothing of what its events name is beyond us (`Lack`): of that there may be more than we know of.
 Bounds: those of its parts. A call settles SETTLE_STEPS blocks at most; the rest follows with the next ticks.
-Cost: that of its parts: 15 us for a block stored, 20 us for one that becomes a claim.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from ranvier_py.core.engine_cache.gap_values import (
     Reset,
 )
 from ranvier_py.core.engine_cache.gaps import GapMachine
-from ranvier_py.core.engine_cache.journal import ChangesWriter, Journal
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Lack
-from ranvier_py.core.engine_cache.snapshot import Copy, Original, Place, original_of
+from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
+from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored, CacheCleared
-from ranvier_py.core.engine_cache.sources.events import BadBatch, EventDecoder
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.prompts.fingerprint import TokenHasher
 
 SETTLE_S = 0.01
-"""A claim this late is no later than the message itself, which an engine sends after its step."""
+"""A route this late is no later than the message itself, which an engine sends after its step."""
 
-SETTLE_STEPS = 1000  # 5 to 15 ms
-FROZEN_S = 0.1  # between two looks while a copy is made, and nothing changes
+SETTLE_STEPS = 1000
+FROZEN_S = 0.1  # between two looks while a snapshot is written, and nothing changes
 
 StreamEffect = AskReplay | AskPeer | LevelChanged
 """What is left to do outside."""
 
 
 class EventStream:
-    """The stream of one source. `open` tells the truth of it, `close` takes it back."""
+    """The stream of one source. It goes on, whether `open` or not, as long as its shell calls."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EventStream:
         self.names = names
         self.machine = GapMachine(settings)
         self.decoder = EventDecoder()
-        self.residency = Residency(hasher, names.namespace, entries_max=entries_max, tells_again=True)
+        self.residency = Residency(hasher, names.namespace, entries_max=entries_max, repeats=True)
         self._engine_caches = engine_caches
         self._hasher = hasher
         self._settle_at: float | None = None
@@ -75,23 +75,22 @@ class EventStream:
         self._reason = ""  # of the machine's last change
         self._stores = False  # something that was stored could be read, since the engine began
         self._skipped_before = 0  # tags, before it began
-        self._copy: tuple[int, Copy] | None = None
-        self._journal: Journal | None = None  # while a peer stands by
-        self._closed = False
+        self._snapshot: tuple[int, Snapshot] | None = None  # that was offered, and to which question
+        self.is_open = False
 
     def open(self, now: float) -> None:
-        self._engine_caches.open(self.source, self.names.held(self.residency), now)
+        """From now on EngineCaches hears of it. What is held already is found by the next sweeps."""
+        if not self.is_open:
+            self.is_open = True
+            self._engine_caches.open(self.source, self.names.held(self.residency), now)
+            self._level = LevelChanged(self.level, self._why())
+            self._report_level(now)
 
     def close(self, now: float) -> None:
-        """The truth hears no more of it, whatever its shell still has to say."""
-        self._closed = True
-        self._engine_caches.close(self.source, now)
-
-    def resume(self, copy: Copy, now: float) -> None:
-        """Go on where the copy stands, before anything was told. It is used up."""
-        self._hold(copy)
-        self.machine.resume(copy.seq, copy.digest, now)
-        self._settle_soon(now, SETTLE_S)
+        """EngineCaches hears no more of it, whatever its shell still calls."""
+        if self.is_open:
+            self.is_open = False
+            self._engine_caches.close(self.source, now)
 
     # What the shell tells
 
@@ -118,13 +117,12 @@ class EventStream:
         """The engine's answers do not fit what it is known to hold."""
         return self._carry(self.machine.contradicted(now), now)
 
-    def copy_offered(self, ask: int, copy: Copy, now: float) -> list[StreamEffect]:
-        """A peer's copy, in answer to AskPeer. It is used up."""
-        self._copy = (ask, copy)
-        return self._carry(self.machine.copy_offered(ask, copy.seq, copy.digest, now), now)
-
-    def copy_failed(self, ask: int, now: float) -> list[StreamEffect]:
-        return self._carry(self.machine.copy_failed(ask, now), now)
+    def snapshot_offered(self, ask: int, snapshot: Snapshot | None, now: float) -> list[StreamEffect]:
+        """A peer's, in answer to AskPeer, used up by this; None: there is none."""
+        if snapshot is None:
+            return self._carry(self.machine.snapshot_failed(ask, now), now)
+        self._snapshot = (ask, snapshot)
+        return self._carry(self.machine.snapshot_offered(ask, snapshot.seq, snapshot.digest, now), now)
 
     def tick(self, now: float) -> list[StreamEffect]:
         """To be called at `wake_at`."""
@@ -149,46 +147,22 @@ class EventStream:
             level = max(level, limit, key=LEVELS.index)
         return level
 
-    def stands_at(self) -> tuple[int, int] | None:
-        """Number and digest of the last message that was applied; None where there is none."""
-        seq = self.machine.next_seq - 1
-        digest = self.machine.digest_of(seq)
-        return None if digest is None else (seq, digest)
-
-    def original(self, since: Place | None = None) -> Original | None:
-        """Begins a copy for a peer; None: it is not known exactly here, or one is being written.
-
-        Args:
-            since: the peer stands by, with a copy that stands after this message, or NO_PLACE: it gets what changed,
-                where that is known, else all.
-        """
+    def snapshot(self) -> SnapshotWriter | None:
+        """Begins one for a peer; None: it is not known exactly here, or one is being written."""
         if self.level is not Level.EXACT:
             return None
         self.residency.catch_up()
         seq = self.machine.next_seq - 1
         digest = self.machine.digest_of(seq)
-        if since is not None and digest is not None:
-            changes = self._changes(since)
-            if changes is not None:
-                return Original(seq, digest, changes)
-        original = original_of(self.residency, self._hasher, seq, digest)
-        if since is not None and original is not None and self._journal is None:
-            self._journal = Journal(seq, self.residency.counts.resolved_late)
-        return original
-
-    def _changes(self, since: Place) -> ChangesWriter | None:
-        journal, residency = self._journal, self.residency
-        if journal is not None and journal.late != residency.counts.resolved_late:
-            journal = self._journal = None
-        known = journal is not None and self.machine.digest_of(since.seq) == since.digest
-        names = journal.since(since.seq) if journal is not None and known else None
-        return ChangesWriter(residency, self._hasher, names) if names is not None and not residency.frozen else None
+        if digest is None or self.residency.frozen:
+            return None
+        return SnapshotWriter(self.residency, self._hasher, seq, digest)
 
     def counts(self) -> dict[str, int]:
         """Counters of all parts, by name."""
-        decoder = {f"decoder_{name}": count for name, count in asdict(self.decoder.counts).items()}
-        machine = {f"messages_{name}": count for name, count in asdict(self.machine.counts).items()}
-        return {**decoder, **machine, **{f"blocks_{k}": v for k, v in asdict(self.residency.counts).items()}}
+        decoder = {f"decoder_{name}": count for name, count in asdict(self.decoder.counters).items()}
+        machine = {f"messages_{name}": count for name, count in asdict(self.machine.counters).items()}
+        return {**decoder, **machine, **{f"blocks_{k}": v for k, v in asdict(self.residency.counters).items()}}
 
     def view(self) -> dict[str, Any]:
         """What it knows, as JSON has it."""
@@ -214,7 +188,7 @@ class EventStream:
                 cleared |= self._apply(effect, waiting, now)
             elif isinstance(effect, Reset):
                 self._clear()
-                self._stores, self._skipped_before = False, self.decoder.counts.tags_skipped
+                self._stores, self._skipped_before = False, self.decoder.counters.tags_skipped
                 cleared = True
             elif isinstance(effect, Install):
                 self._install(effect.ask, now)
@@ -222,22 +196,23 @@ class EventStream:
                 self._reason = effect.reason
             else:
                 outside.append(effect)
-        if self._copy is not None and self._copy[0] != self.machine.copy_ask:
-            self._copy = None
-        level = self.level
-        if level is not self._now_at:
-            self._now_at = level
-            reason = self._reason if level is self.machine.level else self._lack().value
-            self._level = LevelChanged(level, reason)
+        if self._snapshot is not None and self._snapshot[0] != self.machine.snapshot_ask:
+            self._snapshot = None
+        if self.level is not self._now_at:
+            self._now_at = self.level
+            self._level = LevelChanged(self.level, self._why())
             outside.append(self._level)
         if cleared:
             self._settle(now)
-        self._tell_level(now)
+        self._report_level(now)
         return outside
+
+    def _why(self) -> str:
+        return self._reason if self.level is self.machine.level else self._lack().value
 
     def _lack(self) -> Lack:
         """Where something lacks, what is held is more than what is known, and nothing may be taken for not held."""
-        if not self._stores and self.decoder.counts.tags_skipped > self._skipped_before:
+        if not self._stores and self.decoder.counters.tags_skipped > self._skipped_before:
             return Lack.SCHEMA
         return self.residency.lack
 
@@ -255,8 +230,6 @@ class EventStream:
                 cleared = True
                 continue
             self.residency.apply(event)
-            if self._journal is not None:
-                self._journal.add(message.seq, event.hashes)
         if batch.events:
             self._stores = self._stores or any(isinstance(event, BlocksStored) for event in batch.events)
             self._settle_soon(now, SETTLE_S)
@@ -267,39 +240,32 @@ class EventStream:
         return cleared
 
     def _clear(self) -> None:
-        """This rank holds nothing. Of an engine with one that begins an epoch; of others their own is withdrawn."""
+        """This rank holds nothing. Of an engine with one that begins a generation; of others their own is withdrawn."""
         self.residency.clear(singly=self._engine_caches.ranks(self.source) > 1)
-        self._journal = None
 
     def _install(self, ask: int, now: float) -> None:
-        assert self._copy is not None and self._copy[0] == ask, "the machine takes only what was offered"  # noqa: PT018
-        self._hold(self._copy[1])
-        self._copy = self._journal = None
-        self._settle_soon(now, 0.0)
-
-    def _hold(self, copy: Copy) -> None:
-        self.residency.install(copy.state)
+        assert self._snapshot is not None and self._snapshot[0] == ask, "the machine takes only what was offered"  # noqa: PT018
+        self.residency.install(self._snapshot[1].state)
         self._stores = self._stores or self.residency.view().blocks > 0
+        self._snapshot = None
+        self._settle_soon(now, 0.0)
 
     def _settle_soon(self, now: float, wait_s: float) -> None:
         if self._settle_at is None or now + wait_s < self._settle_at:
             self._settle_at = now + wait_s
 
     def _settle(self, now: float) -> None:
-        if self._closed:
-            self._settle_at = None
-            return
         changes = self.residency.settle(SETTLE_STEPS)
         frozen = bool(self.residency.frozen)
         complete = changes.complete and not frozen
         self._settle_at = None if complete else now + FROZEN_S * frozen
-        self._engine_caches.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
-        self._tell_level(now)
+        if self.is_open:
+            self._engine_caches.changed(self.source, self.names.told(changes._replace(complete=complete)), now)
+        self._report_level(now)
 
-    def _tell_level(self, now: float) -> None:
+    def _report_level(self, now: float) -> None:
         """EXACT is true once all that was applied is settled; less than that at once."""
-        if self._closed:
-            return
         if self._level is not None and (self._level.level is not Level.EXACT or self._settle_at is None):
-            self._engine_caches.levelled(self.source, self._level.level, self._level.reason, now)
+            if self.is_open:
+                self._engine_caches.set_level(self.source, self._level.level, self._level.reason, now)
             self._level = None

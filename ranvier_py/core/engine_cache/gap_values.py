@@ -1,10 +1,18 @@
-"""What a gap machine says and is told: levels, effects, settings, counters."""
+"""Words of a gap machine: levels, effects, options, counters; and what it remembers, within bounds."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+import xxhash
+
+from ranvier_py.core.metrics import counter
+
+DIGESTS_MAX = 1024
+"""Messages whose digest is remembered, to tell a repetition from a restart."""
 
 
 class Level(Enum):
@@ -23,7 +31,7 @@ class Loss(Enum):
 
 
 class Apply(NamedTuple):
-    """Apply this message now. Tell `cleared` or `unreadable` if it was so."""
+    """Apply this message now. Call `cleared` or `unreadable` if it was so."""
 
     seq: int
     payload: bytes
@@ -41,13 +49,13 @@ class AskReplay(NamedTuple):
 
 
 class AskPeer(NamedTuple):
-    """Ask peers for an exact copy of what this engine holds."""
+    """Ask peers for an exact snapshot of what this engine holds."""
 
     ask: int
 
 
 class Install(NamedTuple):
-    """Take the copy that was just offered in place of all that was applied."""
+    """Take the snapshot that was just offered in place of all that was applied."""
 
     ask: int
 
@@ -67,7 +75,7 @@ class GapSettings:
     replay_timeout_s: float = 5.0  # without an answer: engines answer within milliseconds, a busy one within seconds
     replay_pause_s: float = 1.0  # within an answer, which comes in one go: then its end was lost
     replay_attempts_max: int = 3  # while each brings something new
-    peer_timeout_s: float = 30.0  # a copy of 200,000 blocks is 5 MB, and is read in steps
+    peer_timeout_s: float = 30.0  # a snapshot of 200,000 blocks is 5 MB, and is read in steps
     peer_interval_s: float = 30.0  # between two questions while something is missing
     verify_interval_s: float = 10.0  # an engine whose answers contradict is asked that often
     estimated_after_s: float = 30.0  # cut off for that long, what was known is a guess
@@ -77,18 +85,91 @@ class GapSettings:
 
 
 @dataclass(slots=True)
-class GapCounts:
-    """Counters since start."""
+class GapCounters:
+    applied: int = counter("Messages applied.")
+    repeated: int = counter("Messages that came again.")
+    gaps: int = counter("Gaps in the numbers of messages.")
+    repaired: int = counter("Gaps that replay filled.")
+    jumped: int = counter("Gaps that were left.")
+    restarts: int = counter("Restarts of the engine that its messages showed.")
+    late: int = counter("Answers to a question that was closed.")
+    held_full: int = counter("Times that too much waited behind a gap.")
+    snapshots_taken: int = counter("Snapshots of peers taken.")
+    snapshots_refused: int = counter("Snapshots of peers that did not fit.")
+    snapshots_given_up: int = counter("Snapshots that did not come in time, or after too much.")
 
-    applied: int = 0
-    repeated: int = 0  # messages that came again
-    gaps: int = 0
-    repaired: int = 0  # gaps that replay filled
-    jumped: int = 0  # holes that were left
-    restarts: int = 0
-    late: int = 0  # answers to a question that is closed
-    held_full: int = 0
-    copies_taken: int = 0
-    copies_refused: int = 0
-    resumed: int = 0  # streams that began with a standby's copy
-    copies_given_up: int = 0  # no answer in time, or too much came meanwhile
+
+@dataclass(slots=True)
+class Replay:
+    """A question to the replay socket."""
+
+    ask: int
+    first: int
+    next_then: int
+    deadline: float
+    attempt: int
+    checked: bool  # that the engine is the one we knew
+    came: bool = False
+
+
+@dataclass(slots=True)
+class SnapshotAsked:
+    """A question for a peer's snapshot."""
+
+    ask: int
+    deadline: float
+    offer: tuple[int, int] | None = None  # number and digest of its last message, which is still to come
+
+
+class Digests:
+    """The last messages that were applied, by number."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}  # oldest first
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._known
+
+    def get(self, seq: int) -> int | None:
+        return self._known.get(seq)
+
+    def add(self, seq: int, payload: bytes) -> None:
+        self._known[seq] = xxhash.xxh3_64_intdigest(payload)
+        if len(self._known) > DIGESTS_MAX:
+            del self._known[next(iter(self._known))]
+
+    def contradict(self, seq: int, payload: bytes) -> bool:
+        """Whether another message is known under this number."""
+        known = self._known.get(seq)
+        return known is not None and known != xxhash.xxh3_64_intdigest(payload)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+class Kept:
+    """Messages applied since a snapshot was asked for: it will lack those after its last one."""
+
+    def __init__(self, settings: GapSettings) -> None:
+        self._settings = settings
+        self._messages: deque[Apply] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def is_full(self) -> bool:
+        settings = self._settings
+        return self._bytes > settings.held_bytes_max or len(self._messages) > settings.held_messages_max
+
+    def add(self, message: Apply) -> None:
+        self._messages.append(message)
+        self._bytes += len(message.payload)
+
+    def after(self, seq: int) -> list[Apply]:
+        return [message for message in self._messages if message.seq > seq]
+
+    def clear(self) -> None:
+        self._messages.clear()
+        self._bytes = 0

@@ -3,35 +3,36 @@
 A message that does not follow the last one opens a gap. Messages from there on are held back, the engine's replay
 socket is asked from one number before the gap, and whoever decides on routes goes on with what is known. The one before
 the gap is known here: if the engine has another message under its number, it was restarted. What replay can't bring
-back is jumped over, and a peer is asked for a copy of the whole.
+back is jumped over, and a peer is asked for a snapshot of the whole.
 
-EXACT: every message since the engine started, or since it said that it is empty, or a peer's copy and all after it.
+EXACT: every message since the engine started, or since it said that it is empty, or a peer's snapshot and all after it.
 REPAIRING: a gap is being filled. DEGRADED: some messages are lost, those after them are known; or the stream is cut
 off. ESTIMATED: nothing is known, or no message of a gap came back.
-Rules: messages are applied in order, each once; a restart is a Reset, then all from number 0. A copy is taken once its
-last message is known here to be the same. Nothing waits for ever: each question has a deadline.
+Rules: messages are applied in order, each once; a restart is a Reset, then all from number 0. A snapshot is taken once
+its last message is known here to be the same. Nothing waits for ever: each question has a deadline.
 Invariant: while EXACT, what was applied since the last Reset or Install has no hole.
-Bounds: what is held or kept for a copy, in bytes and messages; beyond, the gap is jumped over, or the copy not waited
-for, and counted. Cost: about 5 us for a message.
+Bounds: what is held or kept for a snapshot, in bytes and messages; beyond, the gap is jumped over, or the snapshot not
+waited for, and counted.
 """
 
 from __future__ import annotations
 
-import xxhash
-
-from ranvier_py.core.engine_cache.gap_state import CopyAsked, Digests, Kept, Replay
 from ranvier_py.core.engine_cache.gap_values import (
     Apply,
     AskPeer,
     AskReplay,
+    Digests,
     Effect,
-    GapCounts,
+    GapCounters,
     GapSettings,
     Install,
+    Kept,
     Level,
     LevelChanged,
     Loss,
+    Replay,
     Reset,
+    SnapshotAsked,
 )
 
 NOTHING_MISSED = "nothing missed"
@@ -54,15 +55,15 @@ class GapMachine:
         self._run = 0  # messages in a row since then
         self._asks = 0
         self._replay: Replay | None = None
-        self._copy: CopyAsked | None = None
-        self._copy_tried = True
-        self._copy_at: float | None = None
+        self._snapshot: SnapshotAsked | None = None
+        self._snapshot_tried = True
+        self._snapshot_at: float | None = None
         self._cut_at: float | None = None
         self._cut_long = False
         self._verified_at: float | None = None
-        self._why = "nothing heard yet"
+        self._why = "nothing received yet"
         self.level = Level.ESTIMATED
-        self.counts = GapCounts()
+        self.counters = GapCounters()
 
     @property
     def next_seq(self) -> int:
@@ -70,19 +71,24 @@ class GapMachine:
         return self._next
 
     @property
-    def copy_ask(self) -> int | None:
-        """The question for a copy that is open."""
-        return self._copy.ask if self._copy is not None else None
+    def waiting(self) -> tuple[int, int]:
+        """Messages that are held behind a gap, and that are kept for a snapshot."""
+        return len(self._held), len(self._kept)
+
+    @property
+    def snapshot_ask(self) -> int | None:
+        """The question for a snapshot that is open."""
+        return self._snapshot.ask if self._snapshot is not None else None
 
     def digest_of(self, seq: int) -> int | None:
-        """What a copy that stands after message `seq` is offered with. None: not known any more."""
+        """Of message `seq`, with which a snapshot that stands after it is offered. None: not known any more."""
         return self._digests.get(seq)
 
     def wake_at(self) -> float | None:
         """When `tick` has something to do, in seconds."""
-        times = [question.deadline for question in (self._replay, self._copy) if question is not None]
-        if self._copy_at is not None and self._copy is None and self._loss is not Loss.NOTHING:
-            times.append(self._copy_at)
+        times = [question.deadline for question in (self._replay, self._snapshot) if question is not None]
+        if self._snapshot_at is not None and self._snapshot is None and self._loss is not Loss.NOTHING:
+            times.append(self._snapshot_at)
         if self._cut_at is not None and not self._cut_long:
             times.append(self._cut_at + self._settings.estimated_after_s)
         return min(times, default=None)
@@ -90,22 +96,14 @@ class GapMachine:
     # The stream
 
     def connected(self, now: float) -> list[Effect]:
-        """The stream stands, for the first time or again. What was said meanwhile is asked for."""
+        """The stream stands, for the first time or again. What came meanwhile is asked for."""
         self._connect(now)
         return self._done()
-
-    def resume(self, seq: int, digest: int, now: float) -> None:
-        """Go on from a copy that stands after message `seq`, before anything else is told: as if cut off there. An
-        engine that has another message under that number was restarted."""
-        self._next = seq + 1
-        self._digests.add(seq, digest)
-        self._loss, self._cut_at, self._live_last = Loss.NOTHING, now, seq
-        self.counts.resumed += 1
 
     def disconnected(self, now: float) -> list[Effect]:
         self._cut_at = now
         self._replay = None
-        self._live_last = self._next - 1  # what was heard beyond a hole is asked for with the rest
+        self._live_last = self._next - 1  # what came from beyond a gap is asked for with the rest
         self._held.clear()  # who knows whether what comes next is of the same run; replay brings these again
         self._held_bytes = 0
         self._why = "cut off"
@@ -146,7 +144,7 @@ class GapMachine:
         """One answer of the replay socket. They may come in any order, and twice."""
         replay = self._replay
         if replay is None or replay.ask != ask:
-            self.counts.late += 1
+            self.counters.late += 1
             return self._done()
         replay.came = True
         replay.deadline = now + min(self._settings.replay_pause_s, self._settings.replay_timeout_s)
@@ -163,7 +161,7 @@ class GapMachine:
         if self._replay is not None and self._replay.ask == ask:
             self._end_replay(now, in_time=True)
         else:
-            self.counts.late += 1
+            self.counters.late += 1
         return self._done()
 
     def replay_failed(self, ask: int, now: float) -> list[Effect]:
@@ -171,38 +169,38 @@ class GapMachine:
         if self._replay is not None and self._replay.ask == ask:
             self._give_up(now, "no replay")
         else:
-            self.counts.late += 1
+            self.counters.late += 1
         return self._done()
 
-    # A peer's copy
+    # A peer's snapshot
 
-    def copy_offered(self, ask: int, seq: int, digest: int, now: float) -> list[Effect]:
-        """A peer's exact copy, that stands after message `seq` with this `digest`. Install says when to take it."""
-        copy = self._copy
-        if copy is None or copy.ask != ask:
-            self.counts.late += 1
+    def snapshot_offered(self, ask: int, seq: int, digest: int, now: float) -> list[Effect]:
+        """A peer's exact one, that stands after message `seq` with this `digest`. Install says when to take it."""
+        asked = self._snapshot
+        if asked is None or asked.ask != ask:
+            self.counters.late += 1
             return self._done()
         if seq >= self._next:
-            copy.offer = (seq, digest)
+            asked.offer = (seq, digest)
         else:
-            self._judge(copy, seq, digest, now)
+            self._judge(asked, seq, digest, now)
         return self._done()
 
-    def copy_failed(self, ask: int, now: float) -> list[Effect]:
-        if self._copy is not None and self._copy.ask == ask:
-            self.counts.copies_given_up += 1
-            self._drop_copy(now)
+    def snapshot_failed(self, ask: int, now: float) -> list[Effect]:
+        if self._snapshot is not None and self._snapshot.ask == ask:
+            self.counters.snapshots_given_up += 1
+            self._drop_snapshot(now)
         return self._done()
 
     def tick(self, now: float) -> list[Effect]:
         settings = self._settings
         if self._replay is not None and now >= self._replay.deadline:
             self._end_replay(now, in_time=False)
-        if self._copy is not None and now >= self._copy.deadline:
-            self.counts.copies_given_up += 1
-            self._drop_copy(now)
-        if self._copy_at is not None and now >= self._copy_at and self._loss is not Loss.NOTHING:
-            self._ask_copy(now)
+        if self._snapshot is not None and now >= self._snapshot.deadline:
+            self.counters.snapshots_given_up += 1
+            self._drop_snapshot(now)
+        if self._snapshot_at is not None and now >= self._snapshot_at and self._loss is not Loss.NOTHING:
+            self._ask_snapshot(now)
         if self._cut_at is not None and now >= self._cut_at + settings.estimated_after_s:
             self._cut_long = True
         return self._done()
@@ -223,7 +221,7 @@ class GapMachine:
 
     def _take(self, seq: int, payload: bytes, now: float) -> None:
         if seq < self._next or seq in self._held:
-            self.counts.repeated += 1
+            self.counters.repeated += 1
             return
         self._held[seq] = payload
         self._held_bytes += len(payload)
@@ -231,10 +229,10 @@ class GapMachine:
         if not self._held:
             return
         if self._replay is None:
-            self.counts.gaps += 1
+            self.counters.gaps += 1
             self._ask_replay(now, "gap")
         if len(self._held) > self._settings.held_messages_max or self._held_bytes > self._settings.held_bytes_max:
-            self.counts.held_full += 1
+            self.counters.held_full += 1
             replay = self._replay
             self._jump(Loss.PART, now, "too much held", is_checked=replay is None or replay.checked)
             if replay is not None:
@@ -249,31 +247,31 @@ class GapMachine:
             self._held_bytes -= len(payload)
             self._apply(self._next, payload, now)
         if replay is not None and not self._held and self._next > self._live_last >= replay.next_then:
-            self.counts.repaired += 1
+            self.counters.repaired += 1
             self._replay = None
 
     def _apply(self, seq: int, payload: bytes, now: float) -> None:
         message = Apply(seq, payload)
         self._outbox.append(message)
         self._next = seq + 1
-        self._digests.add(seq, xxhash.xxh3_64_intdigest(payload))
-        self.counts.applied += 1
+        self._digests.add(seq, payload)
+        self.counters.applied += 1
         self._run += 1
         if seq == 0:
             self._loss = Loss.NOTHING  # all that the engine ever said
         elif self._loss is Loss.ALL and self._run >= self._settings.recover_messages:
             self._loss = Loss.PART
-        if self._copy is not None:
-            self._keep(self._copy, message, now)
+        if self._snapshot is not None:
+            self._keep(self._snapshot, message, now)
 
-    def _keep(self, copy: CopyAsked, message: Apply, now: float) -> None:
-        """For the copy that was asked for: it will lack this."""
+    def _keep(self, asked: SnapshotAsked, message: Apply, now: float) -> None:
+        """For the snapshot that was asked for: it will lack this."""
         self._kept.add(message)
-        if copy.offer is not None and message.seq >= copy.offer[0]:
-            self._judge(copy, *copy.offer, now)
+        if asked.offer is not None and message.seq >= asked.offer[0]:
+            self._judge(asked, *asked.offer, now)
         elif self._kept.is_full:
-            self.counts.copies_given_up += 1
-            self._drop_copy(now)
+            self.counters.snapshots_given_up += 1
+            self._drop_snapshot(now)
 
     def _ask_replay(self, now: float, why: str, attempt: int = 1) -> None:
         self._why = why
@@ -321,7 +319,7 @@ class GapMachine:
         held, self._held, self._held_bytes = sorted(self._held.items()), {}, 0
         for seq, payload in held:
             if seq != self._next or not is_checked:
-                self.counts.jumped += 1
+                self.counters.jumped += 1
                 self._lose(loss, seq, now, why)
                 is_checked = True
             self._apply(seq, payload, now)
@@ -330,51 +328,51 @@ class GapMachine:
         if loss.value > self._loss.value:
             self._loss = loss
         self._loss_end, self._run, self._why = max(end, self._loss_end), 0, why
-        if self._copy_at is None or now >= self._copy_at:
-            self._copy_tried = False
-            self._ask_copy(now)
+        if self._snapshot_at is None or now >= self._snapshot_at:
+            self._snapshot_tried = False
+            self._ask_snapshot(now)
 
     def _restart(self, why: str) -> None:
         self._outbox.append(Reset())
-        self.counts.restarts += 1
+        self.counters.restarts += 1
         self._next = self._run = self._loss_end = 0
         self._live_last = -1
         self._held.clear()
         self._digests.clear()
         self._kept.clear()
         self._held_bytes = 0
-        self._replay = self._copy = None
+        self._replay = self._snapshot = None
         self._loss, self._why = Loss.ALL, why
 
-    def _ask_copy(self, now: float) -> None:
-        if not self._settings.peers or self._copy is not None:
+    def _ask_snapshot(self, now: float) -> None:
+        if not self._settings.peers or self._snapshot is not None:
             return
         self._asks += 1
-        self._copy = CopyAsked(self._asks, now + self._settings.peer_timeout_s)
-        self._copy_at = None
+        self._snapshot = SnapshotAsked(self._asks, now + self._settings.peer_timeout_s)
+        self._snapshot_at = None
         self._outbox.append(AskPeer(self._asks))
 
-    def _drop_copy(self, now: float) -> None:
-        self._copy = None
-        self._copy_tried = True
-        self._copy_at = now + self._settings.peer_interval_s
+    def _drop_snapshot(self, now: float) -> None:
+        self._snapshot = None
+        self._snapshot_tried = True
+        self._snapshot_at = now + self._settings.peer_interval_s
         self._kept.clear()
 
-    def _judge(self, copy: CopyAsked, seq: int, digest: int, now: float) -> None:
-        """Take a copy whose last message was applied here too, after what was lost, with all that followed it.
+    def _judge(self, asked: SnapshotAsked, seq: int, digest: int, now: float) -> None:
+        """Take a snapshot whose last message was applied here too, after what was lost, with all that followed it.
 
         Before that it might be of a run that is over.
         """
         again = self._kept.after(seq)
         is_whole = seq >= self._loss_end and len(again) == self._next - seq - 1
         if self._digests.get(seq) == digest and is_whole:
-            self.counts.copies_taken += 1
-            self._outbox.append(Install(copy.ask))
+            self.counters.snapshots_taken += 1
+            self._outbox.append(Install(asked.ask))
             self._outbox.extend(again)
             self._loss, self._loss_end = Loss.NOTHING, 0
         else:
-            self.counts.copies_refused += 1
-        self._drop_copy(now)
+            self.counters.snapshots_refused += 1
+        self._drop_snapshot(now)
 
     def _done(self) -> list[Effect]:
         level = self._level_now()
@@ -390,5 +388,5 @@ class GapMachine:
         if self._replay is not None:
             return Level.REPAIRING
         if self._loss is Loss.ALL:
-            return Level.REPAIRING if self._copy is not None and not self._copy_tried else Level.ESTIMATED
+            return Level.REPAIRING if self._snapshot is not None and not self._snapshot_tried else Level.ESTIMATED
         return Level.EXACT if self._loss is Loss.NOTHING and self._cut_at is None else Level.DEGRADED

@@ -1,106 +1,71 @@
-"""What whoever reads event streams must know of the other nodes: which streams are its own, and where copies go.
+"""What whoever receives event streams must know of the other nodes: which are its own, and where snapshots come from.
 
-`Sharing` is that, whether there is a cluster (core/gossip/peer/reader_sync.py) or not (`Unshared`). The reader asks
-`owns` now and then and begins or ends its subscriptions by it, says how well it knows what it reads, and carries the
-two effects of a gap machine that need others: AskPeer -> `ask`, and what comes of it from `copies`.
+A node asks `subscribes` and `reads` now and then and acts by it, reports how well it knows what it receives, and
+carries the two effects of a gap machine that need others: AskPeer -> `ask`, and what comes of it from `snapshots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.snapshot import Copy, Original, Place
-from ranvier_py.core.engine_cache.standby import StandbyCopy
+from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotWriter
 from ranvier_py.core.ids import BackendId
 
-Giver = Callable[[BackendId, int, Place | None], Original | None]
-"""Begins a copy of what a backend's rank holds; None when it is not known exactly here. With a place it is for a node
-that stands by, and has a copy as of then: `EventStream.original`."""
+SnapshotGiver = Callable[[BackendId, int], SnapshotWriter | None]
+"""Begins a snapshot of what a backend's rank holds; None when it is not known exactly here: `EventStream.snapshot`."""
 
 
-class CopyCame(NamedTuple):
-    """The answer to a question. `copy` None: there is none to be had."""
+class SnapshotAnswer(NamedTuple):
+    """The answer to a question. `snapshot` None: there is none to be had."""
 
     backend: BackendId
     rank: int
     ask: int
-    copy: Copy | None
+    snapshot: Snapshot | None
 
 
-class Sharing(Protocol):
-    """Ranks of a data-parallel engine are read together, by one node."""
+class StreamSharing:
+    """Of a node that is alone: all streams are its own, and nobody has a snapshot.
 
-    give: Giver
-
-    def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:
-        """These backends have event streams, of these ranks; say it as often as you like."""
-        ...
-
-    def owns(self, backend: BackendId) -> bool:
-        """Whether this node is to read the stream of a backend now."""
-        ...
-
-    def said(self, backend: BackendId, level: Level, now: float) -> None:
-        """How well this node knows the stream that it reads: the worst of its ranks."""
-        ...
-
-    def unable(self, backend: BackendId, is_unable: bool, now: float) -> None:
-        """This node can't read that stream, or could again. Others take it."""
-        ...
-
-    def ask(self, backend: BackendId, rank: int, ask: int, now: float) -> None:
-        """Get an exact copy from a peer."""
-        ...
-
-    def copies(self) -> list[CopyCame]:
-        """What has come of questions since the last call."""
-        ...
-
-    def standby_copy(self, backend: BackendId, rank: int, now: float) -> StandbyCopy | None:
-        """What this node kept of a stream while it stood by for its reader; it is handed over. None: nothing."""
-        ...
-
-    def level(self, backend: BackendId) -> Level | None:
-        """How well the stream is known by whoever reads it; None: nobody does."""
-        ...
-
-
-def gives_none(backend: BackendId, rank: int, since: Place | None = None) -> Original | None:  # noqa: ARG001
-    """A Giver."""
-    return None
-
-
-class Unshared:
-    """Alone: all streams are ours, and nobody has a copy."""
+    Among peers it is core/gossip/peer/reader_sync.py. Ranks of a data-parallel engine are read together, by one node.
+    """
 
     def __init__(self) -> None:
-        self.give: Giver = gives_none
+        self.give: SnapshotGiver = lambda _backend, _rank: None
         self._levels: dict[BackendId, Level] = {}
-        self._came: list[CopyCame] = []
+        self._answers: list[SnapshotAnswer] = []
 
     def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:  # noqa: ARG002
+        """These backends have event streams, of these ranks; say it as often as you like."""
         self._levels = {backend: level for backend, level in self._levels.items() if backend in backends}
 
-    def owns(self, backend: BackendId) -> bool:  # noqa: ARG002
+    def subscribes(self, backend: BackendId) -> bool:  # noqa: ARG002
+        """Whether this node is to receive the stream of a backend now, as its reader or as its standby."""
         return True
 
-    def said(self, backend: BackendId, level: Level, now: float) -> None:  # noqa: ARG002
+    def reads(self, backend: BackendId) -> bool:  # noqa: ARG002
+        """Whether it is the reader, which applies the stream for all."""
+        return True
+
+    def report(self, backend: BackendId, level: Level, now: float) -> None:  # noqa: ARG002
+        """How well this node knows the stream that it receives: the worst of its ranks."""
         self._levels[backend] = level
 
     def unable(self, backend: BackendId, is_unable: bool, now: float) -> None:  # noqa: ARG002
+        """This node can't receive that stream, or could again. Others take it."""
         self._levels.pop(backend, None)
 
     def ask(self, backend: BackendId, rank: int, ask: int, now: float) -> None:  # noqa: ARG002
-        self._came.append(CopyCame(backend, rank, ask, None))
+        """Get an exact snapshot from a peer."""
+        self._answers.append(SnapshotAnswer(backend, rank, ask, None))
 
-    def copies(self) -> list[CopyCame]:
-        came, self._came = self._came, []
-        return came
-
-    def standby_copy(self, backend: BackendId, rank: int, now: float) -> StandbyCopy | None:  # noqa: ARG002
-        return None
+    def snapshots(self) -> list[SnapshotAnswer]:
+        """What has come of questions since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
 
     def level(self, backend: BackendId) -> Level | None:
+        """How well the stream is known by whoever reads it; None: nobody does."""
         return self._levels.get(backend)

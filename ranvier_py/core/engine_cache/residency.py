@@ -5,16 +5,13 @@ size. A prefix is held where every block of the engine that it reaches into is h
 them. The engine itself reuses whole blocks of its own only, so a match is worth its depth rounded down to
 `block_tokens`. Names of blocks are never computed, only compared.
 
-Rules: one name may be stored several times, and is gone when it was removed as often; what is told again because it was
-reused is no new copy. A block whose parent is unknown
-is parked until the parent comes. Blocks that hash more than tokens (images, embeddings), and all that continue them,
-are counted but have no fingerprint. Of several cache groups the first dense one counts: others keep no whole prefix.
+Rules: one name may be stored several times, and is gone when it was removed as often; what is named again because it
+was reused is no new copy. A block whose parent is unknown is orphaned until the parent comes. Blocks that hash more
+than tokens (images, embeddings), and all that continue them, are counted but have no fingerprint. Of several cache
+groups the first dense one counts: others keep no whole prefix.
 Invariant: what is reported, summed up, equals what a walk over all blocks would find, once `settle` has nothing left.
 Bounds: `entries_max` blocks and fingerprints (a block of 16 tokens is two): new blocks are refused and counted;
-`parked_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
-Cost: 10 us for a block and the removal that makes room for it, some fifty at a time, with `settle`
-(benchmarks/residency.py); what is stored between two calls of that is hashed together. About 620 bytes for a block of
-16 tokens.
+`orphaned_max` of them unresolved: the oldest are dropped with all that continues them, and counted.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from ranvier_py.core.engine_cache.chains import TOKEN_BYTES, chain_of, hash_chai
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency_values import (
     Changes,
-    Imported,
     Lack,
-    ResidencyCounts,
+    ResidencyCounters,
     ResidencyView,
+    Roots,
     Scope,
+    SnapshotState,
     salt_and_media,
 )
-from ranvier_py.core.engine_cache.roots import Roots
 from ranvier_py.core.engine_cache.sources.event_values import (
     BlocksRemoved,
     BlocksStored,
@@ -50,16 +47,16 @@ DENSE_KINDS = frozenset(("full_attention", "mla_attention", "sink_full_attention
 """Kinds of cache group that keep every token of a prefix (vLLM's names)."""
 
 SETTLE_STEPS_MAX = 20_000
-"""Blocks looked at by one `settle`: 50 ms at most."""
+"""Blocks looked at by one `settle`."""
 
 FRESH_MAX = 4096
-"""Blocks told of that are hashed together: one call for a few blocks costs as much as for hundreds."""
+"""Stored blocks that are hashed together: one call for a few blocks costs as much as for hundreds."""
 
 NAME, READY, OPAQUE = Known.NAME, Known.READY, Known.OPAQUE
 ABSENT = Tier.ABSENT
 
 WAITING_MAX, WAITING_BYTES_MAX = 50_000, 32 << 20
-"""Events, and their bytes, that wait for a copy to be read: some seconds of a busy engine."""
+"""Events, and their bytes, that wait for a snapshot to be written: some seconds of a busy engine."""
 
 
 class Residency:
@@ -71,24 +68,24 @@ class Residency:
         namespace_of: Callable[[Scope], Fingerprint | None],
         *,
         entries_max: int = 2_000_000,
-        parked_max: int = 100_000,
-        tells_again: bool = False,
+        orphaned_max: int = 100_000,
+        repeats: bool = False,
     ) -> None:
         """`namespace_of` gives the fingerprint of the empty prefix, or None where no prompt of ours can be meant.
-        `tells_again`: the engine may tell of blocks that a request reuses as if it stored them, see `is_told_again`.
+        `repeats`: the engine may name blocks that a request reuses as if it stored them, see `is_repeated`.
         """
         self._hasher = hasher
         self._namespace_of = namespace_of
         self._entries_max = entries_max
-        self._parked_max = parked_max
-        self._tells_again = tells_again
+        self._orphaned_max = orphaned_max
+        self._repeats = repeats
         self._cleared = False
         self.frozen = 0  # number of the freeze that holds; 0 = none
         self._freezes = 0
         self._waiting: deque[BlocksStored | BlocksRemoved] = deque()
         self._waiting_bytes = 0  # since the last freeze
         self.block_tokens = 0  # the engine's, as its last event said; 0 = none came yet
-        self.counts = ResidencyCounts()
+        self.counters = ResidencyCounters()
         self._start()
 
     def _start(self) -> None:
@@ -96,22 +93,22 @@ class Residency:
         self._held = HeldPrefixes()
         self._roots = Roots(self._hasher, self._namespace_of)
         self._group: int | None = None  # of caches, that counts
-        self._reports = False  # it tells of blocks that it reuses
+        self._reports = False  # it names blocks that it reuses
         self.lack = Lack.NOTHING
-        self._fresh: list[Block] = []  # told of, not looked at yet
+        self._fresh: list[Block] = []  # stored, not looked at yet
         self._unsettled: deque[Block] = deque()
 
     def clear(self, *, singly: bool = False) -> None:
         """The engine holds nothing: it was restarted, or said so.
 
         Args:
-            singly: others hold the same for that engine: each prefix is told to be gone, by and by, and no more.
+            singly: other ranks hold some of the same: each prefix is reported gone by itself, and no more.
         """
         self.thaw()
         self._waiting.clear()
         before = self._held
         self._start()
-        self.counts.cleared += 1
+        self.counters.cleared += 1
         if singly and not self._cleared:
             self._held.replaces(before)
         else:
@@ -143,7 +140,7 @@ class Residency:
         left = not self.frozen and (self._unsettled or self._waiting)
         return Changes(cleared, changes, not (left or self._held.undrained))
 
-    # A copy for a peer, or from one (`snapshot`)
+    # A snapshot for a peer, or from one
 
     def freeze(self) -> int:
         """Stay as it is now, until `thaw`; what is applied meanwhile waits. Returns the number of this freeze.
@@ -161,7 +158,7 @@ class Residency:
         self.frozen = 0
 
     def parts(self) -> tuple[Block, Sequence[Block], int | None]:
-        """For `snapshot`: what hangs above the blocks that we cannot name, the other stems, the group that counts."""
+        """For `snapshot`: the root of the blocks that we cannot name, the other roots, the group that counts."""
         return self._roots.nameless, self._roots.all(), self._group
 
     def catch_up(self) -> None:
@@ -169,21 +166,18 @@ class Residency:
         while self._waiting and not self.frozen:
             self._apply(self._waiting.popleft())
 
-    def block(self, key: EngineHash) -> Block | None:
-        return self._index.blocks.get(key)
-
-    def install(self, copy: Imported) -> None:
-        """Hold what a copy has instead, which is used up. What that changes comes with the next calls of `settle`."""
+    def install(self, snapshot: SnapshotState) -> None:
+        """Hold what a snapshot has instead, which is used up. What that changes comes with the next `settle`."""
         self.thaw()
         self._waiting.clear()
         before = self._held
         self._start()
-        self._index, self._held = copy.index, copy.held
-        self._roots.adopt(copy.nameless, copy.roots)
-        self._group, self.block_tokens = copy.group, copy.block_tokens
+        self._index, self._held = snapshot.index, snapshot.held
+        self._roots.adopt(snapshot.nameless, snapshot.roots)
+        self._group, self.block_tokens = snapshot.group, snapshot.block_tokens
         if not self._cleared:
             self._held.replaces(before)
-        self.counts.copied += len(copy.index.blocks)
+        self.counters.copied += len(snapshot.index.blocks)
 
     def _wait(self, event: BlocksStored | BlocksRemoved) -> None:
         self._waiting.append(event)
@@ -227,7 +221,7 @@ class Residency:
         index = self._index
         return ResidencyView(
             blocks=len(index.blocks),
-            parked=len(index.parked),
+            orphaned=len(index.orphaned),
             prefixes=len(self._held),
             entries=index.weight,
             block_tokens=self.block_tokens,
@@ -238,18 +232,18 @@ class Residency:
 
     def _store(self, event: BlocksStored) -> None:
         if not self._is_counted_group(event):
-            self.counts.other_groups += 1
+            self.counters.other_groups += 1
             return
         width, data, hashes = event.block_tokens * TOKEN_BYTES, event.token_bytes, event.hashes
         if data and (not width or len(data) != width * len(hashes)):
-            self.counts.mismatched += 1
+            self.counters.mismatched += 1
             data = b""
         if data:
             self.block_tokens = event.block_tokens
         salt, opaque_from = salt_and_media(event)
         parent, tier, weight = self._parent_of(event, salt), event.tier, self._weight_of(event.block_tokens)
-        told_again = event.reused or (self._tells_again and self.is_told_again(event))
-        index, blocks, fresh, counts = self._index, self._index.blocks, self._fresh, self.counts
+        repeated = event.reused or (self._repeats and self.is_repeated(event))
+        index, blocks, fresh, counters = self._index, self._index.blocks, self._fresh, self.counters
         entries_max = self._entries_max
         for place, key in enumerate(hashes):
             own = data[place * width : (place + 1) * width]
@@ -257,41 +251,41 @@ class Residency:
             is_new = own and key not in blocks and index.weight + weight <= entries_max
             if is_new and parent is not None and parent.known is not OPAQUE:
                 block = index.born(key, parent, own, weight, tier)
-                counts.stored += 1
+                counters.stored += 1
                 fresh.append(block)
             else:
-                block = self._store_again(key, parent, tier, own, weight, told_again=told_again)
+                block = self._store_again(key, parent, tier, own, weight, repeated=repeated)
                 if block is None:
-                    counts.refused += len(hashes) - place
+                    counters.refused += len(hashes) - place
                     self.lack = Lack.ROOM
                     break
             if place >= opaque_from:
                 self._darken(block)
             parent = block
-        if len(self._fresh) >= FRESH_MAX or self._index.parked_weight > self._parked_max:
+        if len(self._fresh) >= FRESH_MAX or self._index.orphaned_weight > self._orphaned_max:
             self._resolve()
-        while self._index.parked_weight > self._parked_max:
-            self.counts.dropped += self._index.drop(next(iter(self._index.parked.values())))
+        while self._index.orphaned_weight > self._orphaned_max:
+            self.counters.dropped += self._index.drop(next(iter(self._index.orphaned.values())))
             self.lack = Lack.ROOM
 
     def _store_again(
-        self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, told_again: bool
+        self, key: EngineHash, parent: Block | None, tier: Tier, own: bytes, weight: int, *, repeated: bool
     ) -> Block | None:
         """A block that is known, or cannot have a fingerprint yet. None: there is no room for it."""
         block = None if parent is None else self._place(key, parent)
         if block is None:
             return None
-        if told_again and block.count(tier):
-            self.counts.told_again += 1
+        if repeated and block.count(tier):
+            self.counters.repeated += 1
         else:
-            self.counts.stored += 1
-            self.counts.uncounted += not block.more(tier)
+            self.counters.stored += 1
+            self.counters.uncounted += not block.more(tier)
         if block.known is READY:
             self._look(block)
         elif block.known is NAME and self._tell(block, own, weight):
             self._fresh.append(block)
         elif block.known is NAME and not own and tier is Tier.GPU:
-            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were told of with theirs
+            self.lack = Lack.TOKENS  # copies elsewhere are of blocks that were stored with theirs
         return block
 
     def _is_counted_group(self, event: BlocksStored) -> bool:
@@ -307,8 +301,8 @@ class Residency:
                 self.lack = Lack.NOTHING
         return event.group == self._group
 
-    def is_told_again(self, event: BlocksStored) -> bool:
-        """Whether a run from the start of a prompt is no new copy: vLLM tells of what a request reuses, in the same
+    def is_repeated(self, event: BlocksStored) -> bool:
+        """Whether a run from the start of a prompt is no new copy: vLLM names what a request reuses, in the same
         form, if the request wants that (`kv_cache_report_mode`). It looks its cache up before it computes, so it never
         stores a second block when it has the first; the only one of a short prompt it may.
         """
@@ -326,7 +320,7 @@ class Residency:
             return self._index.blocks.get(event.parent) or self._add(event.parent)
         found = self._roots.find(Scope(event.lora_name, event.lora_id, salt))
         if found is None or found is self._roots.nameless:
-            self.counts.roots_refused += found is None
+            self.counters.roots_refused += found is None
             self.lack = Lack.NAMES
         return found or self._roots.nameless
 
@@ -337,7 +331,7 @@ class Residency:
         if block.parent is None:
             block.attach(parent)
         elif block.parent is not parent:
-            self.counts.contradicted += 1
+            self.counters.contradicted += 1
         return block
 
     def _add(self, key: EngineHash) -> Block | None:
@@ -353,7 +347,7 @@ class Residency:
             self._darken(block)
             return False
         if not data or self._index.weight + weight - block.weight > self._entries_max:
-            self.counts.refused += bool(data)
+            self.counters.refused += bool(data)
             self.lack = Lack.ROOM if data else self.lack
             return False
         block.token_bytes, block.known = data, Known.TOKENS
@@ -362,17 +356,17 @@ class Residency:
 
     def _remove(self, event: BlocksRemoved) -> None:
         if event.group != (self._group or 0):
-            self.counts.other_groups += 1
+            self.counters.other_groups += 1
             return
-        blocks, counts, shift = self._index.blocks, self.counts, COPIES_BITS * event.tier
+        blocks, counters, shift = self._index.blocks, self.counters, COPIES_BITS * event.tier
         counted, one = COPIES_MASK << shift, 1 << shift
         for key in event.hashes:
             block = blocks.get(key)
             if block is None or not block.copies & counted:
-                counts.removed_unknown += 1
+                counters.removed_unknown += 1
                 continue
             block.copies -= one
-            counts.removed += 1
+            counters.removed += 1
             if block.known is READY:
                 if not block.queued:
                     block.queued = True
@@ -396,7 +390,7 @@ class Residency:
                 self._index.resolved(chain)
                 self._unsettled.extend(chain)
             starts = branches
-        self.counts.resolved_late += resolved - sum([block.known is READY for block in fresh])
+        self.counters.resolved_late += resolved - sum([block.known is READY for block in fresh])
 
     def _darken(self, block: Block) -> None:
         """This block, and all that waited for it, has no fingerprint."""
@@ -407,7 +401,7 @@ class Residency:
                 each.token_bytes = b""
                 self._index.weigh(each, 1)
                 self._index.settled(each, Known.OPAQUE)
-                self.counts.opaque += 1
+                self.counters.opaque += 1
                 below.extend(each.children())
 
     # From blocks to prefixes

@@ -1,14 +1,21 @@
-"""What a residency is told and tells: scopes, changes, counters, gauges."""
+"""What a residency takes and gives: scopes, roots, changes, snapshots, counters, gauges."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from ranvier_py.core.engine_cache.blocks import Block, BlockIndex
+from ranvier_py.core.engine_cache.blocks import Block, BlockIndex, root
 from ranvier_py.core.engine_cache.prefixes import Change, HeldPrefixes
 from ranvier_py.core.engine_cache.sources.event_values import BlocksStored
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.metrics import counter
+from ranvier_py.core.prompts.fingerprint import TokenHasher
+
+ROOTS_MAX = 4096
+"""Adapters and salts of which something is held at a time; each costs some 500 bytes."""
 
 
 class Scope(NamedTuple):
@@ -37,9 +44,50 @@ def salt_and_media(event: BlocksStored) -> tuple[str | None, int]:
     return salt, opaque_from
 
 
+class Roots:
+    """Where the prompts of one engine begin: for each adapter and salt a block without tokens, from which hashing
+    starts. `nameless` is the root of all that has no fingerprint.
+
+    A snapshot brings roots by their sum alone, for no salt travels; whose they are shows when something is stored
+    there. Bound: ROOTS_MAX; those under which nothing hangs make room, and what finds none has no fingerprint, and is
+    counted by who asks.
+    """
+
+    def __init__(self, hasher: TokenHasher, namespace_of: Callable[[Scope], Fingerprint | None]) -> None:
+        self.nameless = root(None)
+        self._hasher = hasher
+        self._namespace_of = namespace_of
+        self._named: dict[Scope, Block] = {}
+        self._unclaimed: dict[int, Block] = {}  # of a snapshot, by their state's total
+
+    def adopt(self, nameless: Block, unclaimed: dict[int, Block]) -> None:
+        """Those of a snapshot."""
+        self.nameless, self._unclaimed = nameless, unclaimed
+
+    def all(self) -> list[Block]:
+        """All but the nameless one."""
+        return [*self._named.values(), *self._unclaimed.values()]
+
+    def find(self, scope: Scope) -> Block | None:
+        """Where prompts of this scope begin; None: there is no room for one more."""
+        found = self._named.get(scope)
+        if found is not None:
+            return found
+        if len(self._named) >= ROOTS_MAX:
+            self._named = {scope: block for scope, block in self._named.items() if block.child is not None}
+            if len(self._named) >= ROOTS_MAX:
+                return None
+        namespace = self._namespace_of(scope)
+        if namespace is None:
+            return self.nameless
+        state = self._hasher.start(namespace)
+        self._named[scope] = found = self._unclaimed.pop(state.total, None) or root(state)
+        return found
+
+
 @dataclass(slots=True)
-class Imported:
-    """What a peer's copy says that the engine holds, built beside what is held until it is taken (`snapshot`)."""
+class SnapshotState:
+    """What a peer's snapshot says that the engine holds, built beside what is held until it is taken."""
 
     index: BlockIndex
     held: HeldPrefixes
@@ -72,32 +120,30 @@ class Changes(NamedTuple):
 
 
 @dataclass(slots=True)
-class ResidencyCounts:
-    """Counters since start, in blocks where nothing else is said."""
-
-    stored: int = 0
-    told_again: int = 0  # because a request reused them: no new copies
-    removed: int = 0
-    cleared: int = 0  # events
-    resolved_late: int = 0  # parked, and then their parent came
-    removed_unknown: int = 0  # of which no copy was known
-    refused: int = 0  # no room
-    dropped: int = 0  # parked for too long
-    opaque: int = 0
-    mismatched: int = 0  # events whose tokens are not those of their blocks
-    contradicted: int = 0  # told again with another parent
-    other_groups: int = 0  # events
-    roots_refused: int = 0  # events of one namespace too many
-    uncounted: int = 0  # copies beyond 65,535
-    copied: int = 0  # taken from peers
+class ResidencyCounters:
+    stored: int = counter("Blocks stored.")
+    repeated: int = counter("Blocks named again because a request reused them: no new copies.")
+    removed: int = counter("Blocks removed.")
+    cleared: int = counter("Times that the cache was cleared.")
+    resolved_late: int = counter("Blocks that were orphaned until their parent came.")
+    removed_unknown: int = counter("Blocks removed of which no copy was known.")
+    refused: int = counter("Blocks for which there was no room.")
+    dropped: int = counter("Blocks orphaned for too long.")
+    opaque: int = counter("Blocks that hash more than tokens.")
+    mismatched: int = counter("Events whose tokens are not those of their blocks.")
+    contradicted: int = counter("Blocks named again with another parent.")
+    other_groups: int = counter("Events of cache groups that do not count.")
+    roots_refused: int = counter("Events of one namespace too many.")
+    uncounted: int = counter("Copies beyond what is counted of a block.")
+    copied: int = counter("Blocks taken from peers.")
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyView:
-    """Gauges."""
+    """Gauges: what is there now."""
 
     blocks: int
-    parked: int
+    orphaned: int
     prefixes: int
     entries: int
     block_tokens: int

@@ -1,20 +1,18 @@
 """What one engine holds, as columns of bytes for a peer, and read again there: no token id, and no salt, is in them.
 
-A `Writer` freezes a residency, walks it in steps, blocks above before those below, and lets it go on. A `Reader` builds
-the same beside what its node holds; `Residency.install` takes it. For each block travel the engine's name of it, where
-it hangs, its copies by tier, and the keyed sum from which hashing goes on. Where an engine's block ends inside one of
-ours, the sum of the tokens that are over travels under a pad (`TokenHasher.veiled`, `pad`). A stem is known by its sum:
-the node that takes the copy finds it again when it is told something of that adapter and salt.
+A `SnapshotWriter` freezes a residency, walks it in steps, parents before children, and lets it go on. A
+`SnapshotReader` builds the same beside what its node holds; `Residency.install` takes it. For each block travel the
+engine's name of it, its parent, its copies by tier, and the keyed sum from which hashing goes on. Where an engine's
+block ends inside one of ours, the sum of the tokens that are over travels under a pad (`TokenHasher.veiled`, `pad`). A
+root is known by its sum: the node that takes the snapshot finds it again when an event names that adapter and salt.
 
-Rules: blocks without a place in the tree are left out and counted: at EXACT there are none that matter. What breaks a
-rule of the form raises BadSnapshot; nothing of such a copy is taken.
-Bounds: those of the residency that is read, `entries_max` of the reader. Cost: 2 us for a block written, 10 us for one
-read, 25 bytes a block of 16 tokens with a numeric name.
+Rules: blocks that hang from no root are left out and counted: at EXACT there are none that matter. What breaks a rule
+of the form raises BadSnapshot; nothing of such a snapshot is taken. Bounds: those of the residency that is read,
+`entries_max` of the reader.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,8 +21,7 @@ import numpy as np
 from ranvier_py.core.engine_cache.blocks import COPIES_BITS, Block, BlockIndex, Known, Print, root
 from ranvier_py.core.engine_cache.prefixes import HeldPrefixes
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.residency_values import Imported
-from ranvier_py.core.engine_cache.roots import ROOTS_MAX
+from ranvier_py.core.engine_cache.residency_values import ROOTS_MAX, SnapshotState
 from ranvier_py.core.engine_cache.sources.event_fields import HASH_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS, EngineHash, Tier
 from ranvier_py.core.errors import RanvierError
@@ -51,79 +48,63 @@ class BadSnapshot(RanvierError):
 
 
 class BlockRows(NamedTuple):
-    """One chunk. All columns but `names` and `extras` have one element for each block or stem."""
+    """One chunk. All columns but `names` and `extras` have one element for each block or root."""
 
     group: int  # of caches, that counts, + 1; 0 = none yet
     block_tokens: int
     names: bytes  # length and bytes of each engine name; length 0: a number of 8 bytes
     kinds: bytes  # u8
     above: bytes  # u32: place of what it hangs under, over all chunks; 0 is what has no fingerprint of ours
-    widths: bytes  # u16, tokens; 0 for a stem or an opaque block
+    widths: bytes  # u16, tokens; 0 for a root or an opaque block
     totals: bytes  # u64
     copies: bytes  # u8
     extras: bytes  # u64: of each block in turn its copies if WIDE, its veil, the fingerprints inside it
 
 
-class Copy(NamedTuple):
-    """A whole copy, and the message of the engine's stream after which it stands."""
+class Snapshot(NamedTuple):
+    """A whole one, and the message of the engine's stream after which it stands: its number, and a digest of it."""
 
     seq: int
     digest: int
-    state: Imported
+    state: SnapshotState
 
 
-class Place(NamedTuple):
-    """A message of an engine's stream: its number, and the digest of its bytes."""
+class SnapshotWriter:
+    """A residency, frozen meanwhile, becomes chunks: `step` until `done`, or until it is `broken`: none is to be had
+    this time. It stands after message `seq`."""
 
-    seq: int
-    digest: int
-
-
-NO_PLACE = Place(-1, 0)
-"""Of who has no copy yet."""
-
-
-class Original(NamedTuple):
-    """A copy that begins to be written."""
-
-    seq: int
-    digest: int
-    writer: Written
-
-
-def original_of(residency: Residency, hasher: TokenHasher, seq: int, digest: int | None) -> Original | None:
-    """Of a residency that stands after this message, now. None: one is being written, or the message is not known."""
-    if residency.frozen or digest is None or seq < 0:
-        return None
-    return Original(seq, digest, Writer(residency, hasher))
-
-
-class Written(ABC):
-    """A residency that becomes chunks, frozen meanwhile. `step` until `done`, or until it is `broken`: no copy is to be
-    had this time."""
-
-    def __init__(self, residency: Residency, hasher: TokenHasher, kind: int = 0) -> None:
-        """`kind`: bits of the group in each chunk that say what these are."""
+    def __init__(self, residency: Residency, hasher: TokenHasher, seq: int, digest: int) -> None:
+        self.seq = seq
+        self.digest = digest
         self.chunks: list[BlockRows] = []
         self.done = self.broken = False
-        self.left_out = 0  # blocks without a place in the tree
+        self.written = 0  # blocks
+        self.left_out = 0  # blocks that hang from no root
         self._residency = residency
         self._hasher = hasher
         self._freeze = residency.freeze()
-        _, _, group = residency.parts()
-        self._head = (kind | (0 if group is None else group + 1), residency.block_tokens)
+        nameless, roots, group = residency.parts()
+        self._head = (0 if group is None else group + 1, residency.block_tokens)
+        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *roots)]
+        self._places = 1
 
     def step(self) -> None:
-        """One chunk: about half a millisecond."""
+        """One chunk."""
         if self.done or self.broken:
             return
         if self._residency.frozen != self._freeze:
             self.stop()
             return
-        rows = RowsMade()
-        self.done = self._fill(rows)
+        rows, todo = RowsMade(), self._todo
+        while todo and len(rows.kinds) < CHUNK_BLOCKS:
+            block, above = todo.pop()
+            if self._write(block, above, rows):
+                todo.extend([(child, self._places) for child in block.children()])
+                self._places += 1
         self.chunks.append(rows.packed(*self._head))
-        if self.done:
+        if not todo:
+            self.done = True
+            self.left_out = self._residency.view().blocks - self.written
             self._residency.thaw()
 
     def stop(self) -> None:
@@ -131,39 +112,10 @@ class Written(ABC):
         if self._residency.frozen == self._freeze:
             self._residency.thaw()
         self.broken = not self.done
-
-    @abstractmethod
-    def _fill(self, rows: RowsMade) -> bool:
-        """Write the next CHUNK_BLOCKS rows. Returns whether there are no more."""
-
-
-class Writer(Written):
-    """Writes all that is held."""
-
-    def __init__(self, residency: Residency, hasher: TokenHasher) -> None:
-        super().__init__(residency, hasher)
-        self.written = 0  # blocks
-        nameless, roots, _ = residency.parts()
-        self._todo: list[tuple[Block, int]] = [(block, 0) for block in (*nameless.children(), *roots)]
-        self._places = 1
-
-    def stop(self) -> None:
-        super().stop()
         self._todo.clear()
 
-    def _fill(self, rows: RowsMade) -> bool:
-        todo = self._todo
-        while todo and len(rows.kinds) < CHUNK_BLOCKS:
-            block, above = todo.pop()
-            if self._write(block, above, rows):
-                todo.extend([(child, self._places) for child in block.children()])
-                self._places += 1
-        if not todo:
-            self.left_out = self._residency.view().blocks - self.written
-        return not todo
-
     def _write(self, block: Block, above: int, rows: RowsMade) -> bool:
-        """False: it has no place in the tree, nor has what hangs under it."""
+        """False: it hangs from no root, nor does what hangs under it."""
         if block.parent is None:
             rows.add(ROOT, 0, 0, block.state.total if block.state is not None else 0, 0)
             return True
@@ -194,8 +146,7 @@ class RowsMade:
             self.extras.append(copies)
 
     def write(self, hasher: TokenHasher, block: Block, above: int) -> bool:
-        """What a block is, under the place of its parent. False: it has none in the tree, nor has what hangs under
-        it."""
+        """A block under the place of its parent. False: it hangs from no root."""
         state, parent = block.state, block.parent
         if block.known is Known.READY and state is not None and parent is not None and parent.state is not None:
             width = state.tokens - parent.state.tokens
@@ -226,7 +177,7 @@ class RowsMade:
         )
 
 
-class Reader:
+class SnapshotReader:
     """Builds what chunks say, in their order. After `BadSnapshot` it is to be thrown away."""
 
     def __init__(self, hasher: TokenHasher, *, entries_max: int = 2_000_000) -> None:
@@ -234,7 +185,7 @@ class Reader:
         self._hasher = hasher
         self._entries_max = entries_max
         self._places: list[Block] = [nameless]
-        self._state = Imported(BlockIndex(), HeldPrefixes(), nameless, {})
+        self._state = SnapshotState(BlockIndex(), HeldPrefixes(), nameless, {})
         self._names = NamesRead(b"")
         self._extras: Iterator[int] = iter(())
 
@@ -249,7 +200,7 @@ class Reader:
         if not self._names.is_spent() or next(self._extras, None) is not None:
             raise BadSnapshot("something is left over")
 
-    def finish(self) -> Imported:
+    def finish(self) -> SnapshotState:
         """All chunks were added. Blocks that nobody holds or continues are forgotten, as ever."""
         for block in reversed(self._places):
             if not block.copies and block.child is None:
@@ -264,7 +215,7 @@ class Reader:
             block = root(TokenState(0, total, ()))
             self._state.roots[total] = block
             if len(self._state.roots) > ROOTS_MAX:
-                raise BadSnapshot("too many stems")
+                raise BadSnapshot("too many roots")
             self._places.append(block)
             return
         parent, index = self._places[above], self._state.index
@@ -315,7 +266,7 @@ class Reader:
 
 
 def read_columns(rows: BlockRows) -> tuple[Iterator[tuple[int, int, int, int, int]], Iterator[int]]:
-    """(kind, above, width, total, copies) of each block or stem, and the extras. Raises BadSnapshot."""
+    """(kind, above, width, total, copies) of each block or root, and the extras. Raises BadSnapshot."""
     count = len(rows.kinds)
     widths = ((rows.above, 4), (rows.widths, 2), (rows.totals, 8), (rows.copies, 1))
     if any(len(column) != width * count for column, width in widths) or len(rows.extras) % 8:

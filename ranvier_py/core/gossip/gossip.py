@@ -28,7 +28,7 @@ from ranvier_py.core.gossip.membership.live_members import LiveMembers
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.neighbour_set import MESH_MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, Profile
-from ranvier_py.core.gossip.readers.reader_gossip import STREAM_MESSAGES, StreamGossip
+from ranvier_py.core.gossip.readers.reader_claims import STREAM_MESSAGES, ReaderGossip
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
@@ -59,8 +59,8 @@ TOPIC_OF: dict[int, str] = {
     **dict.fromkeys((Kind.ROUTE_UPDATES, Kind.DIGEST, Kind.VECTOR, Kind.RESET), "routes"),
     **dict.fromkeys((Kind.TOTAL_SUM, Kind.PART_SUMS, Kind.ROWS_WANTED, Kind.ROWS, Kind.BUSY), "rows"),
     **dict.fromkeys((Kind.LOADS, Kind.FACTS, Kind.COMMANDS), "backends"),
-    **dict.fromkeys((Kind.STANDINGS, Kind.HOLDINGS_WANTED, Kind.HOLDINGS_SINCE), "streams"),
-    **dict.fromkeys((Kind.HOLDINGS, Kind.HOLDINGS_REFUSED), "streams"),
+    **dict.fromkeys((Kind.READER_CLAIMS, Kind.SNAPSHOT_WANTED), "streams"),
+    **dict.fromkeys((Kind.SNAPSHOT_CHUNK, Kind.SNAPSHOT_REFUSED), "streams"),
 }
 """What a message is about, for the counters of traffic."""
 
@@ -119,7 +119,7 @@ class Gossip:
         sync: RouteSync,
         facts: BackendFacts,
         orders: SignedCommands,
-        streams: StreamGossip,
+        streams: ReaderGossip,
         outbox: list[Outgoing],
         rng: Random,
         now: float,

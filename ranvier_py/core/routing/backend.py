@@ -6,12 +6,13 @@ core/routing/health.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
-from ranvier_py.core.errors import BadRequest
+from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.health import Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.process import Process
@@ -209,3 +210,38 @@ def normal_url(url: str) -> str:
         raise BadRequest(f"not a host and port: {url!r}")
     port = port or (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://[{host}]:{port}" if ":" in host else f"{parts.scheme}://{host}:{port}"
+
+
+class Empty(Enum):
+    """Why a pool has nobody in it."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    NOBODY = "nobody"
+
+
+class Pool:
+    """Who may serve one model just now. A snapshot: the tuple and the lists are never changed, a new Pool is made.
+
+    `generations` is indexed by BackendId and holds -1 for who is not eligible, so that the route table filters claims
+    by one comparison. `why` is None unless the pool is empty. `last_resort`: the circuits were overruled.
+    """
+
+    __slots__ = ("backends", "generations", "ids", "last_resort", "why")
+
+    def __init__(self, backends: Sequence[Backend], slots: int, *, last_resort: bool, why: Empty | None) -> None:
+        self.backends = tuple(backends)
+        self.ids = tuple(backend.id for backend in backends)
+        self.generations = [-1] * slots
+        for backend in backends:
+            self.generations[backend.id] = backend.generation
+        self.last_resort = last_resort
+        self.why = None if backends else why
+
+    def __len__(self) -> int:
+        return len(self.backends)
+
+    def error(self, model: str) -> NotFound | NoBackend:
+        """What to tell the client of an empty pool; the words of the 404 are OpenAI's."""
+        if self.why is Empty.UNKNOWN_MODEL:
+            return NotFound(f"The model `{model}` does not exist")
+        return NoBackend("No backend is available to serve this request")

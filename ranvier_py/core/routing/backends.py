@@ -29,13 +29,14 @@ from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
     Backend,
     BackendStatistics,
+    Empty,
+    Pool,
     ProbeResult,
     Transition,
     normal_url,
     statistics_of,
 )
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals
-from ranvier_py.core.routing.pools import Empty, Pool
 from ranvier_py.core.routing.work import Load
 
 __all__ = [
@@ -306,24 +307,24 @@ class Registry:
         """A new process: the claims of the old one are void by its epoch, its faults are forgiven."""
         before = backend.generation
         backend.generation += 1
-        backend.process.taught = False
+        backend.process.has_remote_routes = False
         self.generations_used[backend.id] = backend.generation
         backend.vitals.restart(now)
         self.restarts += 1
         self.version += 1
         return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]
 
-    def restart_told(
+    def restart_reported(
         self, backend: Backend, started_at: float, now: float, why: str = "a peer saw it"
     ) -> list[Transition]:
         """A peer, or the engine's own events, told of it. Not again, if that is the process we know; our own look at
         it comes later then."""
         return self.restart(backend, why, now) if backend.process.replaced(started_at, now) else []
 
-    def start_told(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
+    def start_reported(self, backend: Backend, started_at: float, now: float) -> list[Transition]:
         """A peer knows when the process began that it counts as we do: it may not be the one our claims are of."""
         failing = backend.vitals.streak < 0
-        why = backend.process.told(started_at, used=backend.used, failing=failing, now=now)
+        why = backend.process.reported(started_at, used=backend.used, failing=failing, now=now)
         return self.restart(backend, why, now) if why else []
 
     def set_models(self, backend: Backend, result: ProbeResult) -> list[Transition]:

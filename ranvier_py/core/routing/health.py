@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.options import Options, option, seconds
 
 
 class Health(Enum):
@@ -124,31 +124,42 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = {**STAY, **CHA
 FAULTS = frozenset((Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT, Outcome.BROKEN))
 NEVER_S = float("inf")
 
+CIRCUIT_OPEN_GROWTH_MAX = 8
+"""A circuit that opens again and again stays open at most so many times longer."""
+
 
 @dataclass(frozen=True, slots=True)
-class BackendLimits:
+class BackendLimits(Options):
     """Thresholds of health and circuit, and the size of the registry."""
 
-    backends_max: int = 4096  # BackendId is 12 bits in the route table
-    probe_failures_to_unhealthy: int = 3  # Ranvier's and SMG's documented value
-    probe_successes_to_healthy: int = 2  # the same
-    circuit_faults_to_open: int = 5  # Ranvier's
-    circuit_open_s: float = 30.0  # Ranvier's
-    circuit_open_max_s: float = 240.0  # three doublings: a repaired engine is tried again within four minutes
+    probe_failures_to_unhealthy: int = option(  # Ranvier's and SMG's documented value
+        3,
+        "Failed probes in a row that make a backend unhealthy.",
+        least=1,
+        key="probe_failures",
+        section="Backends",
+    )
+    probe_successes_to_healthy: int = option(  # the same
+        2, "Good probes in a row that make it healthy again.", least=1, key="probe_successes", section="Backends"
+    )
+    circuit_faults_to_open: int = option(  # Ranvier's
+        5,
+        "Failed requests in a row (5xx, no connection; not 429) that open the circuit of a backend.",
+        least=1,
+        key="circuit_failures",
+        section="Backends",
+    )
+    circuit_open_s: float = seconds(  # Ranvier's; it doubles three times: a repaired engine is soon tried again
+        30.0,
+        "Time an open circuit waits before it lets one request try.",
+        key="circuit_open_s",
+        section="Backends",
+    )
+    backends_max: int = option(4096, least=1, most=4096)  # BackendId is 12 bits in the route table
 
-    def __post_init__(self) -> None:
-        counts = {
-            "probe_failures_to_unhealthy": self.probe_failures_to_unhealthy,
-            "probe_successes_to_healthy": self.probe_successes_to_healthy,
-            "circuit_faults_to_open": self.circuit_faults_to_open,
-        }
-        problems = [f"{key}: must be at least 1, not {value}" for key, value in counts.items() if value < 1]
-        if not 1 <= self.backends_max <= 4096:
-            problems.append(f"backends_max: must be 1 to 4096, not {self.backends_max}")
-        if not 0 < self.circuit_open_s <= self.circuit_open_max_s < NEVER_S:
-            problems.append("circuit_open_s: must be above 0 and at most circuit_open_max_s")
-        if problems:
-            raise ConfigError(problems)
+    @property
+    def circuit_open_max_s(self) -> float:
+        return CIRCUIT_OPEN_GROWTH_MAX * self.circuit_open_s
 
 
 class Vitals:

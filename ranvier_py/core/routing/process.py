@@ -17,7 +17,7 @@ from __future__ import annotations
 START_TOLERANCE_S = (
     0.5  # an exporter may compute its start time anew each time; no engine starts twice in half a second
 )
-NEVER_TOLD = float("-inf")
+NEVER_REPORTED = float("-inf")
 SAME_RESTART_S = 30.0
 """A restart that we see so soon after a peer told of one is the same: three probe intervals of 10 s."""
 
@@ -30,13 +30,13 @@ def same_process(started_at: float, other: float) -> bool:
 class Process:
     """What is known of the process behind one backend. Written by the Registry."""
 
-    __slots__ = ("refused", "started_at", "taught", "told_at")
+    __slots__ = ("has_remote_routes", "refused", "reported_at", "started_at")
 
     def __init__(self) -> None:
         self.started_at: float | None = None  # in the engine's clock; only ever compared with itself
-        self.told_at = NEVER_TOLD  # when a peer told of a restart
+        self.reported_at = NEVER_REPORTED  # when a peer told of a restart
         self.refused = False  # a connection, since the last good probe
-        self.taught = False  # peers' claims were taken since the last restart
+        self.has_remote_routes = False  # peers' claims were taken since the last restart
 
     def answered(self, started_at: float | None, *, used: bool, failing: bool, now: float) -> str:
         """A good probe found this start time, or none. Why that is another process than before; "" if it is not.
@@ -47,18 +47,18 @@ class Process:
         self.refused = False
         return why
 
-    def told(self, started_at: float, *, used: bool, failing: bool, now: float) -> str:
+    def reported(self, started_at: float, *, used: bool, failing: bool, now: float) -> str:
         """The same of a peer's word, of the process that it counts as we do. It says nothing once we know ourselves."""
         return "" if self.started_at is not None else self._judge(started_at, used=used, failing=failing, now=now)
 
-    def _judge(self, told: float | None, *, used: bool, failing: bool, now: float) -> str:
+    def _judge(self, reported: float | None, *, used: bool, failing: bool, now: float) -> str:
         known = self.started_at
-        if known is not None and told is not None:
-            self.started_at = told
-            return "" if same_process(known, told) else "start time changed"
-        doubtful = self.refused or (failing and told is not None)
-        another = doubtful and (used or self.taught) and now - self.told_at >= SAME_RESTART_S
-        self.started_at = told if told is not None else None if another else known
+        if known is not None and reported is not None:
+            self.started_at = reported
+            return "" if same_process(known, reported) else "start time changed"
+        doubtful = self.refused or (failing and reported is not None)
+        another = doubtful and (used or self.has_remote_routes) and now - self.reported_at >= SAME_RESTART_S
+        self.started_at = reported if reported is not None else None if another else known
         return "back after refused connections" if another else ""
 
     def replaced(self, started_at: float, now: float) -> bool:
@@ -66,6 +66,6 @@ class Process:
         if started_at and self.started_at is not None and same_process(self.started_at, started_at):
             return False
         self.started_at = started_at or None
-        self.told_at = now
+        self.reported_at = now
         self.refused = False
         return True

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.health import Outcome
 
 
@@ -27,21 +27,25 @@ class Next(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RetryLimits:
-    """`worker_retries_max`: failed tries at one backend before moving on. `total_retries_max`: retries per request."""
+class RetryLimits(Options):
+    """How often a request is tried again, and after what."""
 
-    worker_retries_max: int = 1  # a second try at once, at the same engine, mostly meets the same failure
-    total_retries_max: int = 3  # Ranvier's; a prompt that kills engines then meets at most four of them
-    statuses: frozenset[int] = frozenset((429, 500, 502, 503, 504))
+    worker_retries_max: int = option(  # a second try at once, at the same engine, mostly meets the same failure
+        1,
+        "Failed tries at one backend, before the first byte, that move a request on to the next backend.",
+        least=1,
+        key="worker_retries_max",
+        section="Retries",
+    )
+    total_retries_max: int = option(  # Ranvier's; a prompt that kills engines then meets at most four of them
+        3, "Further tries altogether.", most=100, key="total_retries_max", section="Retries"
+    )
+    statuses: tuple[int, ...] = option(
+        (429, 500, 502, 503, 504), "Answers that are worth another try.", key="retry_statuses", section="Retries"
+    )
 
-    def __post_init__(self) -> None:
-        problems = []
-        if self.worker_retries_max < 1:
-            problems.append(f"worker_retries_max: must be at least 1, not {self.worker_retries_max}")
-        if not 0 <= self.total_retries_max <= 100:
-            problems.append(f"total_retries_max: must be 0 to 100, not {self.total_retries_max}")
-        if problems:
-            raise ConfigError(problems)
+    def contradictions(self) -> list[str]:
+        return ["statuses: must be 400 to 599"] if any(not 400 <= each <= 599 for each in self.statuses) else []
 
     def retries(self, status: int) -> bool:
         """Whether a complete answer with this status may be dropped for another try."""

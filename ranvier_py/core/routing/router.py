@@ -133,8 +133,8 @@ class Router:
         deepest = UNKNOWN
         if holders and self.policy.depths_wanted > 1:
             deepest = self._fingerprint_at(end, holders[0].tokens)
-        told = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens)
-        return new(Match, told)
+        fields = (holders, prompt.tokens, first.text, first.tokens, end.text, found.at, deepest, opening, prefix_tokens)
+        return new(Match, fields)
 
     def _fingerprint_at(self, end: Boundary, tokens: int) -> Fingerprint:
         """Of the stop at this depth."""

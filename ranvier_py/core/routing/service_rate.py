@@ -12,7 +12,6 @@ requests about.
 
 Before anything is learned the fixed parts are 0 and a token takes a nominal time, so that predictions still rank
 backends by the tokens they have to compute.
-Cost: about 4 us for an observation, 0.4 us for a prediction, and 0.6 us for the first one after an observation.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ class Fleet:
         return self._line
 
 
-class Pace:
+class ServiceRate:
     """One backend's: the fleet's, times a factor."""
 
     __slots__ = ("_factor", "_fleet", "_line", "alone", "decoding", "gaps_s", "queued", "tokens")
@@ -177,10 +176,10 @@ class Pace:
         """How many times as long it takes as the fleet's line says."""
         line = self._fleet.line()
         if line is not self._line:
-            said_s = self.tokens * line.per_token + self.decoding * line.per_decoding
-            said_s += self.alone * line.alone + self.queued * line.queued
+            predicted_s = self.tokens * line.per_token + self.decoding * line.per_decoding
+            predicted_s += self.alone * line.alone + self.queued * line.queued
             borrowed_s = BORROWED * self._fleet.gap_s
-            self._factor = (self.gaps_s + borrowed_s) / (said_s + borrowed_s) if borrowed_s > 0.0 else 1.0
+            self._factor = (self.gaps_s + borrowed_s) / (predicted_s + borrowed_s) if borrowed_s > 0.0 else 1.0
             self._line = line
         return self._factor
 
@@ -268,13 +267,13 @@ class ServiceRates:
 
     def __init__(self) -> None:
         self.fleet = Fleet()
-        self.by_backend: dict[BackendId, Pace] = {}
+        self.by_backend: dict[BackendId, ServiceRate] = {}
 
-    def __getitem__(self, backend: BackendId) -> Pace:
-        pace = self.by_backend.get(backend)
-        if pace is None:
-            pace = self.by_backend[backend] = Pace(self.fleet)
-        return pace
+    def __getitem__(self, backend: BackendId) -> ServiceRate:
+        rate = self.by_backend.get(backend)
+        if rate is None:
+            rate = self.by_backend[backend] = ServiceRate(self.fleet)
+        return rate
 
     def served(self, service: Service) -> None:
         """See `placement.Watches`."""

@@ -1,6 +1,7 @@
 """One request in one line: all that is ever logged about it.
 
-There is no field for headers or bodies, and so no way to log one. `path` comes without its query, which may hold a key.
+Of what the client sent there are the path, without its query, which may hold a key, and the request id; no field for a
+body or another header, and so no way to log one.
 """
 
 from __future__ import annotations

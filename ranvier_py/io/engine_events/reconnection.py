@@ -7,15 +7,15 @@ addresses of a name take turns. `down` is called once for each connection, wheth
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
 import trio
 
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
+from ranvier_py.core.metrics import counter
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets, Room
 
 log = logging.getLogger(__name__)
@@ -43,22 +43,24 @@ class Options:
 
 
 @dataclass(slots=True)
-class SubscriberCounts:
-    """Counters since start."""
+class SubscriberCounters:
+    connects: int = counter("Connections to publishers that stood.")
+    failures: int = counter("Connections that never stood.")
+    messages: int = counter("Messages received.")
+    message_bytes: int = counter("Bytes of messages received.")
+    loads: int = counter("Reports of an engine's load.")
+    replays: int = counter("Questions to replay sockets.")
+    replay_messages: int = counter("Messages replayed.")
+    replays_failed: int = counter("Questions to replay sockets without an answer.")
+    faults: int = counter("Exceptions of streams, each a bug.")
+    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # as a field
 
-    connects: int = 0
-    failures: int = 0  # connections that never stood
-    messages: int = 0
-    message_bytes: int = 0
-    loads: int = 0
-    replays: int = 0  # questions
-    replay_messages: int = 0
-    replays_failed: int = 0
-    faults: int = 0  # exceptions of the stream
-    malformed: Counter[str] = field(default_factory=Counter)  # by what is wrong with them, in our words
+    def note_malformed(self, reason: str) -> None:
+        """One more, for a reason in our words."""
+        self.malformed[reason] = self.malformed.get(reason, 0) + 1
 
 
-class Hearing(NamedTuple):
+class Subscription(NamedTuple):
     """Where to listen, to what, and whom to tell."""
 
     where: Endpoint
@@ -68,29 +70,34 @@ class Hearing(NamedTuple):
     down: Callable[[str], object] = lambda _: None
 
 
-class Ear:
+class LastingConnection:
     """Keeps one connection. `run` until cancelled; after that `down` is for whoever cancelled."""
 
     def __init__(
-        self, sockets: KvSockets, hearing: Hearing, options: Options, counts: SubscriberCounts, rng: Random
+        self,
+        sockets: KvSockets,
+        subscription: Subscription,
+        options: Options,
+        counters: SubscriberCounters,
+        rng: Random,
     ) -> None:
         self._sockets = sockets
-        self._hearing = hearing
+        self._subscription = subscription
         self._options = options
-        self._counts = counts
+        self._counters = counters
         self._rng = rng
         self._stood_at: float | None = None
 
     async def run(self) -> None:
         """Never raises for the sake of the network."""
-        options, hearing = self._options, self._hearing
+        options, subscription = self._options, self._subscription
         pause_s, tries = options.retry_s, 0
         while True:
             why = await self._once(tries)
             self._tell(why, is_first=tries == 0)
             if self._stood_at is not None and trio.current_time() >= self._stood_at + options.steady_s:
                 pause_s = options.retry_s
-            hearing.down(why)
+            subscription.down(why)
             tries += 1
             await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
             pause_s = min(2 * pause_s, options.retry_s_max)
@@ -98,26 +105,31 @@ class Ear:
     async def _once(self, tries: int) -> str:
         """One connection, from beginning to end. Returns why it ended."""
         self._stood_at = None
-        hearing = self._hearing
+        subscription = self._subscription
         try:
-            wire = self._sockets.subscriber(hearing.where, hearing.topics, self._options.room)
+            wire = self._sockets.subscriber(subscription.where, subscription.topics, self._options.room)
         except OSError as error:
             return error.strerror or "no socket"
         try:
-            return await wire.run(hearing.took, self._up, tries)
+            return await wire.run(subscription.took, self._up, tries)
         finally:
             wire.close()
 
     def _up(self) -> None:
         self._stood_at = trio.current_time()
-        self._counts.connects += 1
-        log.info("kv.connected %s", self._hearing.where.endpoint)
-        self._hearing.up()
+        self._counters.connects += 1
+        log.info("event_stream.connected %s", self._subscription.where.endpoint)
+        self._subscription.up()
 
     def _tell(self, why: str, *, is_first: bool) -> None:
-        endpoint = self._hearing.where.endpoint
+        endpoint = self._subscription.where.endpoint
         if self._stood_at is not None:
-            log.info("kv.disconnected %s: %s; trying again", endpoint, why)
+            log.info("event_stream.disconnected %s: %s; trying again", endpoint, why)
             return
-        self._counts.failures += 1
-        log.log(logging.WARNING if is_first else logging.DEBUG, "kv.not_connected %s: %s; trying on", endpoint, why)
+        self._counters.failures += 1
+        log.log(
+            logging.WARNING if is_first else logging.DEBUG,
+            "event_stream.not_connected %s: %s; trying on",
+            endpoint,
+            why,
+        )

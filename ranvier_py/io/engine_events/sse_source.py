@@ -19,6 +19,7 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ from wsproto.utilities import ProtocolError
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent
 from ranvier_py.core.engine_cache.quota import Quota
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong
+from ranvier_py.core.options import Options, option
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +55,18 @@ class StreamFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """`idle_s`: a stream that was silent for so long has told nothing that has not expired since."""
+class SourceOptions(Options):
+    """`idle_s`: all that a stream said has expired once it was silent for so long."""
 
-    reconnect_s: float = 1.0
-    idle_s: float = 600.0
+    reconnect_s: float = option(
+        1.0,
+        "First wait before a lost event stream is connected again; it doubles up to 60 s.",
+        above=0.0,
+        most=60.0,
+        key="kv_index_reconnect_s",
+        section="Index",
+    )
+    idle_s: float = inf
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 A publisher sends [topic, number, payload] to all who listen; its replay socket answers [empty, first number] with
 [empty, number, payload] or [empty, topic, number, payload] for each message that it still has, and ends with number -1.
 This shell keeps a connection, hands in what comes, calls `tick`, and carries out AskReplay; every other effect goes to
-`told`. So does LoadHeard: SGLang's LoadStat, which comes on the same socket or on one of its own.
+`told`. So does LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
 
     with KvSockets() as sockets:                    # one for the node; raises NoZmq, which says what to install
         subscriber = KvSubscriber(sockets, publisher, stream, rng, told)
@@ -22,7 +22,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
@@ -31,20 +30,10 @@ import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
-from ranvier_py.io.engine_events.reconnection import Ear, Hearing, Options, SubscriberCounts
+from ranvier_py.io.engine_events.reconnection import LastingConnection, Options, SubscriberCounters, Subscription
 from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Room
 
-__all__ = [
-    "KvSockets",
-    "KvSubscriber",
-    "LoadHeard",
-    "NoZmq",
-    "Options",
-    "Room",
-    "Stream",
-    "SubscriberCounts",
-    "SubscriberView",
-]
+__all__ = ["KvSockets", "KvSubscriber", "LoadReceived", "NoZmq", "Options", "Room", "Stream"]
 
 log = logging.getLogger(__name__)
 
@@ -70,24 +59,14 @@ class Stream(Protocol):
     def wake_at(self) -> float | None: ...
 
 
-class LoadHeard(NamedTuple):
+class LoadReceived(NamedTuple):
     """SGLang's LoadStat as it came: EventDecoder reads it."""
 
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriberView:
-    """Gauges. `why`: how the last connection ended, empty before that."""
-
-    endpoint: str
-    is_connected: bool
-    heard_at: float | None  # by the given clock: the last message
-    why: str
-
-
 class KvSubscriber:
-    """Hears one publisher for one stream. `told` gets LoadHeard, and every effect but AskReplay."""
+    """Hears one publisher for one stream. `told` gets LoadReceived, and every effect but AskReplay."""
 
     def __init__(
         self,
@@ -104,22 +83,19 @@ class KvSubscriber:
         self.publisher = publisher
         self.stream = stream
         self.options = options or Options()
-        self.counts = SubscriberCounts()
+        self.counters = SubscriberCounters()
         self._sockets = sockets
         self._rng = rng
         self._told = told
         self._clock = clock
-        self._is_up = False
-        self._heard_at: float | None = None
-        self._why = ""
+        self.is_connected = False
+        self.received_at: float | None = None
+        self.why = ""
         self._faulted_at = -inf
         self._nursery: trio.Nursery | None = None
         self._asking: trio.CancelScope | None = None
         self._poked = trio.Event()
         self._asleep_until = inf
-
-    def view(self) -> SubscriberView:
-        return SubscriberView(self.publisher.events.endpoint, self._is_up, self._heard_at, self._why)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Never raises for the sake of an engine or of the network."""
@@ -127,11 +103,13 @@ class KvSubscriber:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                hearings = [Hearing(publisher.events, self._topics(), self._take, self._up, self._down)]
+                subscriptions = [Subscription(publisher.events, self._topics(), self._take, self._up, self._down)]
                 if load is not None:
-                    hearings.append(Hearing(load, (publisher.load_topic,), self._take_load))
-                for hearing in hearings:
-                    nursery.start_soon(Ear(self._sockets, hearing, self.options, self.counts, self._rng).run)
+                    subscriptions.append(Subscription(load, (publisher.load_topic,), self._take_load))
+                for subscription in subscriptions:
+                    nursery.start_soon(
+                        LastingConnection(self._sockets, subscription, self.options, self.counters, self._rng).run
+                    )
                 nursery.start_soon(self._keep_time)
                 task_status.started()
         finally:
@@ -160,22 +138,22 @@ class KvSubscriber:
         return (topic, load_topic) if topic and load_topic and self.publisher.load is None else (topic,)
 
     def _up(self) -> None:
-        if not self._is_up:
-            self._is_up = True
+        if not self.is_connected:
+            self.is_connected = True
             self.hand(self.stream.connected)
 
     def _down(self, why: str) -> None:
-        self._why = why
+        self.why = why
         self._give_up_asking()
-        if self._is_up:
-            self._is_up = False
+        if self.is_connected:
+            self.is_connected = False
             self.hand(self.stream.disconnected)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
-            self.counts.malformed["frames"] += 1
+            self.counters.note_malformed("frames")
             return
         _, number, payload = frames
         if payload.startswith(LOAD_MARK, 1):
@@ -183,21 +161,21 @@ class KvSubscriber:
             return
         seq = seq_of(number)
         if seq is None:
-            self.counts.malformed["number"] += 1
+            self.counters.note_malformed("number")
             return
         self._up()  # whoever hears is heard
-        self.counts.messages += 1
-        self.counts.message_bytes += len(payload)
-        self._heard_at = self._clock()
+        self.counters.messages += 1
+        self.counters.message_bytes += len(payload)
+        self.received_at = self._clock()
         self.hand(self.stream.live, seq, payload)
 
     def _take_load(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or not frames[2].startswith(LOAD_MARK, 1):
-            self.counts.malformed["load"] += 1
+            self.counters.note_malformed("load")
             return
-        self.counts.loads += 1
+        self.counters.loads += 1
         try:
-            self._told(LoadHeard(frames[2]))
+            self._told(LoadReceived(frames[2]))
         except Exception as error:
             self._fault(error)
 
@@ -210,20 +188,25 @@ class KvSubscriber:
 
     def _fault(self, error: Exception) -> None:
         """The stream raised. That is a bug, and costs the message that it met."""
-        self.counts.faults += 1
+        self.counters.faults += 1
         now = self._clock()
         if now >= self._faulted_at + FAULT_PAUSE_S:
             self._faulted_at = now
-            log.error("kv.fault %s, %d so far", self.publisher.events.endpoint, self.counts.faults, exc_info=error)
+            log.error(
+                "event_stream.failed %s, %d so far",
+                self.publisher.events.endpoint,
+                self.counters.faults,
+                exc_info=error,
+            )
 
     # --- replay -----------------------------------------------------------------------------------------------------
 
     def _ask(self, effect: AskReplay) -> Sequence[object]:
         """Begin to ask; a question before it is given up. Returns what follows at once."""
-        self.counts.replays += 1
+        self.counters.replays += 1
         self._give_up_asking()
         if self.publisher.replay is None or self._nursery is None:
-            self.counts.replays_failed += 1
+            self.counters.replays_failed += 1
             return self.stream.replay_failed(effect.ask, self._clock())
         self._asking = trio.CancelScope()
         self._nursery.start_soon(self._replay, effect, self.publisher.replay, self._asking)
@@ -258,10 +241,10 @@ class KvSubscriber:
         while True:
             wake_at, now = self.stream.wake_at(), self._clock()
             if wake_at is not None and wake_at <= now:
-                faults = self.counts.faults
+                faults = self.counters.faults
                 async with self._sockets.turn:
                     self.hand(self.stream.tick)
-                await trio.sleep(PAUSE_S if faults == self.counts.faults else LOOK_S)
+                await trio.sleep(PAUSE_S if faults == self.counters.faults else LOOK_S)
                 continue
             self._asleep_until = min(now + LOOK_S, inf if wake_at is None else wake_at)
             with trio.move_on_after(self._asleep_until - now):
@@ -285,11 +268,11 @@ class Answers:
         self._scope.deadline = min(trio.current_time() + self._subscriber.options.replay_silence_s, self._over_at)
 
     def take(self, frames: list[bytes]) -> None:
-        subscriber, counts = self._subscriber, self._subscriber.counts
+        subscriber, counters = self._subscriber, self._subscriber.counters
         if self._is_done:
             return
         if len(frames) not in (3, 4) or frames[0]:
-            counts.malformed["replay"] += 1
+            counters.note_malformed("replay")
             return
         number, payload = frames[-2:]
         if number == END:
@@ -297,11 +280,11 @@ class Answers:
             return
         seq = seq_of(number)
         if seq is None:
-            counts.malformed["number"] += 1
+            counters.note_malformed("number")
             return
         self.wait()
         self._bytes += len(payload)
-        counts.replay_messages += 1
+        counters.replay_messages += 1
         if self._bytes > subscriber.options.replay_bytes_max:
             self.fail()
             return
@@ -309,7 +292,7 @@ class Answers:
 
     def fail(self) -> None:
         if not self._is_done:
-            self._subscriber.counts.replays_failed += 1
+            self._subscriber.counters.replays_failed += 1
             self._end(self._subscriber.stream.replay_failed)
 
     def _end(self, call: Callable[[int, float], Sequence[object]]) -> None:

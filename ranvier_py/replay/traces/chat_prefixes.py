@@ -1,9 +1,9 @@
-"""Chats -> tokens, blocks and stops, each message read once.
+"""Chats -> tokens, blocks and chains, each message read once.
 
-What is known of the start of a chat is a Prefix: the blocks that an engine holds of it, the stops that a node knows,
+What is known of the start of a chat is a Prefix: the blocks that an engine holds of it, the chain that a node knows,
 and the few tokens after the last whole block, from which the next message goes on. Where the tokenizer cuts cleanly
 (`ChatTokenizer.incremental`) a dialogue is tokenized once for all its turns, and a logged request only from where an
-earlier one stopped; elsewhere each request is tokenized in full.
+earlier one ended; elsewhere each request is tokenized in full.
 
 An engine sees one thing more than a node: the words that ask for an answer («assistant:»). They depend on the last
 message's role at most in the templates we know, and are rendered once for each.
@@ -22,7 +22,7 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import Chat, Message, TokenIds, TokenizedChat
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, TokenState, canonical_message
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.replay.trace import Depth
+from ranvier_py.replay.traces.trace import Depth
 from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, joined
 
 PREFIXES_MAX = 4096  # of a few kilobytes each
@@ -39,7 +39,7 @@ class Prefix(NamedTuple):
     own: TokenIds = NO_TOKENS
 
 
-class Served(NamedTuple):
+class ChatTurn(NamedTuple):
     """One request of a chat, as TraceRequest wants it. `answer_tokens` is 0 where the answer is not known."""
 
     prompt_tokens: int
@@ -49,7 +49,7 @@ class Served(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class Talk:
+class Conversation:
     """A chat that requests are cut from: its messages and the fingerprint of each start."""
 
     __slots__ = ("chat", "names", "salt", "start")
@@ -75,56 +75,58 @@ class Prefixes:
         self._line_end = self._plain("\n").tolist()
         self.dropped = 0
 
-    def talk(self, model: str, chat: Chat) -> Talk:
+    def conversation(self, model: str, chat: Chat) -> Conversation:
         """A chat to cut requests from. All its messages are tokenized at once, where that is exact."""
         namespace = self._texts.namespace({"model": model, "tools": chat.tools, "tokenizer": self._tokenizer.identity})
         names = [namespace]
         for message in chat.messages:
             names.append(self._texts.extend(names[-1], canonical_message(message)))
-        talk = Talk(chat, model.encode(), Prefix(self._hasher.start(namespace)), names)
+        conversation = Conversation(chat, model.encode(), Prefix(self._hasher.start(namespace)), names)
         if self._tokenizer.incremental:
-            self._prefix(talk, len(chat.messages))
-        return talk
+            self._prefix(conversation, len(chat.messages))
+        return conversation
 
-    def served(self, talk: Talk, turn: int) -> Served:
+    def turn(self, conversation: Conversation, turn: int) -> ChatTurn:
         """The request whose prompt are the first `turn` messages; the one after them, if there is one, answers it."""
-        prompt = self._prefix(talk, turn)
-        cue = self._cue(talk, turn)
+        prompt = self._prefix(conversation, turn)
+        cue = self._cue(conversation, turn)
         if cue is None:  # the prompt as sent does not begin like a history: nothing to build on
-            ids = self._plain(self._tokenizer.render(part(talk.chat, turn), generation=True))
-            above, cue, prompt_tokens = talk.start, ids, len(ids)
+            ids = self._plain(self._tokenizer.render(part(conversation.chat, turn), generation=True))
+            above, cue, prompt_tokens = conversation.start, ids, len(ids)
         else:
             above, prompt_tokens = prompt, prompt.state.tokens + len(cue)
         chain, ends, said = prompt.chain, prompt.ends, NO_TOKENS
-        if turn < len(talk.chat.messages):
-            history = self._prefix(talk, turn + 1)
-            said = self._said(talk.chat.messages[turn], prompt, history, cue)
+        if turn < len(conversation.chat.messages):
+            history = self._prefix(conversation, turn + 1)
+            said = self._said(conversation.chat.messages[turn], prompt, history, cue)
             if history.chain[: len(chain)] == chain:
                 chain, ends = history.chain, history.ends
-        blocks = continued(above.blocks, joined(above.state.rest, np.concatenate((cue, said))), self._size, talk.salt)
+        blocks = continued(
+            above.blocks, joined(above.state.rest, np.concatenate((cue, said))), self._size, conversation.salt
+        )
         total = prompt_tokens + len(said)
         last = next((index for index in range(len(chain), 0, -1) if chain[index - 1].tokens <= total), 0)
-        return Served(prompt_tokens, len(said), chain[:last], tuple(end for end in ends if end < last), blocks)
+        return ChatTurn(prompt_tokens, len(said), chain[:last], tuple(end for end in ends if end < last), blocks)
 
-    def _prefix(self, talk: Talk, count: int) -> Prefix:
+    def _prefix(self, conversation: Conversation, count: int) -> Prefix:
         """What is known of the first `count` messages."""
-        known = next((at for at in range(count, 0, -1) if talk.names[at] in self._known), 0)
-        base = talk.start
+        known = next((at for at in range(count, 0, -1) if conversation.names[at] in self._known), 0)
+        base = conversation.start
         if known:
-            base = self._known[talk.names[known]]
-            self._known.move_to_end(talk.names[known])
+            base = self._known[conversation.names[known]]
+            self._known.move_to_end(conversation.names[known])
             if known == count:
                 return base
-        chat = part(talk.chat, count)
+        chat = part(conversation.chat, count)
         tokenized = None
         if known:
             tokenized = self._tokenizer.tokenize_tail(chat.messages[known:], lambda: chat, known)
         if tokenized is None:
-            known, base = 0, talk.start
+            known, base = 0, conversation.start
             tokenized = self._tokenizer.tokenize(chat)
-        return self._extended(talk, base, known, tokenized)
+        return self._extended(conversation, base, known, tokenized)
 
-    def _extended(self, talk: Talk, base: Prefix, known: int, tokenized: TokenizedChat) -> Prefix:
+    def _extended(self, conversation: Conversation, base: Prefix, known: int, tokenized: TokenizedChat) -> Prefix:
         """The prefix at the end of `tokenized`, which follows `base`; those on the way are remembered."""
         clean = [(known + index + 1, end) for index, end in enumerate(tokenized.ends) if end >= 0]
         segments = self._hasher.extend(base.state, tokenized.ids, [end for _, end in clean])
@@ -133,10 +135,10 @@ class Prefixes:
         for (count, end), segment in zip(clean, segments, strict=True):
             own = tokenized.ids[start:end]
             chain, ends = chain_of([segment], prefix.chain, prefix.ends)
-            blocks = continued(prefix.blocks, joined(prefix.state.rest, own), self._size, talk.salt)
+            blocks = continued(prefix.blocks, joined(prefix.state.rest, own), self._size, conversation.salt)
             prefix, start = Prefix(segment.state, chain, ends, blocks, own), end
             if keeps:
-                self._remember(talk.names[count], prefix)
+                self._remember(conversation.names[count], prefix)
         return prefix
 
     def _remember(self, name: Fingerprint, prefix: Prefix) -> None:
@@ -146,11 +148,11 @@ class Prefixes:
             self._known.popitem(last=False)
             self.dropped += 1
 
-    def _cue(self, talk: Talk, turn: int) -> TokenIds | None:
+    def _cue(self, conversation: Conversation, turn: int) -> TokenIds | None:
         """What the template puts behind the messages to ask for an answer; None where it changes them for that."""
-        place = (str(talk.chat.messages[turn - 1].get("role")), bool(talk.chat.tools))
+        place = (str(conversation.chat.messages[turn - 1].get("role")), bool(conversation.chat.tools))
         if place not in self._cues or not self._tokenizer.incremental:
-            chat = part(talk.chat, turn)
+            chat = part(conversation.chat, turn)
             history = self._tokenizer.render(chat, generation=False).removesuffix(self._tokenizer.profile.trailer)
             sent = self._tokenizer.render(chat, generation=True)
             self._cues[place] = self._plain(sent[len(history) :]) if sent.startswith(history) else None

@@ -12,7 +12,6 @@ if a session has several lines, and dialogues if none has; `lines` settles it ot
 Only `messages` must be there. Without a `timestamp`, conversations begin at random within `window_s` and take a turn
 every `turn_s`; one on a dialogue is that of its first turn. A request without answer gets `answer_tokens` that nobody
 asks for again.
-Cost: about 2 us for each token that no earlier line had (traces/prefixes.py).
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, Message
 from ranvier_py.core.routing.placement.chwbl import opening_key
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
 from ranvier_py.replay.traces.chat_prefixes import Prefixes
-from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
-from ranvier_py.replay.traces.times import drawn, from_start, spread, stamp_s
+from ranvier_py.replay.traces.lines import Line, drawn, from_start, json_lines, name_of, nothing_in, shown, spread
+from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import own_names
-from ranvier_py.replay.traces.trace_options import TraceOptions
 
 QUESTION_SYSTEM = "Answer the question about the meeting transcript."  # as QMSum's figures were measured
 MESSAGES_MAX = 10_000  # a node routes longer chats by load
@@ -40,7 +37,7 @@ REFUSED = (TemplateRefused, TypeError, ValueError, KeyError, IndexError, Attribu
 
 
 @dataclass(slots=True)
-class Spoken:
+class ChatLine:
     """A line, or one question of a document: messages, and those of them that answer a request.
 
     `turns` are the places of answers in `messages`; the last may be one beyond the end, an answer nobody wrote down.
@@ -56,10 +53,10 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request: whose, which turn, when."""
+class TurnAt:
+    """One request: of which chat, which turn, when."""
 
-    spoken: int
+    chat: int
     turn: int
     at: float
 
@@ -68,16 +65,16 @@ def load(path: Path, options: TraceOptions) -> Trace:
     """The requests of a file. Raises TraceError."""
     lines = list(json_lines(path))
     as_requests = options.lines == "requests" or (options.lines == "auto" and sessions_repeat(lines))
-    spoken = [found for line in lines for found in read_line(line, as_requests, options)]
-    if not spoken:
+    chats = [found for line in lines for found in read_line(line, as_requests, options)]
+    if not chats:
         raise nothing_in(path)
-    asked = asked_in_order(spoken, options)
+    turns = turns_in_order(chats, options)
     try:
         tokenizer = ChatTokenizer.load(options.tokenizer, chat_template=options.chat_template)
     except ConfigError as error:
         raise TraceError(f"{path}: {error}") from error
-    requests = requests_of(spoken, asked, Prefixes(tokenizer, options.engine_block_tokens), options)
-    return Trace(name_of(path), requests, options.engine_block_tokens, timed=spoken[0].stamp is not None)
+    requests = requests_of(chats, turns, Prefixes(tokenizer, options.engine_block_tokens), options)
+    return Trace(name_of(path), requests, options.engine_block_tokens, timed=chats[0].stamp is not None)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -89,8 +86,8 @@ def sessions_repeat(lines: Sequence[Line]) -> bool:
     return len(set(names)) < len(names)
 
 
-def read_line(line: Line, as_request: bool, options: TraceOptions) -> Iterator[Spoken]:
-    """What one line has to say. Raises TraceError."""
+def read_line(line: Line, as_request: bool, options: TraceOptions) -> Iterator[ChatLine]:
+    """The chats of one line. Raises TraceError."""
     fields = line.fields
     if "transcript" in fields and "queries" in fields:
         yield from read_document(line)
@@ -107,12 +104,12 @@ def read_line(line: Line, as_request: bool, options: TraceOptions) -> Iterator[S
         turns = [at for at, message in enumerate(messages) if at > 0 and message["role"] == "assistant"] or turns
         messages = messages[: turns[-1] + 1]
     session = line.text("session", "session_id")
-    spoken = Spoken(line, Chat(messages, tools), turns, session, session, line.text("model"))
+    found = ChatLine(line, Chat(messages, tools), turns, session, session, line.text("model"))
     if len(turns) > 1 and not session:
-        spoken.session = f"line {line.number}"
+        found.session = f"line {line.number}"
     if fields.get("timestamp") is not None:
-        spoken.stamp = stamp_s(line, "timestamp", options.stamp_unit_s)
-    yield spoken
+        found.stamp = line.stamp_s("timestamp", options.stamp_unit_s)
+    yield found
 
 
 def read_messages(line: Line, messages: Any) -> list[Message]:
@@ -137,7 +134,7 @@ def read_answer(line: Line, answer: Any) -> Message:
     raise line.wrong(f"the answer {shown(answer)}", "a text, a message, or a response with choices")
 
 
-def read_document(line: Line) -> Iterator[Spoken]:
+def read_document(line: Line) -> Iterator[ChatLine]:
     """One request for each question about a document. Raises TraceError."""
     transcript, queries, document = line.fields["transcript"], line.fields["queries"], line.text("doc_id")
     if not isinstance(transcript, str) or not isinstance(queries, list):
@@ -151,35 +148,35 @@ def read_document(line: Line) -> Iterator[Spoken]:
             {"role": "user", "content": f"{transcript}\n\nQuestion: {question}"},
             {"role": "assistant", "content": answer},
         ]
-        yield Spoken(line, Chat(messages), (2,), document, f"{line.number}/{number}", "")
+        yield ChatLine(line, Chat(messages), (2,), document, f"{line.number}/{number}", "")
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def asked_in_order(spoken: Sequence[Spoken], options: TraceOptions) -> list[Asked]:
+def turns_in_order(chats: Sequence[ChatLine], options: TraceOptions) -> list[TurnAt]:
     """The requests in order of time, as many as are wanted. Raises TraceError."""
-    stamps = [item.stamp for item in spoken if item.stamp is not None]
-    if stamps and len(stamps) < len(spoken):
-        other = next(item for item in spoken if (item.stamp is None) == (spoken[0].stamp is not None))
+    stamps = [item.stamp for item in chats if item.stamp is not None]
+    if stamps and len(stamps) < len(chats):
+        other = next(item for item in chats if (item.stamp is None) == (chats[0].stamp is not None))
         raise other.line.wrong(
             f"{'no' if other.stamp is None else 'a'} timestamp", "one on every line, or on none, as on the first"
         )
-    starts = spread(from_start(stamps), options.spread_s or 0.0, options.seed) if stamps else begun(spoken, options)
-    asked = [
-        Asked(number, turn, start + index * options.turn_s)
-        for number, (item, start) in enumerate(zip(spoken, starts, strict=True))
+    starts = spread(from_start(stamps), options.spread_s or 0.0, options.seed) if stamps else begun(chats, options)
+    turns = [
+        TurnAt(number, turn, start + index * options.turn_s)
+        for number, (item, start) in enumerate(zip(chats, starts, strict=True))
         for index, turn in enumerate(item.turns)
     ]
-    return sorted(asked, key=lambda request: request.at)[: options.limit or None]
+    return sorted(turns, key=lambda request: request.at)[: options.limit or None]
 
 
-def begun(spoken: Sequence[Spoken], options: TraceOptions) -> list[float]:
+def begun(chats: Sequence[ChatLine], options: TraceOptions) -> list[float]:
     """Made-up times of the first turn of each: threads begin at random."""
     rng = drawn(options.seed, "conversations")
     free: dict[str, float] = {}  # by thread, when its next turn is due
     found = []
-    for item in spoken:
+    for item in chats:
         start = free.get(item.thread) if item.thread else None
         if start is None:
             start = rng.uniform(0.0, options.window_s)
@@ -190,37 +187,37 @@ def begun(spoken: Sequence[Spoken], options: TraceOptions) -> list[float]:
 
 
 def requests_of(
-    spoken: Sequence[Spoken], asked: Sequence[Asked], prefixes: Prefixes, options: TraceOptions
+    chats: Sequence[ChatLine], turns: Sequence[TurnAt], prefixes: Prefixes, options: TraceOptions
 ) -> list[TraceRequest]:
-    """The requests in the order of `asked`, tokenized in the order of the file. Raises TraceError."""
+    """The requests in the order of `turns`, tokenized in the order of the file. Raises TraceError."""
     wanted: dict[int, list[int]] = {}
-    for place, request in enumerate(asked):
-        wanted.setdefault(request.spoken, []).append(place)
+    for place, request in enumerate(turns):
+        wanted.setdefault(request.chat, []).append(place)
     found: dict[int, TraceRequest] = {}
     for number in sorted(wanted):
-        item, places = spoken[number], wanted[number]
+        item, places = chats[number], wanted[number]
         opening = opening_key(item.model, item.chat.messages[: item.turns[0]])
-        last = max(asked[place].turn for place in places)
+        last = max(turns[place].turn for place in places)
         try:
-            talk = prefixes.talk(item.model, Chat(item.chat.messages[: last + 1], item.chat.tools))
+            conversation = prefixes.conversation(item.model, Chat(item.chat.messages[: last + 1], item.chat.tools))
             for place in places:
-                request = asked[place]
-                served = prefixes.served(talk, request.turn)
-                answer_tokens = served.answer_tokens or options.answer_tokens
-                total = (served.prompt_tokens + answer_tokens) // options.engine_block_tokens
+                request = turns[place]
+                turn = prefixes.turn(conversation, request.turn)
+                answer_tokens = turn.answer_tokens or options.answer_tokens
+                total = (turn.prompt_tokens + answer_tokens) // options.engine_block_tokens
                 found[place] = TraceRequest(
                     at=request.at,
                     session=item.session,
                     model=item.model,
-                    prompt_tokens=served.prompt_tokens,
+                    prompt_tokens=turn.prompt_tokens,
                     answer_tokens=answer_tokens,
-                    chain=served.chain,
-                    ends=served.ends,
-                    blocks=served.blocks + tuple(own_names(place, total - len(served.blocks))),
+                    chain=turn.chain,
+                    ends=turn.ends,
+                    blocks=turn.blocks + tuple(own_names(place, total - len(turn.blocks))),
                     block_tokens=options.engine_block_tokens,
                     opening=opening,
                 )
         except REFUSED as error:
             reason = shown(str(error)) if str(error) else type(error).__name__
             raise item.line.wrong(f"what the chat template refuses ({reason})", "messages that it renders") from error
-    return [found[place] for place in range(len(asked))]
+    return [found[place] for place in range(len(turns))]

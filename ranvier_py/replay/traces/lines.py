@@ -1,8 +1,11 @@
-"""The lines of a trace file, and what is wrong with one.
+"""The lines of a trace file, the times on them, and what is wrong with one.
 
-A file is read line by line, gzipped or not (told by its first bytes, not by its name). Whatever bytes it holds, all
-that comes of a bad one is a TraceError that says «FILE:LINE: found …, expected …».
-Cost: a line at a time in memory, at most `LINE_BYTES_MAX` of it.
+A file is read line by line, gzipped or not (by its first bytes, not by its name). Whatever bytes it holds, all that
+comes of a bad one is a TraceError that says «FILE:LINE: found …, expected …».
+
+A time stamp is a number or an ISO 8601 text. A number is seconds; from 1e11 on it can't be (the year 5138), so it is
+taken for milliseconds since 1970. `stamp_unit_s` settles it otherwise. Only differences count: a trace starts at 0.
+Bound: a line at a time in memory, at most `LINE_BYTES_MAX` of it.
 """
 
 from __future__ import annotations
@@ -10,20 +13,25 @@ from __future__ import annotations
 import gzip
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
+from math import isfinite
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import orjson
 
-from ranvier_py.replay.trace import TraceError
+from ranvier_py.replay.traces.trace import TraceError
 
 LINE_BYTES_MAX = 64 << 20  # as long as the largest body a node takes; more is no line of a trace
 FOUND_CHARACTERS_MAX = 60  # of a wrong value in a message
 INTEGER_MAX = 2**62 - 1  # of anything counted in a file: leaves room for our own numbers above
 GZIP_MAGIC = b"\x1f\x8b"
+MILLISECONDS_FROM = 1e11
+STAMP_MAX = 1e19  # nanoseconds since 1970, and room
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a NUL in the name
 
 
@@ -59,6 +67,18 @@ class Line:
                 raise self.wrong(f"{name} {shown(value)}", "a text or a whole number")
             return value
         return ""
+
+    def stamp_s(self, name: str, unit_s: float | None) -> float:
+        """The time stamp under `name`, in seconds since whenever. Raises TraceError."""
+        value: Any = self.fields.get(name)
+        try:
+            if type(value) is str:
+                return datetime.fromisoformat(value).timestamp()
+            if type(value) in (int, float) and isfinite(value) and abs(value) <= STAMP_MAX:
+                return float(value * (unit_s or (0.001 if value >= MILLISECONDS_FROM else 1.0)))
+        except (ValueError, OverflowError, OSError):  # no date, or one before the years that a clock knows
+            pass
+        raise self.wrong(f"{name} {shown(value)}", "a time stamp: seconds, milliseconds since 1970, or ISO 8601")
 
 
 def shown(value: object) -> str:
@@ -127,3 +147,28 @@ def name_of(path: Path) -> str:
     """What a trace is called: its file's name without what only says how it is stored."""
     name = path.name.removesuffix(".gz")
     return name.rpartition(".")[0] or name
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def drawn(seed: int, what: str) -> Random:
+    """The source of everything drawn for one purpose."""
+    return Random(f"{seed}/{what}")  # noqa: S311  # times of a replay are no secrets
+
+
+def from_start(stamps: Sequence[float]) -> list[float]:
+    """The same times, the earliest of them 0."""
+    first = min(stamps, default=0.0)
+    return [stamp - first for stamp in stamps]
+
+
+def spread(times: Sequence[float], step_s: float, seed: int) -> list[float]:
+    """Each time at random within the step that begins at it: stamps that were rounded down would seem to be bursts."""
+    rng = drawn(seed, "arrivals")
+    return [at + rng.uniform(0.0, step_s) for at in times] if step_s > 0 else list(times)
+
+
+def repeated(stamps: Sequence[float]) -> bool:
+    """Whether there are so few distinct stamps that they must have been rounded."""
+    return 2 * len(set(stamps)) <= len(stamps)

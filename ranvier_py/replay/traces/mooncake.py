@@ -6,10 +6,9 @@
 at the start of two lists are equal tokens. Other files of this shape are read by `block_tokens` and `stamp_unit_s`
 (Qwen's Bailian traces: 16 and 1). `chat_id` and `session_id`, where there are any, name the session.
 
-Rules: every whole block is a stop (512 is an anchor's depth for every node); message ends are inferred
-(`chains.partings`). What the answers said is hidden in the ids of the next turn, so answers are blocks of the request's
-own that nobody asks for again. Names are chained here, so ids that do not stand for whole prefixes do no harm.
-Cost: about 1 s for 12,000 requests of 24 blocks.
+Rules: every whole block is a prefix key (512 is an anchor's depth for every node); message ends are inferred
+(`trace_chains.partings`). What the answers said is hidden in the ids of the next turn, so answers are blocks of the
+request's own that nobody asks for again. Names are chained here, so ids of single blocks do no harm.
 """
 
 from __future__ import annotations
@@ -18,18 +17,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ranvier_py.replay.trace import Depth, Trace, TraceRequest
-from ranvier_py.replay.traces.lines import INTEGER_MAX, Line, json_lines, name_of, nothing_in, shown
-from ranvier_py.replay.traces.times import from_start, repeated, spread, stamp_s
-from ranvier_py.replay.traces.trace_chains import linked, named, own_names, partings
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.replay.traces.lines import (
+    INTEGER_MAX,
+    Line,
+    from_start,
+    json_lines,
+    name_of,
+    nothing_in,
+    repeated,
+    shown,
+    spread,
+)
+from ranvier_py.replay.traces.trace import Depth, Trace, TraceOptions, TraceRequest
+from ranvier_py.replay.traces.trace_chains import linked, own_names, partings
 
 STAMP_UNIT_S = 0.001
 STAMP_STEP_S = 3.0  # of the stamps in Mooncake's published traces
 TOKENS_MAX = 1 << 23  # of one prompt or answer
 
 
-class Record(NamedTuple):
+class MooncakeRecord(NamedTuple):
     """A line, with the chained name of each block, the partial one too."""
 
     stamp: float  # seconds
@@ -58,7 +66,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
     return Trace(name_of(path), requests, size, timed=True)
 
 
-def read_record(line: Line, options: TraceOptions) -> Record:
+def read_record(line: Line, options: TraceOptions) -> MooncakeRecord:
     """Raises TraceError."""
     size = options.block_tokens
     prompt_tokens = line.integer("input_length", 1, TOKENS_MAX)
@@ -77,20 +85,18 @@ def read_record(line: Line, options: TraceOptions) -> Record:
             raise line.wrong(f"{shown(number)} among hash_ids", f"whole numbers from 0 to {INTEGER_MAX}")
         above = linked(above, number)
         path.append(above)
-    stamp = stamp_s(line, "timestamp", options.stamp_unit_s or STAMP_UNIT_S)
-    return Record(stamp, line.text("session_id", "chat_id"), prompt_tokens, answer_tokens, path)
+    stamp = line.stamp_s("timestamp", options.stamp_unit_s or STAMP_UNIT_S)
+    return MooncakeRecord(stamp, line.text("session_id", "chat_id"), prompt_tokens, answer_tokens, path)
 
 
 def request_of(
-    number: int, at: float, record: Record, size: int, ends: set[int], depths: dict[int, Depth]
+    number: int, at: float, record: MooncakeRecord, size: int, ends: set[int], depths: dict[int, Depth]
 ) -> TraceRequest:
     prompt = record.prompt_tokens // size
     blocks = (record.prompt_tokens + record.answer_tokens) // size
     names = (*record.path[:prompt], *own_names(number, blocks - prompt))
-    chain = [
-        depths.setdefault(name, Depth((index + 1) * size, named(name))) for index, name in enumerate(names[:prompt])
-    ]
-    chain += [Depth((index + 1) * size, named(names[index])) for index in range(prompt, blocks)]
+    chain = [Depth((index + 1) * size, Fingerprint(name)) for index, name in enumerate(names)]
+    chain[:prompt] = [depths.setdefault(name, key) for name, key in zip(names, chain[:prompt], strict=False)]
     at_ends = [index for index, name in enumerate(names[:prompt]) if name in ends]
     if blocks > prompt:
         at_ends.append(blocks - 1)

@@ -1,11 +1,11 @@
 """One's own traffic: what `ranvier serve --record FILE` wrote (core/routing/request_record.py has the format).
 
-Stops are those that the node knew, under its own secret. Between two of them (256 tokens apart at most, after the first
-few) nobody knows where two prompts part: a block is named after the next deeper stop, so prompts share the blocks up to
-the last stop they have in common, and a hit may be too short by less than that. Beyond the deepest stop the blocks are
-the request's own.
+Prefix keys are those that the node knew, under its own secret. Between two of them (256 tokens apart at most, after the
+first few) nobody knows where two prompts part: a block is named after the next deeper key, so prompts share the blocks
+up to the last key they have in common, and a hit may be too short by less than that. Beyond the deepest key the blocks
+are the request's own.
 
-Rules: a attempt that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
+Rules: an attempt that no engine worked for (a failed try, a refusal) is left out: what became of its request is on
 another line. Files of one node, or of several with one secret, may be put one after the other, in any order; each
 begins with its header, whose clock sets its times. A prompt of unknown length is taken for four bytes a token. A last
 line without its end is left out: the node was writing it when the file was copied, or was killed.
@@ -19,16 +19,15 @@ from typing import NamedTuple
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, Record, read_header, read_record
-from ranvier_py.replay.trace import Depth, Trace, TraceError, TraceRequest
 from ranvier_py.replay.traces.lines import Line, json_line, name_of, raw_lines
+from ranvier_py.replay.traces.trace import Depth, Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import linked, own_names
-from ranvier_py.replay.traces.trace_options import TraceOptions
 
 BYTES_PER_TOKEN = 4  # of English and code in JSON
 TOKENS_MAX = 1 << 22  # of one prompt or answer: blocks are named one by one
 
 
-class Served(NamedTuple):
+class RecordedRequest(NamedTuple):
     """A record that counts, and when it came: seconds since 1970."""
 
     at: float
@@ -38,7 +37,7 @@ class Served(NamedTuple):
 def load(path: Path, options: TraceOptions) -> Trace:
     """The requests of a file, in order of time. Raises TraceError."""
     header: Header | None = None
-    served: list[Served] = []
+    served: list[RecordedRequest] = []
     for line in finished_lines(path):
         try:
             if MARK in line.fields:
@@ -50,9 +49,11 @@ def load(path: Path, options: TraceOptions) -> Trace:
         except BadRecord as error:
             raise TraceError(f"{line.file}:{line.number}: {error}") from error
         if any(tokens % header.block_tokens for tokens, _ in record.chain):
-            raise line.wrong("a stop inside a block", f"multiples of {header.block_tokens} tokens, as the header says")
+            raise line.wrong(
+                "a prefix key inside a block", f"multiples of {header.block_tokens} tokens, as the header says"
+            )
         if record.served:
-            served.append(Served(header.started + record.at, record))
+            served.append(RecordedRequest(header.started + record.at, record))
     if header is None or not served:
         raise TraceError(f"{path}: found no request that was served, expected at least one")
     served.sort(key=lambda one: one.at)

@@ -1,4 +1,4 @@
-"""Opening a trace: which format is this file, and what is made of it.
+"""Opening a trace: which format is this file, what is made of it, and whose times it has.
 
 | first line | format |
 |---|---|
@@ -8,27 +8,31 @@
 | an object with `ranvier_recording` | recording: what `ranvier serve --record` wrote |
 | `TIMESTAMP,ContextTokens,GeneratedTokens` | no trace: arrivals for another one (option `arrivals`) |
 
-Gzipped files are read as they are, whatever they are called.
+Gzipped files are read as they are, whatever they are called. Arrivals are Azure's CSV:
+
+    TIMESTAMP,ContextTokens,GeneratedTokens
+    2023-11-16 18:15:46.6805900,374,44
+
+Only the times are used; the lengths are checked to be numbers, because a file in which they are none is another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from ranvier_py.core.routing.request_record import MARK
-from ranvier_py.replay.trace import Trace, TraceError
-from ranvier_py.replay.traces import chats, mooncake, token_ids
-from ranvier_py.replay.traces import node_record as recording
-from ranvier_py.replay.traces.arrivals import HEADER, lend, read_arrivals
-from ranvier_py.replay.traces.lines import first_line, json_line
-from ranvier_py.replay.traces.trace_options import Format, TraceOptions
+from ranvier_py.replay.traces import chats, mooncake, node_record, token_ids
+from ranvier_py.replay.traces.lines import first_line, from_start, json_line, raw_lines, shown
+from ranvier_py.replay.traces.trace import Format, Trace, TraceError, TraceOptions
 
 LOADERS: dict[str, Callable[[Path, TraceOptions], Trace]] = {
     "mooncake": mooncake.load,
     "chats": chats.load,
     "token_ids": token_ids.load,
-    "recording": recording.load,
+    "recording": node_record.load,
 }
 MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("mooncake", ("hash_ids",)),
@@ -39,6 +43,10 @@ MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
     ("recording", (MARK,)),
 )
 """Members that an object of a format has all of."""
+
+ARRIVALS = b"TIMESTAMP,ContextTokens,GeneratedTokens"
+EXPECTED = "a line like 2023-11-16 18:15:46.6805900,374,44"
+DECIMALS = len(".123456")  # of a second that Python reads; the file has one more
 
 
 def open_trace(path: Path, options: TraceOptions | None = None) -> Trace:
@@ -55,7 +63,7 @@ def open_trace(path: Path, options: TraceOptions | None = None) -> Trace:
 def format_of(path: Path) -> str:
     """The format of a file, by its first line. Raises TraceError."""
     number, data = first_line(path)
-    if data.strip() == HEADER:
+    if data.strip() == ARRIVALS:
         raise TraceError(f"{path}: found arrivals without prompts, expected a trace (they can lend it their times)")
     fields = json_line(path, number, data).fields
     for name, members in MARKS:
@@ -64,3 +72,42 @@ def format_of(path: Path) -> str:
     found = ", ".join(list(fields)[:8]) or "nothing"
     known = "; ".join(f"{' and '.join(members)} ({name})" for name, members in MARKS)
     raise TraceError(f"{path}:{number}: found an object with {found}, expected one with {known}")
+
+
+# --- arrivals ---------------------------------------------------------------------------------------------------------
+
+
+def read_arrivals(path: Path) -> list[float]:
+    """Seconds since the first arrival, ascending. Raises TraceError."""
+    number, header = first_line(path)
+    if header.strip() != ARRIVALS:
+        raise TraceError(f"{path}:{number}: found {shown(header)}, expected {ARRIVALS.decode()}")
+    times = [read_time(path, line, data) for line, data in raw_lines(path) if line > number]
+    if not times:
+        raise TraceError(f"{path}: found no arrival, expected at least one")
+    return sorted(from_start(times))
+
+
+def read_time(path: Path, number: int, data: bytes) -> float:
+    """The time on one line, in seconds since 1970. Raises TraceError."""
+    try:
+        stamp, prompt, answer = data.decode().strip().split(",")
+        int(prompt), int(answer)
+        second, point, fraction = stamp.partition(".")
+        return datetime.fromisoformat(f"{second}{point}{fraction}"[: len(second) + DECIMALS] + "+00:00").timestamp()
+    except (ValueError, OverflowError) as error:
+        raise TraceError(f"{path}:{number}: found {shown(data)}, expected {EXPECTED}") from error
+
+
+def lend(trace: Trace, arrivals: Sequence[float]) -> Trace:
+    """The trace with these times, the n-th request at the n-th of them.
+
+    Where the trace is longer the times begin again, one mean gap after the last of them.
+    """
+    span = arrivals[-1]
+    period = span + (span / (len(arrivals) - 1) if len(arrivals) > 1 and span > 0 else 1.0)
+    requests = [
+        replace(request, at=number // len(arrivals) * period + arrivals[number % len(arrivals)])
+        for number, request in enumerate(trace.requests)
+    ]
+    return replace(trace, requests=requests, timed=True)

@@ -5,8 +5,7 @@
 
 The second line is LLMServingSim's spelling. Answer, time stamp, session and model may be missing; a trace in which no
 line has a time stamp has times of `turn_s` apart, in the order of the file. Such prompts have no messages: their ends
-are inferred (`chains.partings`), and an answer is taken for what a next turn continues.
-Cost: about 1 us for 16 tokens.
+are inferred (`trace_chains.partings`), and an answer is taken for what a next turn continues.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ import numpy as np
 
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.replay.trace import Trace, TraceError, TraceRequest
-from ranvier_py.replay.traces.lines import Line, json_lines, name_of, nothing_in, shown
-from ranvier_py.replay.traces.times import from_start, spread, stamp_s
+from ranvier_py.replay.traces.lines import Line, from_start, json_lines, name_of, nothing_in, shown, spread
+from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, own_names, partings
-from ranvier_py.replay.traces.trace_options import TraceOptions
 
 PROMPT_NAMES = ("prompt_token_ids", "input_tok_ids")
 ANSWER_NAMES = ("output_token_ids", "output_tok_ids")
@@ -32,7 +29,7 @@ TOKEN_ID_MAX = 2**32 - 1
 NO_TOKENS: TokenIds = np.zeros(0, dtype=np.uint32)
 
 
-class Record(NamedTuple):
+class TokenRecord(NamedTuple):
     """A line."""
 
     stamp: float | None  # seconds
@@ -62,7 +59,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
     return Trace(name_of(path), requests, size, timed=timed)
 
 
-def times_of(path: Path, records: Sequence[Record], options: TraceOptions) -> tuple[list[float], bool]:
+def times_of(path: Path, records: Sequence[TokenRecord], options: TraceOptions) -> tuple[list[float], bool]:
     """Times in the order of the file, and whether they are the file's own. Raises TraceError."""
     stamps = [record.stamp for record in records if record.stamp is not None]
     if not stamps:
@@ -72,7 +69,7 @@ def times_of(path: Path, records: Sequence[Record], options: TraceOptions) -> tu
     return spread(from_start(stamps), options.spread_s or 0.0, options.seed), True
 
 
-def read_record(line: Line, options: TraceOptions) -> Record:
+def read_record(line: Line, options: TraceOptions) -> TokenRecord:
     """Raises TraceError."""
     prompt, answer = tokens_of(line, PROMPT_NAMES), tokens_of(line, ANSWER_NAMES)
     if not len(prompt):
@@ -83,10 +80,10 @@ def read_record(line: Line, options: TraceOptions) -> Record:
             raise line.wrong(f"{name} {shown(line.fields[name])}", f"{found}, as there are token ids")
     stamp = None
     if "arrival_time_ns" in line.fields:
-        stamp = stamp_s(line, "arrival_time_ns", 1e-9)
+        stamp = line.stamp_s("arrival_time_ns", 1e-9)
     elif "timestamp" in line.fields:
-        stamp = stamp_s(line, "timestamp", options.stamp_unit_s)
-    return Record(stamp, line.text("session", "session_id"), line.text("model"), prompt, answer)
+        stamp = line.stamp_s("timestamp", options.stamp_unit_s)
+    return TokenRecord(stamp, line.text("session", "session_id"), line.text("model"), prompt, answer)
 
 
 def tokens_of(line: Line, names: Sequence[str]) -> TokenIds:
@@ -113,7 +110,7 @@ class Builder:
         self._hasher = TokenHasher(KEY, block_tokens)
         self._texts = TextHasher(KEY)
 
-    def request(self, number: int, at: float, record: Record, blocks: tuple[int, ...]) -> TraceRequest:
+    def request(self, number: int, at: float, record: TokenRecord, blocks: tuple[int, ...]) -> TraceRequest:
         prompt_tokens, size = len(record.prompt), self._size
         depths = [
             (index + 1) * size for index, name in enumerate(blocks[: prompt_tokens // size]) if name in self._ends

@@ -1,7 +1,7 @@
-"""Blocks and stops of prompts: what an engine would cache, and what a router would know.
+"""Blocks and chains of prompts: what an engine would cache, and what a router would know.
 
-Blocks are named by `chain_keys`, as the modelled engines name theirs. Stops come from the node's own hasher, under a
-key that is no secret: a trace is one world, and its fingerprints are compared with nothing else.
+Blocks are named by `chain_keys`, as the modelled engines name theirs. Prefix keys come from the node's own hasher,
+under a key that is no secret: a trace is one world, and its fingerprints are compared with nothing else.
 Where a trace has no messages, message ends are inferred: after a block that several different blocks follow, as turns
 of a chat and questions about one document part, and at the last whole block of a prompt.
 """
@@ -13,11 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, Segment, mix
 from ranvier_py.replay.engine.block_cache import chain_keys
-from ranvier_py.replay.trace import Depth
+from ranvier_py.replay.traces.trace import Depth
 
 KEY = b"fingerprints of a replay"
 OWN = 1 << 63  # set in what is mixed into the names of blocks that nobody else can have
@@ -47,9 +46,9 @@ def joined(rest: Sequence[int], ids: TokenIds) -> TokenIds:
 def chain_of(
     segments: Iterable[Segment], chain: Sequence[Depth] = (), ends: Sequence[int] = ()
 ) -> tuple[tuple[Depth, ...], tuple[int, ...]]:
-    """(stops, ends) of the messages that `segments` stand for, after those that are given.
+    """(chain, ends) of the messages that `segments` stand for, after those that are given.
 
-    A message that fills no further block has no stop of its own: its end is that of the one before.
+    A message that fills no further block has no prefix key of its own: its end is that of the one before.
     """
     found, at = list(chain), list(ends)
     for segment in segments:
@@ -70,8 +69,3 @@ def partings(paths: Iterable[Sequence[int]]) -> set[int]:
             if following.setdefault(name, after) != after:
                 found.add(name)
     return found
-
-
-def named(name: int) -> Fingerprint:
-    """A block's name as the fingerprint of the prefix that ends with it."""
-    return Fingerprint(name)

@@ -15,8 +15,9 @@ from ranvier_py.core.engine_cache.event_stream import EventStream
 from ranvier_py.core.engine_cache.gap_values import Apply, AskReplay, GapSettings, Level, Reset
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.residency import Residency
+from ranvier_py.core.engine_cache.sources.event_frames import BadBatch
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.sources.events import BadBatch, EventDecoder
+from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import TextHasher
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
@@ -28,7 +29,7 @@ ENTRIES_MAX = 500
 
 
 def fed(payloads: list[bytes], decoder: EventDecoder) -> Residency:
-    residency = Residency(model.hasher(), model.namespace_of, entries_max=ENTRIES_MAX, parked_max=100)
+    residency = Residency(model.hasher(), model.namespace_of, entries_max=ENTRIES_MAX, orphaned_max=100)
     for payload in payloads:
         try:
             batch = decoder.decode(payload)
@@ -51,7 +52,7 @@ def test_every_message_is_read_and_only_what_is_unknown_is_skipped(name: str) ->
     decoder = EventDecoder()
     for payload in capture(name).payloads:
         decoder.decode(payload)
-    counts = decoder.counts
+    counts = decoder.counters
     assert (counts.refused, counts.unread) == (0, 0)
     expected = ({"BlockInactive": 1}, 1) if name == "vllm-0.32-map" else ({}, 0)
     assert (decoder.unknown_tags, counts.fields_skipped) == expected
@@ -115,7 +116,7 @@ def mangled(draw: st.DrawFn) -> list[bytes]:
 def test_a_mangled_stream_stays_within_its_bounds(payloads: list[bytes]) -> None:
     decoder = EventDecoder()
     residency = fed(payloads, decoder)
-    counts = decoder.counts
+    counts = decoder.counters
     assert counts.batches + counts.refused == len(payloads)
     view = residency.view()
     assert view.entries <= ENTRIES_MAX

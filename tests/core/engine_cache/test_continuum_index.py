@@ -124,7 +124,7 @@ def test_cr16_the_defaults_and_ranges_are_the_documents() -> None:
     assert IndexSettings().entries_max == 100_000
     assert IndexSettings().ttl_s == 600.0  # CX1
     for bad in ({"entries_max": 99}, {"entries_max": 10_000_001}, {"ttl_s": 0.5}, {"ttl_s": 86_401.0}):
-        with pytest.raises(ValueError, match="must be"):
+        with pytest.raises(ConfigError, match="must be"):
             IndexSettings(**bad)  # type: ignore[arg-type]
 
 

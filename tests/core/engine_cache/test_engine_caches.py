@@ -119,7 +119,7 @@ def test_a_sweep_at_exact_withdraws_what_is_not_held_once_the_grace_is_over() ->
     world = World()
     world.routes.learn([(64, 104, 204), (32, 102, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
     world.engine_caches.changed(STREAM, world.cache.store(*RUN[:2]), 10.0)
-    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 10.0)
     world.sweep(10.0 + GRACE_S / 2)
     assert world.holders((64, 104, 204)), "the event may still come"
     world.sweep(11.0 + GRACE_S)
@@ -129,7 +129,7 @@ def test_a_sweep_at_exact_withdraws_what_is_not_held_once_the_grace_is_over() ->
 def test_a_prompt_with_media_is_not_taken_for_gone_because_no_event_tells_of_it() -> None:
     """It goes with what is above it, and with a restart."""
     world = World()
-    world.engine_caches.levelled(STREAM, Level.EXACT, "heard all", 0.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "heard all", 0.0)
     picture = 7 << 32 | MEDIA_MARK
     world.engine_caches.changed(STREAM, world.cache.store((16, 101, 0)), 10.0)
     world.routes.learn([(32, picture, 9), (16, 101, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
@@ -145,7 +145,7 @@ def test_nothing_is_withdrawn_for_not_being_held_below_exact() -> None:
     world = World()
     world.routes.learn([(64, 104, 204)], ENGINE, 1, Trust.LOCAL, 10.0)
     for level in (Level.ESTIMATED, Level.REPAIRING, Level.DEGRADED):
-        world.engine_caches.levelled(STREAM, level, "", 10.0)
+        world.engine_caches.set_level(STREAM, level, "", 10.0)
         world.sweep(100.0)
         assert world.holders((64, 104, 204), now=100.0)
 
@@ -153,7 +153,7 @@ def test_nothing_is_withdrawn_for_not_being_held_below_exact() -> None:
 def test_a_sweep_keeps_what_is_held_alive_past_its_time_to_live() -> None:
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 10.0)
     for now in range(300, 3000, 300):
         world.sweep(float(now))
     assert world.holders((64, 104, 0), now=2900.0)
@@ -163,7 +163,7 @@ def test_an_epoch_that_began_for_nothing_costs_no_claim_of_what_is_held() -> Non
     """A probe that was refused may be a false alarm; the events never stopped."""
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 10.0)
-    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 10.0)
     world.generations[ENGINE] += 1
     assert not world.holders((64, 104, 0))
     for second in range(11, 20):
@@ -206,7 +206,7 @@ def test_a_row_that_came_after_the_blocks_went_below_the_gpu_is_told_by_a_sweep(
     world = World()
     world.engine_caches.changed(STREAM, world.cache.store(*RUN, tier=Tier.CPU), 10.0)
     world.routes.learn([(48, 103, 203)], ENGINE, 1, Trust.LOCAL, 10.0)
-    world.engine_caches.levelled(STREAM, Level.EXACT, "", 10.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 10.0)
     world.sweep(11.0)
     assert world.holders((48, 0, 203), now=11.0) == [Holder(ENGINE, 48, Trust.CONFIRMED, 1)]
 
@@ -215,14 +215,14 @@ def test_an_engine_is_known_as_well_as_its_best_channel_and_a_channel_as_its_wor
     world = World()
     second, push = Source(ENGINE, "zmq/1"), Source(ENGINE, "push")
     world.engine_caches.open(second, Cache(), 1.0)
-    world.engine_caches.levelled(STREAM, Level.EXACT, "", 1.0)
+    world.engine_caches.set_level(STREAM, Level.EXACT, "", 1.0)
     assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
     assert world.engine_caches.tier(ENGINE, Fingerprint(101)) is None
     world.engine_caches.open(push, Cache(), 1.0)
-    world.engine_caches.levelled(push, Level.DEGRADED, "", 1.0)
+    world.engine_caches.set_level(push, Level.DEGRADED, "", 1.0)
     assert world.engine_caches.level(ENGINE) is Level.DEGRADED
     world.engine_caches.close(push, 2.0)
-    world.engine_caches.levelled(second, Level.EXACT, "", 2.0)
+    world.engine_caches.set_level(second, Level.EXACT, "", 2.0)
     assert world.engine_caches.level(ENGINE) is Level.EXACT
     assert world.engine_caches.tier(ENGINE, Fingerprint(101)) is Tier.ABSENT
     assert world.engine_caches.level(OTHER) is Level.ESTIMATED
@@ -245,7 +245,7 @@ def test_words_of_nobody_are_counted() -> None:
     world.engine_caches.changed(Source(OTHER, "zmq/0"), told((16, 101, 0), tier=Tier.GPU), 10.0)
     world.generations[ENGINE] = -1
     world.engine_caches.changed(STREAM, told((16, 101, 0), tier=Tier.GPU), 10.0)
-    assert (world.engine_caches.counts.unknown, len(world.routes)) == (2, 0)
+    assert (world.engine_caches.counters.unknown, len(world.routes)) == (2, 0)
 
 
 def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
@@ -254,7 +254,7 @@ def test_a_sweep_takes_the_nearest_tier_of_all_ranks() -> None:
     second, other = Source(ENGINE, "zmq/1"), Many()
     world.engine_caches.open(second, other, 1.0)
     for source in (STREAM, second):
-        world.engine_caches.levelled(source, Level.EXACT, "", 1.0)
+        world.engine_caches.set_level(source, Level.EXACT, "", 1.0)
     world.cache.tiers = {103: Tier.CPU, 104: Tier.CPU}
     other.tiers = {103: Tier.GPU, 105: Tier.DISK}
     world.routes.learn([(80, 105, 0), (64, 104, 0), (48, 103, 0)], ENGINE, 1, Trust.LOCAL, 1.0)
@@ -270,7 +270,7 @@ def test_one_engine_fills_its_share_of_the_table_and_no_more_whatever_it_says() 
     for number in range(1000):
         world.engine_caches.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
     assert 0.2 * world.routes.capacity < len(world.routes) < 0.3 * world.routes.capacity
-    assert world.engine_caches.counts.refused > 700
+    assert world.engine_caches.counters.refused > 700
     assert world.holders((48, 7, 8))
     world.routes.learn([(16, 20_000, 0)], OTHER, 1, Trust.LOCAL, 10.0)
     world.engine_caches.changed(STREAM, world.cache.store((16, 20_000, 0)), 11.0)
@@ -284,14 +284,14 @@ def test_rows_that_went_by_themselves_do_not_count_against_an_engine_for_ever() 
     world = World()
     for number in range(300):
         world.engine_caches.changed(STREAM, world.cache.store((16, 10_000 + number, 0)), 10.0)
-    refused = world.engine_caches.counts.refused
+    refused = world.engine_caches.counters.refused
     assert refused
     world.routes.sweep(5000.0, world.generations, 10_000)
     assert not len(world.routes)
     for _ in range(2):
         world.sweep(5000.0)
     world.engine_caches.changed(STREAM, world.cache.store(*RUN), 5001.0)
-    assert (len(world.routes), world.engine_caches.counts.refused) == (3, refused)
+    assert (len(world.routes), world.engine_caches.counters.refused) == (3, refused)
 
 
 class Many(Cache):

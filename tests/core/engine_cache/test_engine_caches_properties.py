@@ -54,7 +54,7 @@ class World:
         )
         self.model, self.residency = Model(), Residency(hasher(), namespace_of)
         self.engine_caches.open(STREAM, self.residency, self.now)
-        self.engine_caches.levelled(STREAM, Level.EXACT, "", self.now)
+        self.engine_caches.set_level(STREAM, Level.EXACT, "", self.now)
 
     def restarted(self, backend: BackendId, _why: str, _now: float) -> int:
         self.generations[backend] += 1

@@ -14,9 +14,8 @@ from ranvier_py.core.engine_cache.event_stream import SETTLE_S, EventStream
 from ranvier_py.core.engine_cache.gap_values import AskPeer, AskReplay, GapSettings, Level, LevelChanged
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.residency_values import Scope
-from ranvier_py.core.engine_cache.snapshot import NO_PLACE, Copy, Place, Reader, Writer
+from ranvier_py.core.engine_cache.snapshot import Snapshot, SnapshotReader
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.standby import Building, Incoming, StandbyCopy
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.namespaces import TokenNamespaces
@@ -175,21 +174,20 @@ def test_a_peers_copy_fills_what_replay_cannot() -> None:
     (ask,) = [effect for effect in effects if isinstance(effect, AskPeer)]
     there.stream.live(1, payload(stored(2, 2)), there.now)
     there.settle()
-    here.stream.copy_offered(ask.ask, copy_of(there.stream), here.now)
+    here.stream.snapshot_offered(ask.ask, snapshot_of(there.stream), here.now)
     here.settle()
     assert (here.depth(), here.engine_caches.level(ENGINE)) == (64, Level.EXACT)
-    assert here.stream.copy_failed(ask.ask, here.now) == [], "that question is closed"
+    assert here.stream.snapshot_offered(ask.ask, None, here.now) == [], "that question is closed"
 
 
-def copy_of(stream: EventStream) -> Copy:
-    writer, reader = Writer(stream.residency, HASHER), Reader(HASHER)
+def snapshot_of(stream: EventStream) -> Snapshot:
+    writer, reader = stream.snapshot(), SnapshotReader(HASHER)
+    assert writer is not None
     while not writer.done:
         writer.step()
     for rows in writer.chunks:
         reader.add(rows)
-    stands = stream.stands_at()
-    assert stands is not None
-    return Copy(*stands, reader.finish())
+    return Snapshot(writer.seq, writer.digest, reader.finish())
 
 
 def test_nothing_is_exact_while_a_copy_is_made_and_messages_wait() -> None:
@@ -260,7 +258,7 @@ def test_a_view_says_what_a_stream_knows() -> None:
     view = world.stream.view()
     assert (view["level"], view["next"], view["blocks"], view["block_tokens"]) == ("exact", 1, 4, 16)
     assert (view["unknown_tags"], view["counts"]["decoder_tags_skipped"]) == ({"Unheard": 1}, 1)
-    (told,) = world.engine_caches.views(world.now)
+    (told,) = world.engine_caches.sources()
     assert (told.level, told.changes, told.source.name) == (Level.EXACT, 4, "zmq/0")
 
 
@@ -280,80 +278,30 @@ def test_a_closed_stream_says_nothing_of_the_one_that_follows_it() -> None:
     assert (world.engine_caches.level(ENGINE), world.depth()) == (Level.EXACT, 0)
 
 
-def told(stream: EventStream, copy: StandbyCopy) -> StandbyCopy:
-    """What one who stands by has after asking once more."""
-    original = stream.original(copy.place or NO_PLACE)
-    assert original is not None
-    while not original.writer.done:
-        original.writer.step()
-    incoming = Incoming(copy)
-    for rows in original.writer.chunks:
-        incoming.add(rows)
-    copy = incoming.finish(Place(original.seq, original.digest))
-    while copy.is_behind:
-        copy.step()
-    return copy
-
-
-def taken_over(world: World, copy: StandbyCopy) -> EventStream:
-    """Another node's stream, that begins where the copy stands."""
-    building = Building(copy, HASHER)
-    while not building.done:
-        building.step()
-    assert building.copy is not None
-    stream = world.another()
-    stream.open(world.now)
-    stream.resume(building.copy, world.now)
-    return stream
-
-
-def test_who_stood_by_reads_on_exactly_when_the_engine_forgot_what_was_before() -> None:
-    world = World(settings=GapSettings())
-    world.exact()
-    world.stream.live(0, payload(stored(0, 3)), world.now)
-    copy = told(world.stream, StandbyCopy(16))
-    world.stream.live(1, payload(removed(3)), world.now)
-    world.stream.live(2, payload(stored(2, 2)), world.now)
-    again = told(world.stream, copy)
-    assert again is copy, "only what changed was told"
-    world.stream.live(3, payload(removed(4)), world.now)
-    world.settle()
+def test_a_standby_is_known_as_well_and_applies_nothing_until_it_is_opened() -> None:
+    """What its reader found out came as routes of a peer; what went meanwhile is put right by the next sweep."""
+    world = World()
     world.stream.close(world.now)
-    world.stream = stream = taken_over(world, copy)
-    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
-    (ask,) = [effect for effect in stream.connected(world.now) if isinstance(effect, AskReplay)]
-    assert ask.first == 2
-    stream.replayed(ask.ask, 2, payload(stored(2, 2)), world.now)
-    stream.replayed(ask.ask, 3, payload(removed(4)), world.now)
-    stream.replay_ended(ask.ask, world.now)
-    world.settle()
-    assert world.engine_caches.level(ENGINE) is Level.EXACT
-    assert world.depth() == 32
-    assert world.engine_caches.tier(ENGINE, fingerprint(48)) is Tier.GPU
-    assert stream.residency.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
-
-
-def test_a_standby_gets_all_again_after_the_cache_was_cleared_and_nothing_while_it_is_not_exact() -> None:
-    world = World(settings=GapSettings())
-    assert world.stream.original(NO_PLACE) is None
-    world.exact()
+    (ask,) = [effect for effect in world.stream.connected(world.now) if isinstance(effect, AskReplay)]
+    world.stream.replay_ended(ask.ask, world.now)
     world.stream.live(0, payload(stored()), world.now)
-    copy = told(world.stream, StandbyCopy(16))
-    world.stream.live(1, payload({"type": "AllBlocksCleared"}, stored(0, 1)), world.now)
-    again = told(world.stream, copy)
-    assert again is not copy
-    assert len(again) == 1
-
-
-def test_a_block_whose_parent_came_late_is_not_missed_by_who_stands_by() -> None:
-    world = World(settings=GapSettings())
-    world.exact()
-    world.stream.live(0, payload(stored(2, 2)), world.now)
-    copy = told(world.stream, StandbyCopy(16))
-    assert len(copy) == 0, "they hang nowhere"
-    world.stream.live(1, payload(stored(0, 2)), world.now)
+    world.stream.live(1, payload(removed(4)), world.now)
     world.settle()
-    assert len(told(world.stream, copy)) == 4
+    assert (world.stream.level, world.depth()) == (Level.EXACT, 0)
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
+    assert snapshot_of(world.stream).seq == 1
+    for count in (32, 64):
+        world.routes.learn([(count, fingerprint(count), 0)], ENGINE, 1, Trust.REMOTE, world.now)
+    world.now += 20.0
+    world.stream.open(world.now)
+    assert world.engine_caches.level(ENGINE) is Level.EXACT
+    world.engine_caches.sweep(world.now, 1000)
+    assert world.depth() == 32
+    world.stream.live(2, payload(removed(2)), world.now)
+    world.settle()
+    assert world.depth() == 0
+    world.stream.close(world.now)
+    assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
 
 
 @pytest.mark.parametrize("how", ["restarted", "cleared"])
@@ -398,7 +346,7 @@ def test_a_request_that_wants_a_full_report_leaves_no_phantoms() -> None:
     world.stream.live(2, payload(removed(4, 3, 2, 1)), world.now)
     world.settle()
     assert world.depth() == 0
-    assert world.stream.counts()["blocks_told_again"] == 3
+    assert world.stream.counts()["blocks_repeated"] == 3
 
 
 def believed(world: World, count: int = 64) -> bool:
@@ -413,7 +361,7 @@ def believed(world: World, count: int = 64) -> bool:
 
 
 def reasons(world: World) -> list[str]:
-    return [view.reason for view in world.engine_caches.views(world.now)]
+    return [source.reason for source in world.engine_caches.sources()]
 
 
 def test_at_exact_what_the_engine_does_not_tell_is_not_held() -> None:
@@ -434,7 +382,7 @@ def test_an_engine_whose_events_all_have_unknown_names_is_not_taken_for_empty() 
     assert reasons(world) == ["its events have names that we do not know"]
     assert world.stream.view()["lacks"]
     assert believed(world)
-    assert world.stream.original() is None, "nor is a peer to take it for empty"
+    assert world.stream.snapshot() is None, "nor is a peer to take it for empty"
     world.stream.live(1, payload(stored()), world.now)
     world.settle()
     assert world.engine_caches.level(ENGINE) is Level.EXACT
@@ -457,7 +405,7 @@ def test_after_a_restart_as_another_version_it_is_seen_again_whether_it_is_under
     world.stream.live(0, payload(stored()), world.now)
     world.settle()
     world.stream.live(0, payload({**stored(), "type": "BlockKept"}), world.now)
-    assert world.stream.machine.counts.restarts == 1
+    assert world.stream.machine.counters.restarts == 1
     assert world.engine_caches.level(ENGINE) is Level.ESTIMATED
 
 

@@ -71,7 +71,7 @@ def test_every_field_of_a_stored_event_is_read_from_a_map() -> None:
         ownership="mine",
         session="s1",
     )
-    assert (decoder.counts.fields_skipped, decoder.counts.unread) == (0, 0)
+    assert (decoder.counters.fields_skipped, decoder.counters.unread) == (0, 0)
 
 
 def test_an_array_says_the_same_as_a_map() -> None:
@@ -150,14 +150,14 @@ def test_what_is_unknown_is_skipped_one_by_one_and_counted() -> None:
         )
     )
     assert [type(event) for event in batch.events] == [BlocksStored, BlocksRemoved, CacheCleared]
-    assert (decoder.counts.tags_skipped, decoder.counts.fields_skipped) == (2, 4)
+    assert (decoder.counters.tags_skipped, decoder.counters.fields_skipped) == (2, 4)
     assert (batch.unread, dict(decoder.unknown_tags)) == (0, {"BlockInactive": 2})
 
 
 def test_unknown_tags_are_remembered_up_to_a_bound() -> None:
     decoder = EventDecoder()
     decoder.decode(packed(*([f"Tag{number}"] for number in range(100)), ["x" * 5000]))
-    assert (len(decoder.unknown_tags), decoder.counts.tags_skipped) == (TAGS_KEPT_MAX, 101)
+    assert (len(decoder.unknown_tags), decoder.counters.tags_skipped) == (TAGS_KEPT_MAX, 101)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_is_no_batch_is_refused_and_builds_nothing(payload: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < 200_000 + 3 * len(payload)
-    assert (decoder.counts.refused, decoder.counts.batches) == (1, 0)
+    assert (decoder.counters.refused, decoder.counters.batches) == (1, 0)
 
 
 def test_a_message_beyond_the_bound_is_refused() -> None:
@@ -307,7 +307,7 @@ def test_whatever_stands_in_a_batch_its_other_events_are_read(
     payload = msgpack.packb([1.0, [*events, ["BlockRemoved", [77]]], rank])
     batch = decoder.decode(payload)
     assert batch.events[-1] == BlocksRemoved(hashes=(77,))
-    skipped = decoder.counts.tags_skipped + batch.unread
+    skipped = decoder.counters.tags_skipped + batch.unread
     assert len(batch.events) + skipped == len(events) + 1
     cut = data.draw(st.integers(0, len(payload) - 1))
     with pytest.raises(BadBatch):
@@ -317,7 +317,7 @@ def test_whatever_stands_in_a_batch_its_other_events_are_read(
     try:
         decoder.decode(bytes(flipped))
     except BadBatch:
-        assert decoder.counts.refused == 2
+        assert decoder.counters.refused == 2
 
 
 MAP_BATCH = bytes.fromhex(
@@ -338,7 +338,7 @@ def test_a_batch_that_is_a_map_is_read_as_one_that_is_an_array() -> None:
     stored = BlocksStored((0xDAB7B4F0B1D5A4C0,), None, batch.events[0].token_bytes, 2, medium="GPU")  # type: ignore[union-attr]
     assert batch == Batch(1791049014.0, (stored, BlocksRemoved((5,), "GPU"), CacheCleared()), 1)
     assert stored.ids.tolist() == [0x0102, 0x0304]
-    assert decoder.counts.fields_skipped == 0
+    assert decoder.counters.fields_skipped == 0
     fields = msgpack.unpackb(MAP_BATCH)
     assert EventDecoder().decode(msgpack.packb([fields["ts"], fields["events"], 1])) == batch
 
@@ -355,7 +355,7 @@ def test_fields_of_a_map_may_come_in_any_order_be_missing_or_unknown(
         msgpack.packb({"new": {}, "ts": 2, "events": [event], "data_parallel_rank": 3, "x": "y" * 99})
     )
     assert found == Batch(2.0, (BlocksRemoved((7,)),), 3)
-    assert decoder.counts.fields_skipped == 2
+    assert decoder.counters.fields_skipped == 2
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -43,8 +43,8 @@ def test_a_decoder_that_has_read_much_reads_as_a_new_one_does(several: list[dict
     together = total.decode(msgpack.packb([1.5, several, 0]))
     apart = [event for each in several for event in EventDecoder().decode(msgpack.packb([1.5, [each], 0])).events]
     assert list(together.events) == apart
-    old.counts.batches = total.counts.batches
-    assert old.counts == total.counts
+    old.counters.batches = total.counters.batches
+    assert old.counters == total.counters
 
 
 @settings(max_examples=60, deadline=None)
@@ -56,7 +56,7 @@ def test_short_messages_and_long_ones_are_read_alike(several: list[dict[str, obj
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "AT_ONCE_BYTES_MAX", 0)
         assert one_by_one.decode(payload) == found
-    assert at_once.counts == one_by_one.counts
+    assert at_once.counters == one_by_one.counters
 
 
 def test_one_event_that_is_no_msgpack_does_not_spoil_the_others() -> None:
@@ -65,4 +65,4 @@ def test_one_event_that_is_no_msgpack_does_not_spoil_the_others() -> None:
     decoder = EventDecoder()
     batch = decoder.decode(b"\x93\x01\x93" + good + bad + good + b"\x00")
     assert [type(event) for event in batch.events] == [BlocksStored] * 2
-    assert batch.unread == decoder.counts.unread == 1
+    assert batch.unread == decoder.counters.unread == 1

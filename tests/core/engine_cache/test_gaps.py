@@ -69,7 +69,7 @@ class Stream:
     def offer(self, last: int, run: str = "a") -> None:
         assert self.peer is not None
         self.copy = names(last, run)
-        self.hear(self.machine.copy_offered(self.peer.ask, last, digest(last, run), 0.0))
+        self.hear(self.machine.snapshot_offered(self.peer.ask, last, digest(last, run), 0.0))
 
     @property
     def level(self) -> Level:
@@ -124,7 +124,7 @@ def test_a_gap_is_asked_for_from_one_before_it_while_live_messages_go_on() -> No
     stream.answer(5, 6, 7, end=False)
     assert (stream.level, stream.applied) == (Level.EXACT, names(9))
     stream.answer(8, 9, 10)
-    assert (stream.machine.counts.repaired, stream.machine.counts.late) == (1, 4)
+    assert (stream.machine.counters.repaired, stream.machine.counters.late) == (1, 4)
 
 
 def test_answers_in_any_order_and_twice_are_applied_in_order_and_once() -> None:
@@ -149,7 +149,7 @@ def test_a_suffix_is_better_than_nothing() -> None:
     stream.answer(9, 10, 11, 12)
     assert (stream.level, stream.applied) == (Level.DEGRADED, names(5) + names(12, first=9))
     stream.live(13)
-    assert (stream.applied[-1], stream.machine.counts.jumped) == ("a13", 1)
+    assert (stream.applied[-1], stream.machine.counters.jumped) == ("a13", 1)
 
 
 def test_a_gap_that_nobody_fills_is_an_estimate_until_enough_follows() -> None:
@@ -189,7 +189,7 @@ def test_a_copy_that_cannot_be_told_to_be_of_this_run_is_refused(last: int, run:
     stream.live(13)
     before = list(stream.applied)
     stream.offer(last, run)
-    assert (stream.applied, stream.machine.counts.copies_refused) == (before, 1)
+    assert (stream.applied, stream.machine.counters.snapshots_refused) == (before, 1)
 
 
 def test_a_copy_is_not_taken_on_what_was_known_before_we_were_cut_off() -> None:
@@ -199,7 +199,7 @@ def test_a_copy_is_not_taken_on_what_was_known_before_we_were_cut_off() -> None:
     stream.hear(stream.machine.connected(0.0))
     stream.offer(5)
     assert stream.level is Level.DEGRADED
-    assert stream.machine.counts.copies_refused == 1
+    assert stream.machine.counters.snapshots_refused == 1
 
 
 def test_peers_are_asked_again_while_something_is_missing() -> None:
@@ -236,7 +236,7 @@ def test_an_engine_without_replay_leaves_a_hole_at_once() -> None:
 def test_numbers_that_go_back_are_a_restart() -> None:
     stream = at(5)
     stream.live(0, 1, run="b")
-    assert (stream.level, stream.applied, stream.machine.counts.restarts) == (Level.EXACT, names(1, "b"), 1)
+    assert (stream.level, stream.applied, stream.machine.counters.restarts) == (Level.EXACT, names(1, "b"), 1)
 
 
 def test_a_restart_whose_beginning_was_missed_is_replayed_from_zero() -> None:
@@ -250,7 +250,7 @@ def test_a_restart_whose_beginning_was_missed_is_replayed_from_zero() -> None:
 def test_a_message_that_comes_again_is_no_restart() -> None:
     stream = at(5)
     stream.live(5, 4, 5, 6)
-    assert (stream.applied, stream.machine.counts.restarts, stream.machine.counts.repeated) == (names(6), 0, 3)
+    assert (stream.applied, stream.machine.counters.restarts, stream.machine.counters.repeated) == (names(6), 0, 3)
 
 
 def test_an_answer_that_contradicts_is_a_restart() -> None:
@@ -290,7 +290,7 @@ def test_an_engine_that_lost_its_history_was_restarted() -> None:
     stream.hear(stream.machine.contradicted(0.0))
     assert stream.replay == AskReplay(1, 5)
     stream.answer()
-    assert (stream.level, stream.applied, stream.machine.counts.restarts) == (Level.REPAIRING, [], 1)
+    assert (stream.level, stream.applied, stream.machine.counters.restarts) == (Level.REPAIRING, [], 1)
     assert stream.replay == AskReplay(2, 0), "it may have said something since"
     stream.answer()
     assert stream.level is Level.EXACT
@@ -330,7 +330,7 @@ def test_what_is_held_has_a_bound_and_then_the_gap_is_jumped_over() -> None:
     stream.live(*range(8, 18))
     assert stream.applied == names(5)
     stream.live(18)
-    assert (stream.applied, stream.machine.counts.held_full) == (names(5) + names(18, first=8), 1)
+    assert (stream.applied, stream.machine.counters.held_full) == (names(5) + names(18, first=8), 1)
     big = at(5, peers=False, held_bytes_max=100)
     big.hear(big.machine.live(8, bytes(101), 0.0))
     assert big.machine.next_seq == 9
@@ -341,9 +341,9 @@ def test_a_copy_for_which_too_much_came_is_not_waited_for() -> None:
     stream.live(8)
     stream.answer()
     stream.live(*range(9, 25))
-    assert stream.machine.counts.copies_given_up == 1
+    assert stream.machine.counters.snapshots_given_up == 1
     stream.offer(24)
-    assert stream.machine.counts.late == 1
+    assert stream.machine.counters.late == 1
 
 
 def test_an_answer_whose_end_was_lost_is_not_waited_for() -> None:
@@ -366,48 +366,3 @@ def test_a_hole_in_the_connection_before_does_not_end_the_replay_of_the_next() -
     stream.hear(stream.machine.connected(0.0))
     stream.answer(*range(12))
     assert (stream.level, stream.applied) == (Level.EXACT, names(11))
-
-
-def resumed(last: int, run: str = "a", **settings: Any) -> Stream:
-    """A stream that begins with a standby's copy, which stands after message `last`, and is connected."""
-    stream = Stream(**settings)
-    stream.applied = names(last, run)
-    stream.machine.resume(last, digest(last, run), 0.0)
-    stream.hear(stream.machine.connected(0.1))
-    return stream
-
-
-def test_who_stood_by_is_exact_with_what_was_said_since_though_the_engine_forgot_the_rest() -> None:
-    stream = resumed(50)
-    assert stream.replay == AskReplay(1, 50)
-    assert stream.level is Level.REPAIRING
-    stream.live(54)
-    stream.answer(*range(50, 55))
-    assert stream.level is Level.EXACT
-    assert stream.applied == names(54)
-    assert Level.DEGRADED not in stream.levels
-    assert stream.machine.counts.resumed == 1
-
-
-def test_who_stood_by_is_exact_when_nothing_was_said_since() -> None:
-    stream = resumed(50)
-    stream.answer(50)
-    assert (stream.level, stream.applied) == (Level.EXACT, names(50))
-
-
-def test_who_stood_by_says_so_when_some_of_what_was_said_since_is_gone() -> None:
-    """The copy and what follows: worth more than nothing, and no more than DEGRADED."""
-    stream = resumed(50)
-    stream.answer(*range(70, 73))
-    assert stream.level is Level.DEGRADED
-    assert stream.applied == [*names(50), *names(72, first=70)]
-    assert stream.peer is not None
-
-
-@pytest.mark.parametrize("answers", [[], [50, 51]])
-def test_an_engine_that_was_restarted_meanwhile_voids_the_copy(answers: list[int]) -> None:
-    stream = resumed(50)
-    stream.answer(*answers, run="b", end=not answers)
-    assert stream.machine.counts.restarts == 1
-    stream.answer(*range(52), run="b")
-    assert (stream.level, stream.applied) == (Level.EXACT, names(51, "b"))

@@ -62,9 +62,9 @@ class World:
         """Whoever says EXACT has what the engine said since it started, without a hole."""
         machine = self.machine
         self.levels[machine.level] = self.levels.get(machine.level, 0) + 1
-        assert len(machine._held) <= HELD_MAX
-        assert len(machine._kept) <= HELD_MAX + 1
-        assert machine._held_bytes == sum(map(len, machine._held.values()))
+        held, kept = machine.waiting
+        assert held <= HELD_MAX
+        assert kept <= HELD_MAX + 1
         if machine.level is Level.EXACT:
             assert self.applied == self.history[: len(self.applied)]
             assert machine.next_seq == len(self.applied)
@@ -127,11 +127,11 @@ class World:
         ask, self.peer = self.peer.ask, None
         source = self.history if honest or self.rng.random() < 0.6 else self.old_history
         if not source:
-            self.hear(self.machine.copy_failed(ask, self.now))
+            self.hear(self.machine.snapshot_failed(ask, self.now))
             return
         last = len(source) - 1 if honest else self.rng.randrange(len(source))
         self.copy = source[: last + 1]
-        self.hear(self.machine.copy_offered(ask, last, xxhash.xxh3_64_intdigest(source[last]), self.now))
+        self.hear(self.machine.snapshot_offered(ask, last, xxhash.xxh3_64_intdigest(source[last]), self.now))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -210,8 +210,10 @@ def test_all_levels_are_met() -> None:
 calls = st.one_of(
     st.tuples(st.just("live"), st.integers(0, 8) | st.integers(0, 2**64 - 1), st.sampled_from([b"a", b"b"])),
     st.tuples(st.just("replayed"), st.integers(0, 8), st.sampled_from([b"a", b"b"])),
-    st.tuples(st.sampled_from(["replay_ended", "replay_failed", "copy_failed", "tick", "connected", "disconnected"])),
-    st.tuples(st.sampled_from(["cleared", "unreadable", "copy_offered"]), st.integers(0, 8)),
+    st.tuples(
+        st.sampled_from(["replay_ended", "replay_failed", "snapshot_failed", "tick", "connected", "disconnected"])
+    ),
+    st.tuples(st.sampled_from(["cleared", "unreadable", "snapshot_offered"]), st.integers(0, 8)),
 )
 
 
@@ -227,8 +229,8 @@ def test_any_order_of_calls_keeps_the_bounds_and_never_raises(todo: list[tuple[o
             effects = machine.live(*arguments, now)  # type: ignore[arg-type]
         elif name == "replayed":
             effects = machine.replayed(machine._asks, *arguments, now)  # type: ignore[arg-type]
-        elif name == "copy_offered":
-            effects = machine.copy_offered(machine._asks, arguments[0], digest, now)  # type: ignore[arg-type]
+        elif name == "snapshot_offered":
+            effects = machine.snapshot_offered(machine._asks, arguments[0], digest, now)  # type: ignore[arg-type]
         elif name == "cleared":
             effects = machine.cleared(arguments[0])  # type: ignore[arg-type]
         elif name == "unreadable":
@@ -240,8 +242,9 @@ def test_any_order_of_calls_keeps_the_bounds_and_never_raises(todo: list[tuple[o
         applied = [effect.seq for effect in effects if isinstance(effect, Apply)]
         since = [place for place, effect in enumerate(effects) if isinstance(effect, Reset | Install)]
         assert since or applied == sorted(applied)
-        assert len(machine._held) <= 5
-        assert len(machine._kept) <= 6
+        held, kept = machine.waiting
+        assert held <= 5
+        assert kept <= 6
         wake = machine.wake_at()
         if wake is not None and wake <= now:
             machine.tick(now)

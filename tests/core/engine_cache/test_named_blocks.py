@@ -87,7 +87,7 @@ def test_a_modelled_engine_is_known_exactly_by_the_table() -> None:
     routes, engine = RouteTable(capacity=100), BackendId(0)
     engine_caches, source, blocks = EngineCaches(routes, lambda _: 1), Source(engine, "replay"), NamedBlocks(BLOCK)
     engine_caches.open(source, blocks, 0.0)
-    engine_caches.levelled(source, Level.EXACT, "it is a model", 0.0)
+    engine_caches.set_level(source, Level.EXACT, "it is a model", 0.0)
     blocks.stored((1, 2, 3, 4, 5))
     engine_caches.changed(source, blocks.changes(), 1.0)
     chain = [(80, 5, 0), (64, 4, 0), (32, 2, 0), (16, 1, 0)]

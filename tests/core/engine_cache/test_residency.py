@@ -107,7 +107,7 @@ def test_a_block_stored_twice_is_gone_when_it_was_removed_twice() -> None:
     held.apply(removed(1))
     assert depths(held) == []
     held.apply(removed(1))
-    assert held.counts.removed_unknown == 1
+    assert held.counters.removed_unknown == 1
 
 
 def test_without_its_beginning_a_prefix_is_not_held_until_that_is_back() -> None:
@@ -134,35 +134,35 @@ def test_blocks_wait_for_their_parent() -> None:
     held.apply(stored([3], TEXT[32:48], parent=2))
     held.apply(stored([5], TEXT[64:80], parent=4))
     held.apply(stored([99], range(16), parent=3))
-    assert (depths(held), held.view().parked) == ([], 5)
+    assert (depths(held), held.view().orphaned) == ([], 5)
     held.apply(stored([1, 2], TEXT[:32]))
     assert depths(held) == [16, 32, 48, 64, 80]
     assert depths(held, [*TEXT[:48], *range(16)]) == [16, 32, 48, 64]
-    assert (held.view().parked, held.counts.resolved_late) == (0, 4)
+    assert (held.view().orphaned, held.counters.resolved_late) == (0, 4)
 
 
 def test_parked_blocks_have_a_bound_and_the_oldest_go_first() -> None:
-    held = residency(parked_max=30)
+    held = residency(orphaned_max=30)
     for number in range(0, 100, 2):
         held.apply(stored([b"%d" % number], TEXT[:16], parent=b"%d" % (number + 1)))
         assert held.view().entries <= 30
-    assert held.counts.dropped == 2 * 40
+    assert held.counters.dropped == 2 * 40
     assert (b"98" in held.copies(Tier.GPU), b"0" in held.copies(Tier.GPU)) == (True, False)
     for number in range(0, 100, 2):
         held.apply(removed(b"%d" % number))
-    assert (held.view().entries, held.view().parked) == (0, 0)
+    assert (held.view().entries, held.view().orphaned) == (0, 0)
 
 
 def test_with_a_parked_block_goes_all_that_continues_it() -> None:
     """What stayed would wait for a parent that is another one when it comes."""
-    held = residency(parked_max=7)
+    held = residency(orphaned_max=7)
     held.apply(stored([2], TEXT[16:32], parent=1))
     held.apply(stored([8], TEXT[16:32], parent=7))
     held.apply(stored([3], range(16), parent=1))
-    assert (held.counts.dropped, held.view().parked) == (3, 2)
+    assert (held.counters.dropped, held.view().orphaned) == (3, 2)
     held.apply(stored([1, 3], [*TEXT[:16], *range(16)]))
     assert depths(held, [*TEXT[:16], *range(16)]) == [16, 32]
-    assert held.counts.contradicted == 0
+    assert held.counters.contradicted == 0
 
 
 def test_new_blocks_are_refused_where_there_is_no_room() -> None:
@@ -170,7 +170,7 @@ def test_new_blocks_are_refused_where_there_is_no_room() -> None:
     held.apply(stored(range(1, 65), TEXT[:1024]))
     assert held.view().entries <= 20
     assert depths(held) == list(range(16, 161, 16))
-    assert held.counts.refused >= 54
+    assert held.counters.refused >= 54
     held.apply(removed(*range(1, 65)))
     held.settle()
     assert held.view().entries == 0
@@ -256,7 +256,7 @@ def test_blocks_with_media_and_those_behind_them_have_no_fingerprint(fields: dic
     held.apply(stored([1, 2, 3], TEXT[:48], **fields))
     held.apply(stored([5], TEXT[64:80], parent=4))
     assert depths(held) == [16]
-    assert (held.counts.opaque, held.view().parked) == (4, 0)
+    assert (held.counters.opaque, held.view().orphaned) == (4, 0)
     held.apply(removed(5, 4, 3, 2, 1))
     held.settle()
     assert held.view().entries == 0
@@ -280,18 +280,18 @@ def test_the_first_dense_group_counts_and_no_other() -> None:
     held.apply(removed(1, group=2))
     assert depths(held) == [16]
     held.apply(removed(1, group=1))
-    assert (depths(held), held.counts.other_groups) == ([], 4)
+    assert (depths(held), held.counters.other_groups) == ([], 4)
 
 
 def test_tokens_that_do_not_fit_their_blocks_are_not_trusted() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:48]))
     held.apply(stored([3], TEXT[:16], 0))
-    assert (depths(held), held.counts.mismatched, held.copies(Tier.GPU)) == ([], 2, {1: 1, 2: 1, 3: 1})
+    assert (depths(held), held.counters.mismatched, held.copies(Tier.GPU)) == ([], 2, {1: 1, 2: 1, 3: 1})
 
 
 def test_a_ring_of_parents_is_no_prefix_and_harms_nobody() -> None:
-    held = residency(parked_max=6)
+    held = residency(orphaned_max=6)
     held.apply(stored([1], TEXT[:16], parent=2))
     held.apply(stored([2], TEXT[:16], parent=1))
     held.apply(stored([3], TEXT[:16], parent=3))
@@ -307,7 +307,7 @@ def test_a_block_told_under_another_parent_stays_where_it_was() -> None:
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(stored([7, 2, 8], [*range(16), *TEXT[16:48]], parent=66))
-    assert (depths(held), held.counts.contradicted) == ([16, 32, 48], 1)
+    assert (depths(held), held.counters.contradicted) == ([16, 32, 48], 1)
 
 
 def test_settling_may_be_cut_into_steps() -> None:
@@ -326,29 +326,29 @@ def test_namespaces_beyond_the_bound_have_no_fingerprints() -> None:
     held = residency()
     for number in range(5000):
         held.apply(stored([number], TEXT[:16], salt=str(number)))
-    assert held.counts.roots_refused == 5000 - 4096
+    assert held.counters.roots_refused == 5000 - 4096
     held.apply(removed(*range(5000)))
     held.settle()
     held.apply(stored([1], TEXT[:16], salt="new"))
     assert depths(held, TEXT[:16], Scope(None, None, "new")) == [16]
 
 
-def test_blocks_that_a_request_reused_are_told_again_and_are_no_new_copies() -> None:
+def test_blocks_that_a_request_reused_are_repeated_and_are_no_new_copies() -> None:
     """vLLM's kv_cache_report_mode=full: their removal is told once, and what was counted twice would stay for ever."""
-    held = residency(tells_again=True)
+    held = residency(repeats=True)
     held.apply(stored([1, 2, 3], TEXT[:48]))
     for _ in range(3):
         held.apply(stored([1, 2], TEXT[:32]))
         held.apply(stored([1], TEXT[:16]))
     assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
-    assert held.counts.told_again == 9
+    assert held.counters.repeated == 9
     held.apply(removed(3, 2, 1))
     assert depths(held) == []
     assert held.view().blocks == 0
 
 
 def test_a_report_brings_back_what_was_missed() -> None:
-    held = residency(tells_again=True)
+    held = residency(repeats=True)
     held.apply(stored([1], TEXT[:16]))
     held.apply(stored([1, 2, 3], TEXT[:48]))
     assert held.copies(Tier.GPU) == {1: 1, 2: 1, 3: 1}
@@ -367,7 +367,7 @@ def test_a_mark_says_what_is_reused_wherever_it_begins() -> None:
 
 def test_what_an_engine_computes_twice_is_two_copies() -> None:
     """The end of a prompt whose beginning was there, and the only block of a prompt of one: both are computed anew."""
-    held = residency(tells_again=True)
+    held = residency(repeats=True)
     held.apply(stored([1, 2], TEXT[:32]))
     held.apply(stored([2], TEXT[16:32], parent=1))
     held.apply(stored([1], TEXT[:16]))

@@ -77,7 +77,7 @@ def test_what_is_reported_is_what_a_walk_over_all_blocks_finds(
     )
     forget_all(model, residency)
     listener.hear_all()
-    assert (residency.view().entries, residency.view().parked, listener.tiers) == (0, 0, {})
+    assert (residency.view().entries, residency.view().orphaned, listener.tiers) == (0, 0, {})
 
 
 def event_of(action: str, number: int, blocks: list, model: Model, width: int) -> Event | None:  # type: ignore[type-arg]
@@ -129,8 +129,8 @@ hostile_events = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(hostile_events, max_size=40), st.integers(1, 30), st.integers(0, 12))
-def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_max: int, parked_max: int) -> None:
-    residency = Residency(hasher(), namespace_of, entries_max=entries_max, parked_max=parked_max)
+def test_contradictions_and_rings_keep_the_bounds(events: list[Event], entries_max: int, orphaned_max: int) -> None:
+    residency = Residency(hasher(), namespace_of, entries_max=entries_max, orphaned_max=orphaned_max)
     listener = Listener(residency)
     for event in events:
         residency.apply(event)
@@ -163,7 +163,7 @@ def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.
         written.append({"type": tag, **dict(zip(names, fields, strict=True))} if is_map else [tag, *fields])
     decoder = EventDecoder()
     batch = decoder.decode(msgpack.packb([0.0, written, 0]))
-    assert decoder.counts.unread == decoder.counts.tags_skipped == decoder.counts.fields_skipped == 0
+    assert decoder.counters.unread == decoder.counters.tags_skipped == decoder.counters.fields_skipped == 0
     return list(batch.events)
 
 
@@ -213,7 +213,7 @@ def test_the_block_table_of_a_cache_that_evicts_is_known_exactly(width: int, cap
         evicted = cache.evicted_blocks
     assert evicted > 2 * capacity, "nothing was tested"
     assert doubled > 1, "no block was computed twice"
-    assert residency.counts.removed_unknown == residency.counts.contradicted == cache.events_lost == 0
+    assert residency.counters.removed_unknown == residency.counters.contradicted == cache.events_lost == 0
 
 
 def advance(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.blocks import Block
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.residency_values import Imported, Scope
-from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS, BadSnapshot, BlockRows, Reader, Writer
+from ranvier_py.core.engine_cache.residency_values import Scope, SnapshotState
+from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS, BadSnapshot, BlockRows, SnapshotReader, SnapshotWriter
 from ranvier_py.core.engine_cache.sources.event_values import (
     HELD_TIERS,
     BlocksRemoved,
@@ -26,15 +26,15 @@ from tests.core.engine_cache.test_residency_properties import actions, event_of,
 
 
 def chunks_of(held: Residency) -> list[BlockRows]:
-    writer = Writer(held, hasher())
+    writer = SnapshotWriter(held, hasher(), 7, 77)
     while not writer.done:
         assert not writer.broken
         writer.step()
     return writer.chunks
 
 
-def read(chunks: list[BlockRows], **bounds: int) -> Imported:
-    reader = Reader(hasher(), **bounds)
+def read(chunks: list[BlockRows], **bounds: int) -> SnapshotState:
+    reader = SnapshotReader(hasher(), **bounds)
     for rows in chunks:
         reader.add(rows)
     return reader.finish()
@@ -104,7 +104,7 @@ def test_an_adapter_and_a_salt_find_their_root_again() -> None:
     copy.apply(stored([1], TEXT[:16], salt="s"))
     copy.apply(stored([2], TEXT[16:32], parent=1))
     assert depths(copy, TEXT, scope=Scope(None, None, "s")) == [16, 32]
-    assert copy.counts.contradicted == 0
+    assert copy.counters.contradicted == 0
 
 
 def test_taking_a_copy_tells_what_is_otherwise_and_nothing_else() -> None:
@@ -138,7 +138,7 @@ def test_a_copy_that_is_taken_before_the_last_changes_were_told_tells_the_sum() 
 def test_what_is_applied_while_a_copy_is_read_waits_and_is_not_in_it() -> None:
     held = residency()
     held.apply(stored([1], TEXT[:16]))
-    writer = Writer(held, hasher())
+    writer = SnapshotWriter(held, hasher(), 7, 77)
     held.apply(stored([2], TEXT[16:32], parent=1))
     held.apply(removed(1))
     assert held.settle().complete, "nobody has to ask again while it is frozen"
@@ -153,7 +153,7 @@ def test_what_is_applied_while_a_copy_is_read_waits_and_is_not_in_it() -> None:
 def test_a_cache_that_is_cleared_meanwhile_breaks_the_copy() -> None:
     held = residency()
     held.apply(stored([1], TEXT[:16]))
-    writer = Writer(held, hasher())
+    writer = SnapshotWriter(held, hasher(), 7, 77)
     held.apply(CacheCleared())
     writer.step()
     assert writer.broken
@@ -167,7 +167,7 @@ def test_many_blocks_go_in_chunks_and_those_without_a_place_are_left_out() -> No
     for number in range(count):
         held.apply(stored([b"%032d" % number], [number] * 16))
     held.apply(stored([5], TEXT[:16], parent=b"nobody knows"))
-    writer = Writer(held, hasher())
+    writer = SnapshotWriter(held, hasher(), 7, 77)
     while not writer.done:
         writer.step()
     assert (len(writer.chunks), writer.written, writer.left_out) == (2, count, 2)

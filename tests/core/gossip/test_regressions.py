@@ -96,12 +96,12 @@ class Keeper:
         self.sender = sender
         self.target = target
         self.kept: list[bytes] = []
-        run.world.net.overheard = self.overhear
+        self.addresses = run.world.addresses
+        run.world.net.tap = self.keep
 
-    def overhear(self, source: int, to: Address, plane: Plane, data: bytes) -> None:
-        net = self.run.world.net
-        ours = source == self.sender and net.numbers.get(to) == self.target
-        if ours and plane is Plane.BULK and net.link(source, self.target, plane).cut:
+    def keep(self, source: Address, target: Address, plane: Plane, data: bytes) -> None:
+        ours = (source, target) == (self.addresses[self.sender], self.addresses[self.target])
+        if ours and plane is Plane.BULK and self.run.world.net.links.link(source, target, plane).cut:
             self.kept.append(data)
 
     def heard_of(self) -> int:
@@ -113,9 +113,8 @@ class Keeper:
         return target.gossip.routes.vector().get(sender.session, 0)
 
     def deliver(self) -> None:
-        net = self.run.world.net
         for data in self.kept:
-            net.inject(self.target, net.addresses[self.sender], Plane.BULK, data)
+            self.run.world.net.inject(self.addresses[self.target], self.addresses[self.sender], Plane.BULK, data)
 
 
 @pytest.mark.parametrize(("delay_s", "taken"), [(1.0, True), (HELD_BACK_MAX_S, False)])
@@ -125,13 +124,13 @@ def test_a_packet_that_is_held_back_counts_as_long_as_its_sender_passes_for_aliv
     size = Size(nodes=3, engines=2)
     run = Run(Scenario("late", "kept", 60.0, cluster=size, load=Load(chats_per_s=5.0), steps=(cut,)), 1, SimNodes())
     keeper = Keeper(run, 0, 1)
-    run.faults.plan()
+    run.steps.plan()
     run.world.clients.start()
-    heap = run.world.heap
-    heap.run(11.0)
+    time = run.world.time
+    time.run(11.0)
     assert keeper.kept
-    heap.run(10.0 + delay_s)
+    time.run(10.0 + delay_s)
     before = keeper.heard_of()
     keeper.deliver()
-    heap.run(heap.now + 0.5)
+    time.run(time.now + 0.5)
     assert (keeper.heard_of() > before) is taken

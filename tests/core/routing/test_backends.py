@@ -469,7 +469,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = Registry(BackendLimits(backends_max=4, circuit_open_s=4, circuit_open_max_s=9))
+        self.registry = Registry(BackendLimits(backends_max=4, circuit_open_s=4))
         self.now = 0.0
         self.running: list[Backend] = []
 

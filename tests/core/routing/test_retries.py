@@ -60,7 +60,7 @@ def test_only_answers_that_another_backend_may_better_are_dropped_for_a_retry() 
     assert [status for status in range(200, 600) if limits.retries(status)] == [429, 500, 502, 503, 504]
 
 
-def test_limits_of_retries_that_make_no_sense_are_all_named() -> None:
+def test_options_of_retries_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         RetryLimits(worker_retries_max=0, total_retries_max=-1)
     assert len(caught.value.problems) == 2

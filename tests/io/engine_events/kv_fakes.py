@@ -13,7 +13,7 @@ from cluster.engine.kv_publisher import KvEndpoints, KvPublisher
 from ranvier_py.core.engine_cache.gap_values import Apply, Effect, GapSettings, Level, LevelChanged, Reset
 from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher, parse_endpoint
-from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadHeard, Options
+from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, LoadReceived, Options
 
 QUICK = Options(retry_s=0.02, retry_s_max=0.1, steady_s=0.05)
 DEADLINE_S = 20.0
@@ -91,7 +91,7 @@ class Heard:
     def told(self, effect: object) -> None:
         if isinstance(effect, LevelChanged):
             self.levels.append(effect.level)
-        elif isinstance(effect, LoadHeard):
+        elif isinstance(effect, LoadReceived):
             self.loads.append(effect.payload)
 
     @property

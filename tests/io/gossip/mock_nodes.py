@@ -24,8 +24,8 @@ from trio.lowlevel import Abort, wait_task_rescheduled
 
 from cluster.scenario import Cluster
 from cluster.simulation import sim_node
-from cluster.simulation.node_values import Birth
 from cluster.simulation.sim_node import SimNode
+from cluster.simulation.sim_router import Birth
 from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange
 from ranvier_py.core.gossip.wire.messages import State

@@ -21,7 +21,7 @@ BLOCK = 4
 TOLD = (EngineEventKind.STARTED, EngineEventKind.FINISHED)
 
 
-def limits_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context_s: Any) -> Any:
+def options_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context_s: Any) -> Any:
     return st.builds(
         EngineLimits,
         cache_tokens=st.sampled_from([64, 96, 200, 2000]),
@@ -35,10 +35,10 @@ def limits_of(prefill_tokens_per_s: Any, decode_s: Any, running_s: Any, context_
     )
 
 
-EXACT = limits_of([64.0, 256.0, inf], [0.0, 0.125], [0.0, 1 / 64], [0.0, 1 / 1024])
+EXACT = options_of([64.0, 256.0, inf], [0.0, 0.125], [0.0, 1 / 64], [0.0, 1 / 1024])
 """Speeds are powers of two: sums of times are exact in any order."""
 
-ANY = st.one_of(EXACT, limits_of([70.3, 333.3], [0.01, 0.1], [0.0, 0.0037], [0.0, 0.00013]))
+ANY = st.one_of(EXACT, options_of([70.3, 333.3], [0.01, 0.1], [0.0, 0.0037], [0.0, 0.00013]))
 
 PROMPTS = st.one_of(
     st.lists(st.integers(0, 1), min_size=1, max_size=40),

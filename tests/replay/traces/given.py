@@ -7,17 +7,19 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import orjson
 import pytest
 
+from benchmarks.hit_rate import DRAWS, leading, reference
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.replay.trace import Trace, TraceRequest
+from ranvier_py.replay.traces.trace import Trace, TraceRequest
 
 DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
+
+__all__ = ["is_sound", "leading", "load_once", "shared", "shares", "written"]
 
 load_once = cache(ChatTokenizer.load)
 """Instead of `ChatTokenizer.load` where many traces are opened: it takes a second."""
@@ -55,33 +57,7 @@ def is_sound(request: TraceRequest, size: int) -> None:
     assert request.block_tokens == size
 
 
-def leading(cache: set[int], names: Sequence[int]) -> int:
-    """How many names from the first on are in the cache."""
-    return next((depth for depth, name in enumerate(names) if name not in cache), len(names))
-
-
-def shares(trace: Trace, engines: int = 8, draws: int = 8) -> tuple[float, float, float]:
-    """Shares of prompt tokens that infinite caches would have: one for all; requests sent anywhere (the mean of some
-    draws); each where its longest prefix is, of those with at most 1.5 times their share of the requests + 4."""
-    prompts = [request.blocks[: request.prompt_tokens // trace.block_tokens] for request in trace.requests]
-    total = sum(request.prompt_tokens for request in trace.requests) / trace.block_tokens
-
-    def anywhere(count: int, rng: Random) -> int:
-        caches: list[set[int]] = [set() for _ in range(count)]
-        found = 0
-        for names in prompts:
-            cache = rng.choice(caches)
-            found += leading(cache, names)
-            cache.update(names)
-        return found
-
-    caches: list[set[int]] = [set() for _ in range(engines)]
-    counts, greedy = [0] * engines, 0
-    for number, names in enumerate(prompts):
-        open_now = [index for index in range(engines) if counts[index] <= 1.5 * number / engines + 4]
-        depth, _, best = max((leading(caches[index], names), -counts[index], index) for index in open_now)
-        greedy += depth
-        counts[best] += 1
-        caches[best].update(names)
-    drawn = sum(anywhere(engines, Random(draw)) for draw in range(draws)) / draws
-    return anywhere(1, Random(0)) / total, drawn / total, greedy / total
+def shares(trace: Trace, draws: int = DRAWS) -> tuple[float, float, float]:
+    """Shares of prompt tokens that infinite caches would have: ideal, random, greedy (`benchmarks/hit_rate.py`)."""
+    known = reference(trace, draws=draws)
+    return known.ideal, known.random, known.greedy

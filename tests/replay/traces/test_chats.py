@@ -13,12 +13,11 @@ from tokenizers import Tokenizer
 from ranvier_py.core.prompts.boundaries import Chat
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 from ranvier_py.replay.engine.block_cache import chain_keys
-from ranvier_py.replay.trace import Trace, TraceError
 from ranvier_py.replay.traces import chat_prefixes as prefixes
 from ranvier_py.replay.traces import chats
 from ranvier_py.replay.traces.chats import load
 from ranvier_py.replay.traces.lines import json_lines
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions
 from tests.replay.traces.given import is_sound, load_once, shared, shares, written
 
 SYSTEM = {"role": "system", "content": "You are an agent of an airline. " + "Be brief, be kind, be exact. " * 12}

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ranvier_py.replay.trace import TraceError, TraceRequest
 from ranvier_py.replay.traces.mooncake import load
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.replay.traces.given import is_sound, shared, shares, written
 
 

@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.replay.trace import TraceError
-from ranvier_py.replay.traces.arrivals import lend, read_arrivals
 from ranvier_py.replay.traces.mooncake import load as load_mooncake
-from ranvier_py.replay.traces.open_trace import LOADERS, MARKS, open_trace
-from ranvier_py.replay.traces.trace_options import Format, TraceOptions
+from ranvier_py.replay.traces.open_trace import LOADERS, MARKS, lend, open_trace, read_arrivals
+from ranvier_py.replay.traces.trace import Format, TraceError, TraceOptions
 from tests.replay.traces.given import is_sound, load_once, shared, written
 
 MOONCAKE = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}

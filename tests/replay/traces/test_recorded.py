@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.routing.request_record import Header, Record
-from ranvier_py.replay.trace import TraceError, TraceRequest
 from ranvier_py.replay.traces.open_trace import open_trace
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.core.routing.recorded import a_record
 from tests.replay.traces.given import is_sound, leading, written
 
@@ -108,7 +107,7 @@ def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> No
     [
         ([HEADER, b"{}"], "node.jsonl:2: found no list of stops"),
         ([HEADER, RECORD, b'{"at":', RECORD], "node.jsonl:3: found no JSON"),
-        ([replace(HEADER, block_tokens=10), RECORD], "node.jsonl:2: found a stop inside a block"),
+        ([replace(HEADER, block_tokens=10), RECORD], "node.jsonl:2: found a prefix key inside a block"),
         ([b'{"ranvier_recording":9}'], "node.jsonl:1: found version 9 of a recording, expected 1"),
     ],
 )

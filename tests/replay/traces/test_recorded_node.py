@@ -15,8 +15,7 @@ from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.cli import make_parser
-from ranvier_py.config.config_loader import load
-from ranvier_py.config.config_model import Config
+from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.node import Addresses, run
 from ranvier_py.replay.engine.model import EngineLimits
@@ -79,7 +78,7 @@ async def recorded_chats(path: Path) -> list[list[dict[str, Any]]]:
         async with trio.open_nursery() as nursery:
             engine = await start_engine(nursery)
             settings: dict[str, Any] = {"backend": [engine], "record_file": path}
-            config = Config(listen="127.0.0.1:0", control="127.0.0.1:0", **settings)
+            config = config_of(listen="127.0.0.1:0", control="127.0.0.1:0", **settings)
             addresses: Addresses = await nursery.start(partial(run, config))
             host, port = addresses.public[0]
             async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
@@ -132,7 +131,7 @@ def test_record_is_a_flag_of_serve(tmp_path: Path) -> None:
 
 def test_each_worker_records_to_a_file_of_its_own(tmp_path: Path) -> None:
     """Two processes that rotate one file would lose each other's lines."""
-    config = Config(record_file=tmp_path / "a", workers=2)
+    config = config_of(record_file=tmp_path / "a", workers=2)
     found = [config.for_worker(index, b"k" * 32).record_file for index in range(2)]
     assert found == [tmp_path / "a.0", tmp_path / "a.1"]
-    assert Config(workers=2).for_worker(1, b"k" * 32).record_file is None
+    assert config_of(workers=2).for_worker(1, b"k" * 32).record_file is None

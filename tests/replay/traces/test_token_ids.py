@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ranvier_py.replay.trace import TraceError, TraceRequest
 from ranvier_py.replay.traces.token_ids import load
-from ranvier_py.replay.traces.trace_options import TraceOptions
+from ranvier_py.replay.traces.trace import TraceError, TraceOptions, TraceRequest
 from tests.replay.traces.given import is_sound, leading, shared, shares, written
 
 

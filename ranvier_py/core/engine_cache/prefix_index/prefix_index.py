@@ -15,12 +15,13 @@ Cost: about 1.5 us an event, 0.5 us a query. Memory: about 300 B a pair.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.options import Options, option
 
 ENTRIES_MIN, ENTRIES_MAX = 100, 10_000_000  # what may be configured, as Continuum has it
 TTL_MIN_S, TTL_MAX_S = 1.0, 86_400.0
@@ -62,23 +63,41 @@ class IndexEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class IndexSettings:
-    """Raises ValueError for what is out of Continuum's ranges.
+class IndexSettings(Options):
+    """What the index holds, and for how long.
 
-    `eviction_is_offload` is its `treat_eviction_as_offload`: there true by default, which without an offloader makes
-    each eviction a credit for ten minutes; so here it acts only together with `offloading`, and both are off (CX22).
+    `eviction_is_offload` is Continuum's `treat_eviction_as_offload`: there true by default, which without an offloader
+    makes each eviction a credit for ten minutes; so here it acts only together with `offloading` (CX22).
     """
 
-    entries_max: int = 100_000
-    ttl_s: float = 600.0  # CX1
-    offloading: bool = False
-    eviction_is_offload: bool = True
-
-    def __post_init__(self) -> None:
-        if not ENTRIES_MIN <= self.entries_max <= ENTRIES_MAX:
-            raise ValueError(f"entries_max must be {ENTRIES_MIN} to {ENTRIES_MAX}, not {self.entries_max}")
-        if not TTL_MIN_S <= self.ttl_s <= TTL_MAX_S:
-            raise ValueError(f"ttl_s must be {TTL_MIN_S:g} to {TTL_MAX_S:g}, not {self.ttl_s:g}")
+    entries_max: int = option(
+        100_000,
+        "Pairs of prefix and backend that event streams (kv_index of a backend) may fill.",
+        least=ENTRIES_MIN,
+        most=ENTRIES_MAX,
+        key="kv_index_entries_max",
+        section="Index",
+    )
+    ttl_s: float = option(  # CX1
+        600.0,
+        "An entry is forgotten this long after its last event.",
+        least=TTL_MIN_S,
+        most=TTL_MAX_S,
+        key="kv_index_ttl_s",
+        section="Index",
+    )
+    offloading: bool = option(
+        False,
+        "Engines keep what they evict in slower storage: such entries count for less, not for nothing.",
+        key="kv_index_offloading",
+        section="Index",
+    )
+    eviction_is_offload: bool = option(
+        True,
+        "With kv_index_offloading, an eviction that does not say more is an offload.",
+        key="kv_index_eviction_is_offload",
+        section="Index",
+    )
 
 
 class Entry(NamedTuple):
@@ -107,6 +126,7 @@ class KvIndex:
         self.queries = 0
         self.evictions = 0  # entries dropped for want of room, and those expired
         self.by_backend: dict[BackendId, SourceCounts] = {}
+        self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for who mirrors it; not of `clear`
         self._entries: OrderedDict[tuple[str, BackendId], Entry] = OrderedDict()  # oldest event first
         self._holders: dict[str, dict[BackendId, None]] = {}
 
@@ -176,16 +196,6 @@ class KvIndex:
             self._drop(prefix, backend)
         return len(keys)
 
-    def forget_before(self, heard_at: float) -> int:
-        """Drop what was last heard of at this time or before: somebody cleared the index then."""
-        before = len(self._entries)
-        while self._entries:
-            (prefix, backend), entry = next(iter(self._entries.items()))
-            if entry.until - self.settings.ttl_s > heard_at:
-                break
-            self._drop(prefix, backend)
-        return before - len(self._entries)
-
     def pairs(self) -> list[tuple[str, BackendId]]:
         """All of prefix and backend, the one with the oldest event first. 10 ns a pair."""
         return list(self._entries)
@@ -217,6 +227,7 @@ class KvIndex:
         self._entries.move_to_end(key)
         self._holders.setdefault(prefix, {})[backend] = None
         self.version += 1
+        self.on_change(prefix, backend)
 
     def _make_room(self) -> None:
         """The oldest tenth goes: one pause in thousands of events instead of one for each."""
@@ -233,4 +244,5 @@ class KvIndex:
         if not holders:
             del self._holders[prefix]
         self.version += 1
+        self.on_change(prefix, backend)
         return True

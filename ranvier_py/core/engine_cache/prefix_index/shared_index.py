@@ -1,93 +1,120 @@
-"""The index that several routers share through Redis, as one router sees it: what to say, what to ask, when to doubt.
+"""The index that several routers share through Redis, as one router sees it: what to write, what to ask. Pure.
 
-Each router hears its own event sources and keeps its own index (`kv_index`), with or without Redis. What it hears it
-also writes there, and for prefixes that requests name it asks there what the others heard. So when Redis is away every
-router goes on with what it hears itself, and only what others heard is missing (resolution CX21).
+Each router fills its own index (`KvIndex`) from its own event sources, with or without Redis. While Redis is there, a
+router mirrors its index into hashes of its own, and asks what the others' hashes say of prefixes that requests name.
+While Redis is away every router goes on with its own index, and only what others know is missing. In Redis, P being the
+operator's prefix:
 
-    away --hello answered--> sharing --error, deadline, too much unsaid--> away (tries again, 1 s doubling to 30 s)
-                             sharing --another generation, clear--> away, at once anew
+    P<generation>:<prefix>   hash: backend -> "<tokens> <h|w>", hot or warm. Expires after the time to live of an entry
+    Prouters                 hash: generation -> a number that its router counts up every TICK_S
+    Pcleared                 text: another one after each clear by an operator
 
-Rules: on the way back from away the generation that was current is ended, unless another router did, for what this one
-could not say is missing in it (CX20); then each writes anew what it holds and whose stream stands. A clear ends it too,
-and takes what others heard before it out of their own indexes. A stream that begins anew voids what was said of its
-backend; who hears that backend without a gap says it again. One job at a time: whoever does the I/O takes `next_job`
-and comes back with `done` or `failed`. What came of a job begun before the router was away, or cleared, is nothing.
-Invariant: `pending` is empty while away; an answer never contradicts what this router heard after it was asked for.
-Bounds: PENDING_MAX writes wait, more is as if Redis were away; questions and answers have theirs (`shared_answers`).
-Cost: 5 us an event, of which half when it is said; 1 us a prefix that is asked about.
+    away --hello answered--> sharing --error, deadline, too much to write, data lost, clear--> away
+
+A generation is one connection of one router to one Redis. Only generations that count on are believed; how long one has
+not is measured here, so that clocks of two machines never meet. After an outage a router writes all that it holds under
+a new generation, for what it could not write is missing in the old one.
+
+Rules: a router writes what is in its index when it writes, so only the last of several changes; what has expired or was
+evicted there is removed here. What this router knows itself counts more than what others wrote, and of what it heard
+since it asked an answer says nothing. Of two routers' entries of one backend the greater counts. One job at a time: who
+does the I/O takes `next_job` and comes back with `done` or `failed`.
+Bounds: PENDING_MAX changes wait, more is as if Redis were away; QUESTIONS_MAX questions, PREFIXES_MAX answers (those
+asked for longest ago go), ROUTERS_MAX routers.
+Source: Continuum Router, «KV cache optimization», tier 4 (CR19, CR20).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import NamedTuple
 
-from ranvier_py.core.engine_cache.prefix_index import shared_calls as words
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import (
-    PREFIX_CHARACTERS_MAX,
-    TOKENS_MAX,
-    Entry,
-    IndexEvent,
-    Kind,
-    KvIndex,
-)
-from ranvier_py.core.engine_cache.prefix_index.shared_answers import NOTHING, SharedAnswers, Told
-from ranvier_py.core.engine_cache.prefix_index.shared_calls import BadReply, Call, Said, Write
-from ranvier_py.core.engine_cache.prefix_index.shared_clock import RedisClock
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import TOKENS_MAX, Entry, KvIndex, Storage
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
 
-PENDING_MAX = 16_384
+PENDING_MAX = 65_536
+WRITES_A_JOB = 256
+QUESTIONS_A_JOB = 64
+QUESTIONS_MAX = 1024
+PREFIXES_MAX = 4096
+ROUTERS_MAX = 64
 
-WRITES_A_CALL = 64  # half a millisecond of Redis
-QUESTIONS_A_CALL = 16
-CALLS_MAX = 8  # of each kind in one job
-ANEW_A_JOB = 128  # of what is said anew: 0.4 ms of the event loop
-ANEW_INTERVAL_S = 0.01
-
-GATHER_S = 0.005  # events wait so long for more, so that a round trip is worth it
-TICK_S = 1.0  # expired entries, other routers' voids; an idle connection that broke is noticed
+GATHER_S = 0.005  # between two jobs of writes, so that a round trip is worth it
+TICK_S = 1.0
+LIVE_S = 5.0  # a generation that has not counted on for so long is not believed
+FORGET_S = 60.0  # ... and is struck off the list
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0  # 30 s is Continuum's interval of health probes (CR13)
-GREET_INTERVAL_S = 0.1  # between two hellos, should someone change the generation all the time
 
-Item = TypeVar("Item")
+ASK_INTERVAL_S = 0.1  # as Continuum's `prepare` (CR19)
+ANSWER_LIFE_S = 1.0
+"""A second of requests to a backend that has just evicted, against none of what others know of any prefix that comes
+less than ten times a second."""
+
+LETTER_OF = {Storage.HOT: "h", Storage.WARM: "w"}
+STORAGE_OF = {b"h": Storage.HOT, b"w": Storage.WARM}
+ENTRY = re.compile(rb"(\d{1,10}) ([hw])\Z")
+TOKEN = re.compile(rb"[0-9a-f]{16}\Z")
+
+NOTHING: Mapping[BackendId, Entry] = MappingProxyType({})
+
+Command = tuple[str | bytes | int, ...]
+
+
+class BadReply(ValueError):
+    """What came is no reply to what was asked."""
 
 
 class Job(NamedTuple):
-    """Calls to be made in this order over one connection. `hello`: a lost connection may be made anew for it."""
+    """Commands for Redis, in this order, in one pipeline; their replies go to `done`.
 
-    calls: tuple[Call, ...]
-    hello: bool = False
-    questions: tuple[tuple[str, ...], ...] = ()
-    clears: int = 0
+    First those that write, then one HGETALL for each prefix and generation that is asked, then those of a tick.
+    """
+
+    generation: str
+    commands: tuple[Command, ...]
+    is_hello: bool = False
+    is_tick: bool = False
+    prefixes: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    clear: str = ""
 
 
 @dataclass(slots=True)
-class SharedCounts:
-    """Since start."""
+class SharedCounters:
+    written: int = counter("Entries written to Redis.")
+    removed: int = counter("Entries removed from Redis.")
+    dropped: int = counter("Changes that waited when Redis went away.")
+    asked: int = counter("Prefixes that Redis was asked about.")
+    answered: int = counter("Answers with a backend in them.")
+    unasked: int = counter("Questions for which there was no room.")
+    garbage: int = counter("Entries in Redis that can't be read.")
+    lost: int = counter("Times that Redis had lost what was written.")
+    cleared: int = counter("Clears by operators of other routers.")
+    outages: int = counter("Times that Redis went away.")
 
-    applied: int = 0  # writes that Redis took
-    refused: int = 0  # that it knew better
-    dropped: int = 0  # that waited when Redis went away: they are in our own index
-    said_anew: int = 0
-    asked: int = 0
-    answered: int = 0  # with at least one backend
-    garbage: int = 0  # entries in Redis or its answers that can't be read
-    expired: int = 0
-    evicted: int = 0  # for want of room
-    generations_ended: int = 0
-    outages: int = 0
-    connection: int = 0  # errors by kind
-    timeout: int = 0
-    other: int = 0
+
+@dataclass(slots=True)
+class Answer:
+    """What others say of one prefix."""
+
+    asked_at: float = -inf
+    answered_at: float = -inf
+    entries: Mapping[BackendId, Entry] = field(default_factory=dict)
+    heard_since: dict[BackendId, None] = field(default_factory=dict)  # by this router, since it asked
 
 
 class SharedIndex:
-    """State: away or sharing, what is to be said and asked, and answers.
+    """State: away or sharing, what is to be written and asked, and answers.
 
     Args:
+        root: begins every key.
         names: this router's own sources, by what all routers call their backends.
         find: the backend that another router's name means here, if any.
         stands: whether our stream of this backend stands, so that what our index has of it is so.
@@ -96,117 +123,100 @@ class SharedIndex:
     def __init__(
         self,
         index: KvIndex,
+        root: str,
         names: Mapping[BackendId, str],
         *,
         find: Callable[[str], BackendId | None],
         stands: Callable[[BackendId], bool],
         rng: Random,
     ) -> None:
-        self.counts = SharedCounts()
+        self.counters = SharedCounters()
+        self.errors = {"connection": 0, "timeout": 0, "other": 0}  # as Continuum counts them
         self.sharing = False
-        self.generation = 0  # the last that was current; 0: none yet
-        self.rows = 0  # entries in Redis at the last tick, with removals that are remembered
-        self.answers = SharedAnswers(self._wake)
+        self.generation = ""
+        self.version = 0  # of the answers
         self.trouble = ""  # why Redis is away
-        self.clock = RedisClock()
         self.poke: Callable[[], object] = lambda: None  # called when `wait_s` became shorter
+        self._root = root
         self._index = index
         self._names = names
-        self._ids = {name: backend for backend, name in names.items()}
         self._find = find
         self._stands = stands
         self._rng = rng
         self._job: Job | None = None
-        self._clears = self._clears_done = 0
-        self._pending: dict[tuple[str, str], Write] = {}
-        self._pending_at = 0.0
-        self._anew: list[tuple[str, BackendId]] = []  # newest last
-        self._anew_at = 0.0
-        self._voids: dict[str, int] = {}
-        self._greeted = 0  # sequence
-        self._tick_at = self._retry_at = self._shared_at = -inf
+        self._pending: dict[tuple[str, BackendId], None] = {}
+        self._anew: list[tuple[str, BackendId]] = []  # of a new generation, newest last
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._questions: dict[str, None] = {}
+        self._beat = 0
+        self._beats: dict[str, tuple[bytes, float]] = {}  # of other generations: the last, and when it was new
+        self._cleared: bytes | None = None
+        self._clear = ""  # to be written
+        self._work_at = self._tick_at = self._retry_at = self._shared_at = -inf
         self._retry_s = RETRY_MIN_S
+        index.on_change = self._changed
 
     @property
     def waiting(self) -> int:
-        """Entries that are still to be said."""
+        """Entries that are still to be written."""
         return len(self._pending) + len(self._anew)
 
-    # --- what this router hears -------------------------------------------------------------------------------------
-
-    def heard(
-        self, backend: BackendId, event: IndexEvent, before: Entry | None, after: Entry | None, now: float
-    ) -> None:
-        """Our own source said this; `before` and `after` is what our own index had of it."""
-        if not self.sharing or not event.prefix or len(event.prefix) > PREFIX_CHARACTERS_MAX:
-            return
-        tokens = event.tokens if event.tokens is not None else before.tokens if before is not None else -1
-        if tokens > TOKENS_MAX:
-            return
-        if after is not None:
-            verb = words.VERB_OF[after.storage]
-        elif event.kind is Kind.PURGED or event.kind is Kind.EVICTED:
-            settings = self._index.settings
-            cools = event.kind is Kind.EVICTED and settings.offloading and settings.eviction_is_offload
-            verb = words.COOL if cools else words.REMOVED
-        else:
-            return
-        self.answers.contradict(event.prefix, backend)
-        self._say(event.prefix, self._names[backend], verb, tokens, now)
-
-    def began(self, backend: BackendId, now: float) -> None:
-        """Our stream of this backend began anew: nobody knows what it said meanwhile (CX18)."""
-        if not self.sharing:
-            return
-        name = self._names[backend]
-        for key in [key for key in self._pending if key[1] == name]:
-            del self._pending[key]
-        self.answers.contradict_all(backend)
-        self._void(name, now)
+    # --- what this router knows ---------------------------------------------------------------------------------------
 
     def clear(self, now: float) -> None:
         """An operator wants all forgotten. Our own index was cleared already."""
-        self._clears += 1
-        if self.sharing:
-            self._leave()
-            self._retry_at = now
-        self._wake()
-
-    def _wake(self) -> None:
+        self._clear = f"{self._rng.getrandbits(64):016x}"
+        self._leave(now)
         self.poke()
 
-    def _void(self, name: str, now: float) -> None:
-        self._say("", name, words.VOID, 0, now)
-        self._voids[name] = self._pending["", name].sequence
-
-    def _say(self, prefix: str, name: str, verb: str, tokens: int, now: float) -> None:
-        """Later words about the same replace earlier ones that are not said yet."""
-        earlier = self._pending.pop((prefix, name), None)
-        if earlier is not None:
-            if verb == words.COOL:
-                verb = words.WARM if earlier.verb == words.HOT else earlier.verb
-            if tokens < 0:
-                tokens = 0 if earlier.verb == words.REMOVED else earlier.tokens
+    def _changed(self, prefix: str, backend: BackendId) -> None:
+        """Our own index has something else of this than before."""
+        if not self.sharing or backend not in self._names:
+            return
+        known = self._answers.get(prefix)
+        if known is not None:
+            known.heard_since[backend] = None
+            if backend in known.entries:
+                known.entries = {each: entry for each, entry in known.entries.items() if each != backend}
+                self.version += 1
         if not self._pending:
-            self._pending_at = now
             self.poke()
-        sequence = self.clock.sequence(now)
-        self._pending[prefix, name] = Write(prefix, name, sequence, verb, tokens, self._index.settings.ttl_s)
-        if len(self._pending) > PENDING_MAX:
-            self._away("too much is unsaid", now)
+        self._pending[prefix, backend] = None
 
-    # --- what requests ask ------------------------------------------------------------------------------------------
+    # --- what requests ask --------------------------------------------------------------------------------------------
 
-    def holders(self, prefix: str, now: float) -> Mapping[BackendId, Told]:
-        """What others said of this prefix; nothing while Redis is away. Asks anew, off the path, where that is due."""
-        return self.answers.holders(prefix, now) if self.sharing else NOTHING
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, Entry]:
+        """What others wrote of this prefix; nothing while Redis is away. Asks anew, off the path, where that is due."""
+        if not self.sharing or not self._beats:
+            return NOTHING
+        known = self._answers.get(prefix)
+        if known is None or now - known.asked_at >= ASK_INTERVAL_S:
+            known = self._ask(prefix, known, now)
+        return known.entries if now < known.answered_at + ANSWER_LIFE_S else NOTHING
 
     def prepare(self, prefix: str, now: float) -> bool:
         """Ask where that is due. Returns whether an answer is worth waiting for."""
         self.holders(prefix, now)
-        return self.sharing and self.answers.awaited(prefix)
+        known = self._answers.get(prefix)
+        return self.sharing and known is not None and known.answered_at < known.asked_at
 
-    # --- what is to be done -----------------------------------------------------------------------------------------
+    def _ask(self, prefix: str, known: Answer | None, now: float) -> Answer:
+        if known is None:
+            if len(self._answers) >= PREFIXES_MAX:
+                self._answers.popitem(last=False)
+            known = self._answers[prefix] = Answer()
+        self._answers.move_to_end(prefix)
+        if len(self._questions) >= QUESTIONS_MAX:
+            self.counters.unasked += 1
+            return known
+        known.asked_at = now
+        known.heard_since.clear()
+        if not self._questions:
+            self.poke()
+        self._questions[prefix] = None
+        return known
+
+    # --- what is to be done -------------------------------------------------------------------------------------------
 
     def wait_s(self, now: float) -> float:
         """Seconds until there is a job, as far as one knows now."""
@@ -214,70 +224,86 @@ class SharedIndex:
             return inf
         if not self.sharing:
             return max(0.0, self._retry_at - now)
-        if self.answers.waiting or len(self._pending) >= WRITES_A_CALL:
+        if self._questions:
             return 0.0
         at = self._tick_at + TICK_S
-        if self._pending:
-            at = min(at, self._pending_at + GATHER_S)
-        if self._anew:
-            at = min(at, self._anew_at + ANEW_INTERVAL_S)
+        if self._pending or self._anew:
+            at = min(at, self._work_at + GATHER_S)
         return max(0.0, at - now)
 
     def next_job(self, now: float) -> Job | None:
         """What is to be done now; `done` or `failed` has to follow."""
+        if self.sharing and len(self._pending) > PENDING_MAX:
+            self._away("too much is to be written", now)
         if self.wait_s(now) > 0:
             return None
-        if not self.sharing:
-            clear = self._clears > self._clears_done
-            self._job = Job((words.hello(self.generation, clear),), True, (), self._clears)
-            return self._job
-        calls = self._writes(now)
-        asked = self.answers.take(CALLS_MAX * QUESTIONS_A_CALL)
-        questions = tuple(tuple(piece) for piece in pieces(asked, QUESTIONS_A_CALL))
-        calls += [words.ask(self.generation, piece) for piece in questions]
-        self.counts.asked += len(asked)
-        if now >= self._tick_at + TICK_S:
-            self._tick_at = now
-            calls.append(words.tick(self.generation))
-        self._job = Job(tuple(calls), False, questions, self._clears) if calls else None
+        self._job = self._next(now) if self.sharing else self._hello()
         return self._job
 
-    def _writes(self, now: float) -> list[Call]:
-        """What is pending, oldest first, then what is to be said anew."""
-        keys = [key for key, _ in zip(self._pending, range(CALLS_MAX * WRITES_A_CALL), strict=False)]
-        said = [self._pending.pop(key) for key in keys]
-        self._pending_at = now
-        if self._anew and not self._pending and now >= self._anew_at + ANEW_INTERVAL_S:
-            self._anew_at = now
-            said += self._said_anew(frozenset(keys), now)
-        settings = self._index.settings
-        return [
-            words.write(self.generation, settings.entries_max, settings.ttl_s, piece)
-            for piece in pieces(said, WRITES_A_CALL)
-        ]
+    def _hello(self) -> Job:
+        routers, cleared = f"{self._root}routers", f"{self._root}cleared"
+        generation = f"{self._rng.getrandbits(64):016x}"
+        commands: list[Command] = [("HDEL", routers, self.generation)] if self.generation else []
+        if self._clear:
+            commands += [("DEL", routers), ("SET", cleared, self._clear)]  # nothing of before is believed
+        commands += [("HSET", routers, generation, 1), ("HGETALL", routers), ("GET", cleared)]
+        return Job(generation, tuple(commands), is_hello=True, clear=self._clear)
 
-    def _said_anew(self, said: frozenset[tuple[str, str]], now: float) -> list[Write]:
-        """What our index holds by a stream that stands is so at this moment, but ends when it would have ended."""
-        found = []
-        for _ in range(min(ANEW_A_JOB, len(self._anew))):
-            prefix, backend = self._anew.pop()
-            entry, name = self._index.peek(prefix, backend), self._names[backend]
-            if entry is None or entry.until <= now or (prefix, name) in said or not self._stands(backend):
-                continue
-            verb, left_s = words.VERB_OF[entry.storage], entry.until - now
-            found.append(Write(prefix, name, self.clock.sequence(now), verb, entry.tokens, left_s))
-        self.counts.said_anew += len(found)
-        return found
+    def _next(self, now: float) -> Job:
+        commands = self._writes(now) if now >= self._work_at + GATHER_S else []
+        prefixes = tuple(name for name, _ in zip(self._questions, range(QUESTIONS_A_JOB), strict=False))
+        for prefix in prefixes:
+            del self._questions[prefix]
+        others = tuple(one for one, (_, at) in self._beats.items() if now < at + LIVE_S) if prefixes else ()
+        commands += [("HGETALL", f"{self._root}{other}:{prefix}") for prefix in prefixes for other in others]
+        self.counters.asked += len(prefixes)
+        is_tick = now >= self._tick_at + TICK_S
+        if is_tick:
+            self._tick_at = now
+            routers = f"{self._root}routers"
+            dead = [one for one, (_, at) in self._beats.items() if now >= at + FORGET_S]
+            commands += [("HDEL", routers, *dead)] if dead else []
+            commands += [("HINCRBY", routers, self.generation, 1)]
+            commands += [("HGETALL", routers), ("GET", f"{self._root}cleared")]
+        return Job(self.generation, tuple(commands), False, is_tick, prefixes, others)
 
-    # --- what came of it --------------------------------------------------------------------------------------------
+    def _writes(self, now: float) -> list[Command]:
+        """What changed, oldest first, then what is of a new generation and vouched for by a stream."""
+        self._work_at = now
+        keys = [key for key, _ in zip(self._pending, range(WRITES_A_JOB), strict=False)]
+        for key in keys:
+            del self._pending[key]
+        while self._anew and len(keys) < WRITES_A_JOB:
+            key = self._anew.pop()
+            if self._stands(key[1]) and self._index.peek(*key) is not None:
+                keys.append(key)
+        commands: list[Command] = []
+        ttl_ms = round(1000 * self._index.settings.ttl_s)
+        for prefix, backend in keys:
+            entry, name = self._index.peek(prefix, backend), f"{self._root}{self.generation}:{prefix}"
+            if entry is None:
+                self.counters.removed += 1
+                commands.append(("HDEL", name, self._names[backend]))
+            else:
+                self.counters.written += 1
+                commands.append(("HSET", name, self._names[backend], f"{entry.tokens} {LETTER_OF[entry.storage]}"))
+                commands.append(("PEXPIRE", name, ttl_ms))
+        return commands
 
-    def done(self, job: Job, replies: Sequence[object], asked: float, answered: float) -> bool:
-        """Redis replied, between two moments. False: no more is to be expected of this connection."""
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def done(self, job: Job, replies: Sequence[object], now: float) -> bool:
+        """Redis replied. False: no more is to be expected of this connection."""
         self._job = None
         try:
-            self._take(job, replies, asked, answered)
+            if len(replies) != len(job.commands) or any(isinstance(reply, Exception) for reply in replies):
+                raise BadReply("errors, or too few")
+            if job.is_hello:
+                self._greet(job, replies, now)
+            elif self.sharing and job.generation == self.generation:  # else it was begun before
+                self._read(job, replies, now)
         except BadReply as error:
-            self._fail("other", f"a reply that is none: {error}", answered)
+            self._fail("other", f"a reply that is none: {error}", now)
             return False
         return True
 
@@ -287,111 +313,106 @@ class SharedIndex:
         self._job = None
         self._fail(kind, why, now)
 
-    def _take(self, job: Job, replies: Sequence[object], asked: float, answered: float) -> None:
-        if len(replies) != len(job.calls):
-            raise BadReply("too few")
-        states = [words.state_of(reply) for reply in replies]
-        self.clock.learn(states[0].now, asked, answered)
-        if job.hello:
-            self._greet(job, states[0], replies[0], answered)
-        elif not self.sharing:  # it was begun before
-            return
-        elif any(state.generation != self.generation for state in states):
-            self._leave()
-            self._retry_at = answered + GREET_INTERVAL_S
-        else:
-            self._read(job, replies, answered)
-
-    def _greet(self, job: Job, state: words.State, reply: object, now: float) -> None:
-        ours, garbage = words.counts_of(reply, 2)
-        if state.generation == 0:
-            raise BadReply("no generation")
-        is_new_here = self.generation == 0
-        self.counts.generations_ended += ours and not is_new_here
-        self.counts.garbage += garbage
-        if self._clears_done == job.clears and state.cleared:  # others cleared; what we cleared is gone already
-            self._index.forget_before(self.clock.moment(state.cleared))
-        self._clears_done = job.clears
-        self.generation = state.generation
-        if self._clears != job.clears:  # cleared meanwhile: once more
+    def _greet(self, job: Job, replies: Sequence[object], now: float) -> None:
+        self._beats.clear()
+        is_new_here, self.generation = not self.generation, job.generation
+        self._see(replies[-2], now)
+        if job.clear:
+            self._cleared = job.clear.encode()
+            if self._clear == job.clear:
+                self._clear = ""
+        elif self._is_cleared(replies[-1]) and not is_new_here:
+            self._index.clear()
+        if self._clear:  # cleared meanwhile: once more
             self._retry_at = now
             return
-        self.sharing, self.trouble, self._shared_at = True, "", now
-        self._greeted = self.clock.sequence(now)
-        self._tick_at = now
-        for name in self._ids if is_new_here else ():  # what an earlier life of ours said, no stream vouches for
-            self._void(name, now)
+        self.sharing, self.trouble, self._shared_at, self._tick_at, self._beat = True, "", now, now, 1
         self._anew = [key for key in self._index.pairs() if self._stands(key[1])]
 
     def _read(self, job: Job, replies: Sequence[object], now: float) -> None:
-        questions = iter(job.questions)
-        for call, reply in zip(job.calls, replies, strict=True):
-            if call.script == "write":
-                applied, refused, garbage, expired, evicted = words.counts_of(reply, 5)
-                self.counts.applied += applied
-                self.counts.refused += refused
-                self.counts.evicted += evicted
-            elif call.script == "ask":
-                (garbage,), expired = words.counts_of(reply, 1), 0
-                asked = next(questions)
-                answers, bad = words.answers_of(reply, len(asked))
-                garbage += bad
-                for prefix, said in zip(asked, answers, strict=True):
-                    self._answered(prefix, said, now)
-            else:
-                self.rows, expired, garbage = words.counts_of(reply, 3)
-                self._voided(words.voids_of(reply))
-            self.counts.expired += expired
-            self.counts.garbage += garbage
+        at = len(replies) - 3 * job.is_tick - len(job.prefixes) * len(job.others)
+        for prefix in job.prefixes:
+            self._answered(prefix, replies[at : at + len(job.others)], now)
+            at += len(job.others)
+        if not job.is_tick:
+            return
+        beat, routers, cleared = replies[-3:]
+        self._beat += 1
+        self._see(routers, now)
+        if self._is_cleared(cleared):
+            self.counters.cleared += 1
+            self._index.clear()
+            self._leave(now)
+        elif beat != self._beat:
+            self.counters.lost += 1
+            self._leave(now)
 
-    def _answered(self, prefix: str, said: Iterable[Said], now: float) -> None:
-        told: dict[BackendId, Told] = {}
-        for one in said:
-            backend = self._find(one.backend)
-            unsaid = (prefix, one.backend) in self._pending or ("", one.backend) in self._pending
-            until = min(self.clock.moment(one.ends), now + self._index.settings.ttl_s)
-            if backend is not None and not unsaid and until > now:
-                told[backend] = Told(Entry(one.tokens, one.storage, until), self.clock.moment(one.sequence))
-        self.counts.answered += bool(told)
-        self.answers.answered(prefix, told, now)
+    def _see(self, routers: object, now: float) -> None:
+        """Which generations there are, and which of them count on."""
+        found: dict[str, tuple[bytes, float]] = {}
+        for name, beat in list(pairs_in(routers))[:ROUTERS_MAX]:
+            other = name.decode(errors="replace")
+            known = self._beats.get(other)
+            if other != self.generation:
+                found[other] = known if known is not None and known[0] == beat else (beat, now)
+        self._beats = found
 
-    def _voided(self, voids: Mapping[str, int]) -> None:
-        """Others lost a backend's stream: what we hear of it without a gap we say again."""
-        affirmed = []
-        for name, backend in self._ids.items():
-            sequence = voids.get(name, 0)
-            if sequence > max(self._greeted, self._voids.get(name, 0)) and self._stands(backend):
-                self._voids[name] = sequence
-                affirmed.append(backend)
-        if affirmed:
-            self._anew += [key for key in self._index.pairs() if key[1] in affirmed]
-            del self._anew[: -self._index.settings.entries_max]
+    def _is_cleared(self, reply: object) -> bool:
+        """Whether an operator of another router has cleared since we last looked."""
+        if not isinstance(reply, bytes) or TOKEN.match(reply) is None or reply == self._cleared:
+            return False
+        self._cleared = reply
+        return True
+
+    def _answered(self, prefix: str, replies: Sequence[object], now: float) -> None:
+        known, found = self._answers.get(prefix), dict[BackendId, Entry]()
+        if known is None:
+            return
+        for reply in replies:
+            for name, text in pairs_in(reply):
+                match = ENTRY.match(text)
+                if match is None or int(match[1]) > TOKENS_MAX:
+                    self.counters.garbage += 1
+                    continue
+                backend = self._find(name.decode(errors="replace"))
+                if backend is None or backend in known.heard_since:
+                    continue
+                entry = Entry(int(match[1]), STORAGE_OF[match[2]], now + ANSWER_LIFE_S)
+                if backend not in found or entry.tokens > found[backend].tokens:
+                    found[backend] = entry
+        self.counters.answered += bool(found)
+        self.version += bool(found) or bool(known.entries)
+        known.answered_at, known.entries = now, found
 
     def _fail(self, kind: str, why: str, now: float) -> None:
-        setattr(self.counts, kind, getattr(self.counts, kind) + 1)
+        self.errors[kind] += 1
         self._away(why, now)
 
     def _away(self, why: str, now: float) -> None:
         """Redis is as good as gone: go on alone, and try again later."""
         if self.sharing:
-            self.counts.outages += 1
+            self.counters.outages += 1
             if now - self._shared_at >= RETRY_MAX_S:
                 self._retry_s = RETRY_MIN_S
         self.trouble = why
-        self._leave()
-        self._retry_at = now + self._retry_s * (1 + self._rng.random()) / 2
+        self._leave(now + self._retry_s * (1 + self._rng.random()) / 2)
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         self.poke()
 
-    def _leave(self) -> None:
-        """Nothing that is under way counts any more; all that is unsaid is in our own index."""
-        self.sharing = False
-        self.counts.dropped += len(self._pending)
+    def _leave(self, retry_at: float) -> None:
+        """Nothing that is under way counts any more; all that is not written is in our own index."""
+        self.sharing, self._retry_at = False, retry_at
+        self.counters.dropped += len(self._pending)
         self._pending.clear()
-        self.answers.clear()
         self._anew.clear()
-        self._voids.clear()
+        self._answers.clear()
+        self._questions.clear()
+        self._beats.clear()
+        self.version += 1
 
 
-def pieces(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    return [items[at : at + size] for at in range(0, len(items), size)]
+def pairs_in(reply: object) -> Sequence[tuple[bytes, bytes]]:
+    """Fields and values of a hash. Raises BadReply."""
+    if not isinstance(reply, dict):
+        raise BadReply("no hash")
+    return [(name, value) for name, value in reply.items() if isinstance(name, bytes) and isinstance(value, bytes)]

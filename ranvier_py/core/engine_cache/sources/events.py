@@ -35,8 +35,7 @@ from ranvier_py.core.engine_cache.sources.event_fields import (
 )
 from ranvier_py.core.engine_cache.sources.event_frames import LOAD_STAT, BadBatch, event_in, frame_of
 from ranvier_py.core.engine_cache.sources.event_values import Batch, BlocksRemoved, BlocksStored, EngineLoad, Event
-
-__all__ = ["BadBatch", "EventDecoder"]
+from ranvier_py.core.metrics import counter
 
 EVENT_BYTES_MAX = 2 << 20
 """A prompt of 128k tokens stored at once is 1 MB; its objects, while they are read, take some ten times that."""
@@ -52,15 +51,13 @@ EXTRA_KEYS = BlocksStored._fields.index("extra_keys")
 
 
 @dataclass(slots=True)
-class DecodeCounts:
-    """Counters since start."""
-
-    batches: int = 0
-    events: int = 0
-    refused: int = 0  # messages that were no batch
-    tags_skipped: int = 0
-    fields_skipped: int = 0
-    unread: int = 0  # events of a known tag
+class DecoderCounters:
+    batches: int = counter("Messages with events.")
+    events: int = counter("Events read.")
+    refused: int = counter("Messages that were no batch of events.")
+    tags_skipped: int = counter("Events of unknown kinds.")
+    fields_skipped: int = counter("Unknown fields.")
+    unread: int = counter("Events of a known kind that could not be read.")
 
 
 class _Last(NamedTuple):
@@ -74,7 +71,7 @@ class EventDecoder:
     """Decodes the messages of one stream and counts what it skipped. `unknown_tags` has the first few, by count."""
 
     def __init__(self) -> None:
-        self.counts = DecodeCounts()
+        self.counters = DecoderCounters()
         self.unknown_tags: Counter[str] = Counter()
         self._last_stored = self._last_removed = _Last({"": None})  # like no event
 
@@ -83,10 +80,10 @@ class EventDecoder:
         try:
             batch = self._batch(payload)
         except BadBatch:
-            self.counts.refused += 1
+            self.counters.refused += 1
             raise
-        self.counts.batches += 1
-        self.counts.events += len(batch.events)
+        self.counters.batches += 1
+        self.counters.events += len(batch.events)
         return batch
 
     def _batch(self, payload: bytes) -> Batch:
@@ -95,32 +92,32 @@ class EventDecoder:
             return Batch(0.0, (), load=self._load(tail))
         if not isinstance(head, int | float):
             raise BadBatch("no timestamp")
-        unread_before = self.counts.unread
+        unread_before = self.counters.unread
         read: Callable[[Any], Event | None] = self._event if is_built else partial(self._event_at, payload)
         found = tuple([event for each in events if (event := read(each)) is not None])
         rank = tail[0] if tail else None
         if type(rank) is not int or rank < 0:
-            self.counts.fields_skipped += rank is not None
+            self.counters.fields_skipped += rank is not None
             rank = None
-        self.counts.fields_skipped += len(tail[1:])
+        self.counters.fields_skipped += len(tail[1:])
         timestamp_s = float(head) if math.isfinite(head) else 0.0
-        return Batch(timestamp_s, found, rank, self.counts.unread - unread_before)
+        return Batch(timestamp_s, found, rank, self.counters.unread - unread_before)
 
     def _load(self, numbers: Sequence[object]) -> EngineLoad:
         """Fields in SGLang's order; those that are no number stay unknown."""
         known = [value if type(value) is int and value >= 0 else None for value in numbers[:6]]
-        self.counts.fields_skipped += len(numbers[6:])
+        self.counters.fields_skipped += len(numbers[6:])
         return EngineLoad(*known, *[None] * (6 - len(known)))
 
     def _event_at(self, payload: bytes, span: tuple[int, int]) -> Event | None:
         start, end = span
         if end - start > EVENT_BYTES_MAX:
-            self.counts.unread += 1
+            self.counters.unread += 1
             return None
         try:
             return self._event(event_in(payload, span))
         except BadBatch:
-            self.counts.unread += 1
+            self.counters.unread += 1
             return None
 
     def _event(self, event: object) -> Event | None:
@@ -128,7 +125,7 @@ class EventDecoder:
             alike = self._alike(event) if type(event) is dict else None
             return alike or self._anew(event)
         except Unreadable:
-            self.counts.unread += 1
+            self.counters.unread += 1
             return None
 
     def _alike(self, event: dict[object, Any]) -> Event | None:
@@ -149,14 +146,14 @@ class EventDecoder:
         return None
 
     def _anew(self, event: object) -> Event | None:
-        skipped = self.counts.fields_skipped
+        skipped = self.counters.fields_skipped
         tag, values = self._named(event)
         reader = READERS.get(tag)
         if reader is None:
             self._skip_tag(tag)
             return None
         value = reader(self._known(tag, values))
-        if type(event) is dict and self.counts.fields_skipped == skipped:
+        if type(event) is dict and self.counters.fields_skipped == skipped:
             rest = {"type": tag, **{name: value for name, value in event.items() if name not in OWN_FIELDS}}
             if isinstance(value, BlocksStored):
                 self._last_stored = _Last(rest, value._replace(hashes=(), token_bytes=b"", extra_keys=()))
@@ -176,7 +173,7 @@ class EventDecoder:
             names = ARRAY_FIELDS.get(tag) if type(tag) is str else None
             if names is not None:
                 values = dict(zip(names, event[1:], strict=False))
-                self.counts.fields_skipped += len(event[1 + len(names) :])
+                self.counters.fields_skipped += len(event[1 + len(names) :])
             if type(values.get("lora_name")) is dict:  # SGLang ends with its metadata where vLLM has the name
                 values["cache_salt"] = salt_in(values.pop("lora_name"))
         else:
@@ -190,11 +187,11 @@ class EventDecoder:
         if known.issuperset(values):
             return values
         found = {name: value for name, value in values.items() if name in known}
-        self.counts.fields_skipped += len(values) - len(found)
+        self.counters.fields_skipped += len(values) - len(found)
         return found
 
     def _skip_tag(self, tag: str) -> None:
-        self.counts.tags_skipped += 1
+        self.counters.tags_skipped += 1
         name = tag[:64]
         if name in self.unknown_tags or len(self.unknown_tags) < TAGS_KEPT_MAX:
             self.unknown_tags[name] += 1

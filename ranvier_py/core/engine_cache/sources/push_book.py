@@ -125,7 +125,7 @@ class BlockSource:
         return self.residency.lack is not Lack.NOTHING
 
     def apply(self, event: Event) -> None:
-        if self._tells_again and isinstance(event, BlocksStored) and self.residency.is_told_again(event):
+        if self._tells_again and isinstance(event, BlocksStored) and self.residency.is_repeated(event):
             event = event._replace(reused=True)
         self._keep(event)
         self.residency.apply(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier_py.core.engine_cache.block_namespaces import base_names
-from ranvier_py.core.engine_cache.engine_cache_values import Source
+from ranvier_py.core.engine_cache.engine_caches import Source
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.engine_cache.sources.push_links import Links
 from ranvier_py.core.engine_cache.sources.push_state import Worker

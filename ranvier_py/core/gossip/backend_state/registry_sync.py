@@ -109,7 +109,7 @@ class RegistrySync:
         if self.facts.generation_of(key, generation % (1 << GENERATION_BITS)) != self.facts.generation(key):
             return None
         self.follow(now)
-        backend.process.taught = True
+        backend.process.has_remote_routes = True
         return backend.id, backend.generation
 
     def regained(self) -> bool:
@@ -205,7 +205,7 @@ class RegistrySync:
     def _start_generation(self, seen: Seen, new: NewGeneration, now: float) -> None:
         """The claims so far are of an earlier one: unless the registry has begun the new one already, it begins."""
         backend = seen.backend
-        transitions = self.registry.restart_told(backend, new.started_at, now)
+        transitions = self.registry.restart_reported(backend, new.started_at, now)
         if not transitions and backend.generation == seen.generation:
             transitions = self.registry.restart(backend, "peers count another process", now)
         self._log(transitions)
@@ -213,7 +213,7 @@ class RegistrySync:
 
     def _know_start(self, seen: Seen, start: KnownStart, now: float) -> None:
         """Our claims, and what we sent of them, may be of the process before: then the known one is the next."""
-        self._log(self.registry.start_told(seen.backend, start.started_at, now))
+        self._log(self.registry.start_reported(seen.backend, start.started_at, now))
         self._settle(start.backend, seen, now)
         self.facts.begun(*start)
 

@@ -18,7 +18,7 @@ from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 
 DELAY_S, DELAY_MANY_S, DELAY_FAR_S = 0.02, 0.5, 5.0
@@ -32,7 +32,12 @@ class LiveMembers:
     """Hands the planes who is there. `wake_at`: when `update` is wanted. `sharing`: sessions that routes know."""
 
     def __init__(
-        self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: SignedCommands, streams: StreamGossip
+        self,
+        members: Members,
+        routes: RouteGossip,
+        facts: BackendFacts,
+        orders: SignedCommands,
+        streams: ReaderGossip,
     ) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}

@@ -1,128 +1,84 @@
-"""Event streams among peers: ids <-> keys, who reads what, copies to and from peers. Satisfies kv.sharing.Sharing.
+"""Event streams among peers: ids <-> keys, who subscribes to what, snapshots to and from peers.
 
-Down: what this node says of the streams it reads becomes its standings; gossip tells them. Up: what others say, and who
-lives, goes to `Ownership`, which decides whether this node begins or ends. Nothing is asked of anybody, and a node that
-hears nobody reads everything.
+Down: how well this node knows the streams it receives becomes its reports; gossip spreads them. Up: the reports of
+others, and who lives, go to `Ownership`, which decides whether this node begins, reads or ends. Nothing is asked of
+anybody, and a node that knows of nobody reads everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.peer_access import CopyCame, Giver, gives_none
-from ranvier_py.core.engine_cache.snapshot import Original, Place
-from ranvier_py.core.engine_cache.standby import StandbyCopy
+from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
+from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
-from ranvier_py.core.gossip.readers.ownership import STANDING_OF, Ownership, OwnershipSettings, Standing
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.ownership import STATE_OF, Ownership, ReaderState
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
+from ranvier_py.core.gossip.wire.messages import ReaderClaim
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import Sample, samples
+
+LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCounters:
-    """`owned` and `standby_blocks` are gauges: streams that this node reads, blocks of those that it stands by for.
-    Copies are asked, taken and given since the start."""
+class SharedStreams(StreamSharing):
+    """See the module. `moved` is called when this node is to begin, read or end otherwise than before."""
 
-    owned: int
-    handovers: int
-    copies_asked: int
-    copies_taken: int
-    copies_failed: int
-    copies_given: int
-    copies_refused: int
-    copies_broken: int
-    copies_blocks_left_out: int
-    copies_stray_chunks: int
-    copies_bad_chunks: int
-    copies_sent_bytes: int
-    copies_followed: int
-    standby_blocks: int
-    standby_asked: int
-    standby_came: int
-    standby_failed: int
-    standby_broken: int
-    standby_refused: int
-    standby_taken: int
-
-
-LEVEL_OF = {standing: level for level, standing in STANDING_OF.items()}
-
-
-class SharedStreams:
-    """See the module. `moved` is called when this node is to begin or end reading a stream."""
-
-    def __init__(
-        self,
-        gossip: StreamGossip,
-        backends: RegistrySync,
-        session: int,
-        now: float,
-        settings: OwnershipSettings | None = None,
-    ) -> None:
-        self.give: Giver = gives_none
+    def __init__(self, gossip: ReaderGossip, backends: RegistrySync, session: int, now: float) -> None:
+        super().__init__()
         self.moved: Callable[[], object] = lambda: None
-        self.ownership = Ownership(session, now, settings)
+        self.ownership = Ownership(session, now)
         self._gossip = gossip
         self._backends = backends
-        self._session = session
         self._keys: dict[BackendId, int] = {}
         self._ids: dict[int, BackendId] = {}
         self._wanted: Mapping[BackendId, Sequence[int]] = {}
         self._live: Sequence[int] = ()
-        self._came: list[CopyCame] = []
-        gossip.transfers.source = self._original
+        gossip.transfers.source = self._snapshot
 
-    # --- what the reader of streams says and asks: see Sharing ------------------------------------------------------
+    # --- what the receiver of streams reports and asks: see StreamSharing -------------------------------------------
 
     def streams(self, backends: Mapping[BackendId, Sequence[int]], now: float) -> None:
-        ranks_changed = backends != self._wanted
-        self._wanted = dict(backends)
-        self._rename(now)
-        if ranks_changed:
-            self._stand_by(now)
+        self._wanted = backends
+        self._assign_keys(now)
 
-    def owns(self, backend: BackendId) -> bool:
-        key = self._keys.get(backend)
-        return key is not None and self.ownership.reads(key)
+    def subscribes(self, backend: BackendId) -> bool:
+        return self.ownership.subscribes(self._keys.get(backend, 0))
 
-    def said(self, backend: BackendId, level: Level, now: float) -> None:
-        key = self._keys.get(backend)
-        if key is not None and self.ownership.reads(key):
-            self._stand(key, STANDING_OF[level], now)
+    def reads(self, backend: BackendId) -> bool:
+        return self.ownership.reads(self._keys.get(backend, 0))
+
+    def report(self, backend: BackendId, level: Level, now: float) -> None:
+        if self.subscribes(backend):
+            self._reach(self._keys[backend], STATE_OF[level], now)
 
     def unable(self, backend: BackendId, is_unable: bool, now: float) -> None:
         key = self._keys.get(backend)
-        if key is not None and is_unable is not (self.ownership.mine().get(key) is Standing.UNABLE):
-            self._stand(key, Standing.UNABLE if is_unable else Standing.NONE, now)
+        if key is not None and is_unable is not (self.ownership.mine().get(key) is ReaderState.UNABLE):
+            self._reach(key, ReaderState.UNABLE if is_unable else ReaderState.NONE, now)
 
     def ask(self, backend: BackendId, rank: int, ask: int, now: float) -> None:
         key = self._keys.get(backend)
         if key is None:
-            self._came.append(CopyCame(backend, rank, ask, None))
+            super().ask(backend, rank, ask, now)
         else:
             self._gossip.transfers.ask(Subject(key, rank), ask, self.ownership.snapshot_sources(key), now)
 
-    def copies(self) -> list[CopyCame]:
-        came, self._came = self._came, []
+    def snapshots(self) -> list[SnapshotAnswer]:
+        answers = super().snapshots()
         taken, self._gossip.transfers.taken = self._gossip.transfers.taken, []
-        for (key, rank), ask, copy in taken:
-            backend = self._ids.get(key)
-            if backend is not None:
-                came.append(CopyCame(backend, rank, ask, copy))
-        return came
-
-    def standby_copy(self, backend: BackendId, rank: int, now: float) -> StandbyCopy | None:
-        key = self._keys.get(backend)
-        return self._gossip.following.take(Subject(key, rank), now) if key is not None else None
+        for (key, rank), ask, snapshot in taken:
+            if key in self._ids:
+                answers.append(SnapshotAnswer(self._ids[key], rank, ask, snapshot))
+        return answers
 
     def level(self, backend: BackendId) -> Level | None:
-        owners = self.ownership.owners(self._keys.get(backend, 0))
-        best = max((said for _, said in owners.reading), default=None) if owners is not None else None
-        return LEVEL_OF[best] if best is not None else None
+        subscribers = self.ownership.subscribers(self._keys.get(backend, 0))
+        return LEVEL_OF[subscribers.states[subscribers.reader]] if subscribers and subscribers.reader else None
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -131,69 +87,62 @@ class SharedStreams:
         return self.ownership.wake_at
 
     def follow(self, now: float, *, synced: bool) -> None:
-        """Take in what was heard; begin and end what is due. `synced`: this node knows its peers. Cheap if nothing."""
-        standings, ownership = self._gossip.standings, self.ownership
+        """Take in what was received; begin and end what is due. `synced`: this node knows its peers. Cheap if
+        nothing."""
+        claims, ownership = self._gossip.claims, self.ownership
         if self._gossip.live is not self._live:
             self._live = self._gossip.live
             ownership.members(self._live, now)
-            self._hear([*standings.all().values()], now)
-        if standings.news:
-            news, standings.news = standings.news, []
-            self._hear(news, now)
+            self._receive(claims.all().values(), now)
+        if claims.new:
+            new, claims.new = claims.new, []
+            self._receive(new, now)
         if synced:
             ownership.met(now)
         if ownership.wake_at <= now:
             if ownership.tick(now):
                 self.moved()
-            for key, standing in ownership.mine().items():
-                standings.say(key, standing)
-            self._stand_by(now)
+            for key, state in ownership.mine().items():
+                claims.report(key, state)
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
     def view(self) -> dict[str, Any]:
-        """By backend id: who should read it, who would be next, who says that he does, and how well."""
+        """By backend id: who reads it, who stands by, who subscribes, and how well each knows it."""
         shown: dict[str, Any] = {}
         for backend, key in self._keys.items():
-            owners = self.ownership.owners(key)
-            if owners is not None:
+            found = self.ownership.subscribers(key)
+            if found is not None:
                 shown[str(backend)] = {
-                    "owner": f"{owners.owner:016x}",
-                    "standby": f"{owners.standby:016x}" if owners.standby else None,
-                    "readers": {f"{member:016x}": said.name.lower() for member, said in owners.reading},
+                    "reader": f"{found.reader:016x}" if found.reader else None,
+                    "standby": f"{found.standby:016x}" if found.standby else None,
+                    "subscribers": {f"{member:016x}": state.name.lower() for member, state in found.states.items()},
                     "ours": self.ownership.reads(key),
                 }
-        copies = asdict(self._gossip.transfers.counts)
         return {
             "streams": shown,
             "handovers": self.ownership.handovers,
-            "copies": copies,
-            "standby_blocks": self._gossip.following.rows,
+            "snapshots": asdict(self._gossip.transfers.counters),
         }
 
-    def counters(self) -> StreamCounters:
+    def samples(self) -> Iterator[Sample]:
         """For metrics."""
-        transfers, ownership = self._gossip.transfers.counts, self.ownership
-        owned = sum(standing.reads for standing in ownership.mine().values())
-        counts = asdict(transfers)
-        standby = {f"standby_{name}": count for name, count in asdict(self._gossip.following.counts).items()}
-        return StreamCounters(
-            owned=owned,
-            handovers=ownership.handovers,
-            standby_blocks=self._gossip.following.rows,
-            **{f"copies_{k}": v for k, v in counts.items()},
-            **standby,
-        )
+        reading = sum([self.ownership.reads(key) for key in self._keys.values()])
+        subscribed = sum([self.ownership.subscribes(key) for key in self._keys.values()])
+        yield Sample("streams_read", "gauge", "Event streams that this node reads.", reading)
+        yield Sample("streams_stood_by", "gauge", "Event streams that it stands by for.", subscribed - reading)
+        yield Sample("stream_handovers", "counter", "Streams given or taken.", self.ownership.handovers)
+        yield from samples("snapshots", self._gossip.transfers.counters, {})
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _hear(self, stands: Iterable[Any], now: float) -> None:
+    def _receive(self, claims: Iterable[ReaderClaim], now: float) -> None:
         live = dict.fromkeys(self._live)
-        for backend, member, _, standing in stands:
-            if member in live:
-                self.ownership.said(member, backend, Standing(standing), now)
+        for claim in claims:
+            if claim.member in live:
+                self.ownership.reported(claim.member, claim.backend, ReaderState(claim.state), now)
 
-    def _rename(self, now: float) -> None:
+    def _assign_keys(self, now: float) -> None:
         """Which of the wanted backends are known to peers by which key."""
         keys = {backend: key for backend in self._wanted if (key := self._backends.key_of(backend)) is not None}
         if keys == self._keys:
@@ -201,27 +150,15 @@ class SharedStreams:
         gone = [key for key in self._ids if key not in keys.values()]
         self._keys, self._ids = keys, {key: backend for backend, key in keys.items()}
         for key in gone:
-            self._gossip.standings.say(key, Standing.NONE)
+            self._gossip.claims.report(key, ReaderState.NONE)
         if self.ownership.backends(self._ids, now):
             self.moved()
-        self._hear([*self._gossip.standings.all().values()], now)
+        self._receive(self._gossip.claims.all().values(), now)
 
-    def _stand_by(self, now: float) -> None:
-        """Follow those streams for which this node comes next. What it just began to read stays until it is taken."""
-        wanted: dict[Subject, Sequence[int]] = {}
-        for backend, key in self._keys.items():
-            reads = self.ownership.reads(key)
-            if not (reads or self.ownership.stands_by(key)):
-                continue
-            snapshot_sources = () if reads else self.ownership.snapshot_sources(key)
-            for rank in self._wanted.get(backend, ()):
-                wanted[Subject(key, rank)] = snapshot_sources
-        self._gossip.following.want(wanted, now)
+    def _reach(self, key: int, state: ReaderState, now: float) -> None:
+        self.ownership.reached(key, state, now)
+        self._gossip.claims.report(key, state)
 
-    def _stand(self, key: int, standing: Standing, now: float) -> None:
-        self.ownership.reached(key, standing, now)
-        self._gossip.standings.say(key, standing)
-
-    def _original(self, subject: Subject, since: Place | None) -> Original | None:
+    def _snapshot(self, subject: Subject) -> SnapshotWriter | None:
         backend = self._ids.get(subject.backend)
-        return self.give(backend, subject.rank, since) if backend is not None else None
+        return self.give(backend, subject.rank) if backend is not None else None

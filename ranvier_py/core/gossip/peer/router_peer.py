@@ -25,7 +25,7 @@ from ranvier_py.core.gossip.gossip import TOPICS, Gossip, GossipSettings
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Plane, Send
 from ranvier_py.core.gossip.membership.roster import Member
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import Command
@@ -75,7 +75,7 @@ class RouterPeer:
         self.signed_commands = SignedCommands(settings.admin_key, outbox, rng, now)
         self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
         self.routes = RouteSync(router.routes, self.backends)
-        streams = StreamGossip(settings.gossip.session, router.hasher, outbox, rng, now)
+        streams = ReaderGossip(settings.gossip.session, router.hasher, outbox, rng, now)
         self.streams = SharedStreams(streams, self.backends, settings.gossip.session, now)
         self.gossip = Gossip(
             settings.gossip,

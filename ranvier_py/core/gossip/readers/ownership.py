@@ -1,19 +1,19 @@
-"""Which node reads an engine's event stream: one owner for each stream, and who is next when it goes.
+"""Which nodes subscribe to an engine's event stream: a reader, which applies it for all, and a standby.
 
 All nodes rank the live members for each engine by a hash of both (highest random weight), leaving out those that say
-they can't. The first is the owner, the second the standby. What a node does follows from that and from what the others
-say they do (`Standing`); nobody is asked, so in doubt two read a stream for a while rather than nobody.
+they can't. The first two subscribe. Of those who subscribe, the one that knows the stream best is the reader, of equals
+the first; the standby knows as much and says nothing of it, until it is the best. What a node does follows from that
+and from what the others say of themselves (`ReaderState`); nobody is asked, so in doubt three subscribe, or two apply.
 
-    nobody reads it            the first begins after `settle_s`, the one behind it a turn later if that did not help
-    another reads it           the first begins after `steady_s` without a change, and gets a copy meanwhile
-    I read it, and another     I stop when one before me knows it as well as I do, or after `handover_s`
-      before me does, too
+    nobody subscribes          the first two begin after `settle_s`, each one behind them a turn later
+    I am one of the first two  I begin after `steady_s` without a change, and get a snapshot meanwhile
+    I subscribe, and two       I stop when both know it as well as I do, or after `handover_s`
+      before me do, too
     I can't                    I say so, and others move up
 
-Rules: alone, a node reads all. A member is what membership calls alive; a death moves the next one up at once.
-Invariant: when members and reports are the same at all nodes and time passes, each stream has exactly one reader among
-those that can. Bounds: STREAMS_MAX engines, one standing for each live member and engine. Cost: 1 us for each member
-and engine when members change; a tick without change is one comparison an engine.
+Rules: alone, a node reads all. A member is what membership calls alive; a death moves the standby up at once.
+Invariant: when members and reports are the same at all nodes and time passes, each stream has exactly one reader and
+one standby among those that can. Bounds: STREAMS_MAX engines, one state for each live member and engine.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.prompts.fingerprint import mix
 
 STREAMS_MAX = 4096  # as many as a node's registry holds
+SUBSCRIBERS = 2  # of each stream
 
 
-class Standing(IntEnum):
-    """What a member says of itself and one stream. Of those who read it, the greater one knows it better."""
+class ReaderState(IntEnum):
+    """What a member says of itself and one stream. Of those who subscribe, the greater one knows it better."""
 
-    NONE = 0  # does not read it
+    NONE = 0  # does not subscribe
     UNABLE = 1  # nor could it: no way to the publisher, or the part that reads is not installed
     ESTIMATED = 2
     REPAIRING = 3
@@ -41,76 +42,64 @@ class Standing(IntEnum):
     EXACT = 5
 
     @property
-    def reads(self) -> bool:
-        return self >= Standing.ESTIMATED
+    def subscribes(self) -> bool:
+        return self >= ReaderState.ESTIMATED
 
 
-STANDING_OF: Mapping[Level, Standing] = {level: Standing[level.name] for level in Level}
+STATE_OF: Mapping[Level, ReaderState] = {level: ReaderState[level.name] for level in Level}
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipSettings:
-    settle_s: float = 0.5  # from «nobody reads it» to beginning: reports of others are on their way as long
+    settle_s: float = 0.5  # reports of others are on their way as long
     turn_s: float = 4.0  # for each one ahead who does not begin: it may be older, or at its limit of descriptors
     steady_s: float = 3.0  # members come one by one when a cluster starts or rolls: not each is worth a handover
-    handover_s: float = 45.0  # longest time that two read a stream: a copy of the largest engine takes half of it
+    handover_s: float = 45.0  # longest time that three subscribe: a copy of the largest engine takes half of it
     meet_s: float = 3.0  # a node that has just started waits so long for others, if there may be others
 
 
-class Subscribe(NamedTuple):
-    backend: int
+class Subscribers(NamedTuple):
+    """Of one stream, as this node sees it. 0 = nobody."""
 
-
-class Unsubscribe(NamedTuple):
-    backend: int
-    why: str
-
-
-Effect = Subscribe | Unsubscribe
-
-
-class Owners(NamedTuple):
-    """Who should read a stream, who would be next, and who says that he does. 0 = nobody."""
-
-    backend: int
-    owner: int
+    reader: int
     standby: int
-    reading: tuple[tuple[int, Standing], ...]  # all that read it, ourselves included
+    states: Mapping[int, ReaderState]  # of all who subscribe, ourselves included, in the order of the ranking
 
 
 @dataclass(slots=True)
 class _Stream:
-    mine: Standing = Standing.NONE
-    others: dict[int, Standing] = field(default_factory=dict)
+    mine: ReaderState = ReaderState.NONE
+    others: dict[int, ReaderState] = field(default_factory=dict)
     ranking: Sequence[int] = ()
-    since: float = 0.0  # of what decides: the ranking, and whether anybody reads it
-    shared_since: float = inf  # I and one before me read it
-    unread: bool = True  # nobody reads it, when last looked at
+    since: float = 0.0  # of what decides: the ranking, and whether anybody subscribes
+    unread: bool = True  # nobody subscribes, when last looked at
+    surplus_since: float = inf  # I subscribe, and enough before me do, too
+    reads: bool = False  # I am the reader
+    behind_since: float = inf  # I am, and another should be
+
+    def of(self, member: int, me: int) -> ReaderState:
+        return self.mine if member == me else self.others.get(member, ReaderState.NONE)
 
 
 class Ownership:
     """One node's part in reading the streams. Members are sessions, engines the keys by which all nodes call them."""
 
-    def __init__(self, me: int, now: float, settings: OwnershipSettings | None = None, *, alone: bool = False) -> None:
-        """`alone`: there will never be others."""
+    def __init__(self, me: int, now: float, settings: OwnershipSettings | None = None) -> None:
         self.handovers = 0  # that we gave or took
         self.dropped = 0  # streams beyond the bound
         self._settings = settings or OwnershipSettings()
         self._me = me
         self._members: Sequence[int] = (me,)
         self._streams: dict[int, _Stream] = {}
-        self._met_at = now if alone else now + self._settings.meet_s
+        self._met_at = now + self._settings.meet_s
         self._tick_at = inf
 
-    # --- what is told -----------------------------------------------------------------------------------------------
+    # --- what is reported -------------------------------------------------------------------------------------------
 
-    def backends(self, keys: Iterable[int], now: float) -> list[Effect]:
-        """These are the engines whose streams there are."""
+    def backends(self, keys: Iterable[int], now: float) -> bool:
+        """These are the engines whose streams there are. Whether one that we subscribe to is gone."""
         wanted = dict.fromkeys(keys)
-        gone = [key for key in self._streams if key not in wanted]
-        effects: list[Effect] = [
-            Unsubscribe(key, "no such stream") for key in gone if self._streams.pop(key).mine.reads
-        ]
+        gone = [self._streams.pop(key) for key in list(self._streams) if key not in wanted]
         for key in wanted:
             if key in self._streams:
                 continue
@@ -120,7 +109,7 @@ class Ownership:
             self._streams[key] = stream = _Stream(since=now)
             self._rank(key, stream, now)
         self._tick_at = now
-        return effects
+        return any(stream.mine.subscribes for stream in gone)
 
     def members(self, live: Iterable[int], now: float) -> None:
         """These live; we are among them in any case."""
@@ -129,33 +118,33 @@ class Ownership:
             return
         self._members = members
         for key, stream in self._streams.items():
-            stream.others = {member: said for member, said in stream.others.items() if member in members}
+            stream.others = {member: state for member, state in stream.others.items() if member in members}
             self._rank(key, stream, now)
         self._tick_at = now
 
     def met(self, now: float) -> None:
-        """We know the others, as far as there are any, and what they say."""
+        """We know the others, as far as there are any, and what they report."""
         if now < self._met_at:
             self._met_at = self._tick_at = now
 
-    def said(self, member: int, backend: int, standing: Standing, now: float) -> None:
-        """A live member says this of itself."""
+    def reported(self, member: int, backend: int, state: ReaderState, now: float) -> None:
+        """A live member reports this of itself."""
         stream = self._streams.get(backend)
-        if stream is None or member == self._me or stream.others.get(member, Standing.NONE) is standing:
+        if stream is None or member == self._me or stream.others.get(member, ReaderState.NONE) is state:
             return
-        before = stream.others.get(member, Standing.NONE)
-        stream.others[member] = standing
-        if Standing.UNABLE in (before, standing):
+        before = stream.others.get(member, ReaderState.NONE)
+        stream.others[member] = state
+        if ReaderState.UNABLE in (before, state):
             self._rank(backend, stream, now)
         self._tick_at = now
 
-    def reached(self, backend: int, standing: Standing, now: float) -> None:
-        """What we say: how well we know a stream that we read, that we can't read it, or (NONE) could again."""
+    def reached(self, backend: int, state: ReaderState, now: float) -> None:
+        """Our own state: how well we know a stream, that we can't subscribe to it, or (NONE) could again."""
         stream = self._streams.get(backend)
-        if stream is None or stream.mine is standing:
+        if stream is None or stream.mine is state:
             return
-        before, stream.mine = stream.mine, standing
-        if Standing.UNABLE in (before, standing):
+        before, stream.mine = stream.mine, state
+        if ReaderState.UNABLE in (before, state):
             self._rank(backend, stream, now)
         self._tick_at = now
 
@@ -166,98 +155,100 @@ class Ownership:
         """When `tick` is wanted next; any call may bring it nearer."""
         return self._tick_at
 
-    def tick(self, now: float) -> list[Effect]:
-        """Begin and end what is due. A Subscribe counts as done: say otherwise with `reached`."""
-        self._tick_at = inf
-        effects: list[Effect] = []
-        for key, stream in self._streams.items():
-            self._look(stream, now)
-            if stream.mine.reads:
-                effects += self._leave(key, stream, now)
-            elif stream.mine is not Standing.UNABLE:
-                effects += self._begin(key, stream, now)
-        return effects
+    def tick(self, now: float) -> bool:
+        """Begin and end what is due; whether anything was. A subscription counts as made: say otherwise with
+        `reached`."""
+        self._tick_at, moved = inf, False
+        for stream in self._streams.values():
+            before = stream.mine.subscribes, stream.reads
+            unread = not before[0] and not any(state.subscribes for state in stream.others.values())
+            if unread is not stream.unread:
+                stream.unread, stream.since = unread, now
+            if before[0]:
+                self._leave(stream, now)
+            elif stream.mine is not ReaderState.UNABLE:
+                self._begin(stream, now)
+            self._choose(stream, now)
+            moved |= before != (stream.mine.subscribes, stream.reads)
+        return moved
 
     # --- what it shows ----------------------------------------------------------------------------------------------
 
-    def reads(self, backend: int) -> bool:
-        """Whether this node is to read the stream now."""
+    def subscribes(self, backend: int) -> bool:
+        """Whether this node is to receive the stream now."""
         stream = self._streams.get(backend)
-        return stream is not None and stream.mine.reads
+        return stream is not None and stream.mine.subscribes
 
-    def mine(self) -> dict[int, Standing]:
-        """What we say of all streams."""
+    def reads(self, backend: int) -> bool:
+        """Whether it is to apply the stream for all."""
+        stream = self._streams.get(backend)
+        return stream is not None and stream.reads and stream.mine.subscribes
+
+    def mine(self) -> dict[int, ReaderState]:
+        """Our own state, by stream."""
         return {key: stream.mine for key, stream in self._streams.items()}
 
-    def stands_by(self, backend: int) -> bool:
-        """Whether this node comes first of all that do not read the stream: it is the next who will."""
-        stream = self._streams.get(backend)
-        if stream is None or stream.mine.reads:
-            return False
-        idle = [member for member in stream.ranking if not self._standing(stream, member).reads]
-        return bool(idle) and idle[0] == self._me
-
     def snapshot_sources(self, backend: int) -> list[int]:
-        """Who could give an exact copy, in the order of the ranking."""
+        """Who could give an exact snapshot, the reader last: while one is written, nothing is applied."""
         stream = self._streams.get(backend)
-        if stream is None:
-            return []
-        return [member for member in stream.ranking if stream.others.get(member) is Standing.EXACT]
+        ranking = reversed(stream.ranking) if stream is not None else ()
+        return [member for member in ranking if stream is not None and stream.others.get(member) is ReaderState.EXACT]
 
-    def owners(self, backend: int) -> Owners | None:
+    def subscribers(self, backend: int) -> Subscribers | None:
         stream = self._streams.get(backend)
         if stream is None:
             return None
-        first, second = (*stream.ranking, 0, 0)[:2]
-        saying = {**stream.others, self._me: stream.mine}
-        reading = tuple((member, said) for member, said in sorted(saying.items()) if said.reads)
-        return Owners(backend, first, second, reading)
+        states = {member: state for member in stream.ranking if (state := stream.of(member, self._me)).subscribes}
+        reader = self._best(stream)
+        return Subscribers(reader, next((member for member in states if member != reader), 0), states)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _rank(self, key: int, stream: _Stream, now: float) -> None:
-        able = [member for member in self._members if self._standing(stream, member) is not Standing.UNABLE]
+        able = [member for member in self._members if stream.of(member, self._me) is not ReaderState.UNABLE]
         ranking = sorted(able, key=lambda member: (mix(mix(member) ^ key), member), reverse=True)
         if ranking != stream.ranking:
             stream.ranking, stream.since = ranking, now
 
-    def _standing(self, stream: _Stream, member: int) -> Standing:
-        return stream.mine if member == self._me else stream.others.get(member, Standing.NONE)
-
-    def _look(self, stream: _Stream, now: float) -> None:
-        """Since when nobody reads it, or somebody."""
-        unread = not stream.mine.reads and not any(said.reads for said in stream.others.values())
-        if unread is not stream.unread:
-            stream.unread, stream.since = unread, now
-
-    def _begin(self, key: int, stream: _Stream, now: float) -> list[Effect]:
-        settings, turn = self._settings, stream.ranking.index(self._me)
-        if stream.unread:
-            wait_s = settings.settle_s + turn * settings.turn_s if len(self._members) > 1 else 0.0
-            due = max(stream.since + wait_s, self._met_at)
-        elif turn == 0:
-            due = max(stream.since + settings.steady_s, self._met_at)
+    def _begin(self, stream: _Stream, now: float) -> None:
+        settings, place = self._settings, stream.ranking.index(self._me)
+        if stream.unread and len(self._members) > 1:
+            due = stream.since + settings.settle_s + max(0, place - SUBSCRIBERS + 1) * settings.turn_s
+        elif stream.unread or place < SUBSCRIBERS:
+            due = stream.since + (0.0 if stream.unread else settings.steady_s)
         else:
-            return []
-        if now < due:
-            self._tick_at = min(self._tick_at, due)
-            return []
-        self.handovers += not stream.unread
-        stream.mine, stream.unread, stream.shared_since = Standing.ESTIMATED, False, inf
-        return [Subscribe(key)]
+            return
+        if self._is_due(max(due, self._met_at), now):
+            self.handovers += not stream.unread
+            stream.mine, stream.unread, stream.surplus_since = ReaderState.ESTIMATED, False, inf
 
-    def _leave(self, key: int, stream: _Stream, now: float) -> list[Effect]:
-        before_me = stream.ranking[: stream.ranking.index(self._me)]
-        best = max((self._standing(stream, member) for member in before_me), default=Standing.NONE)
-        if not best.reads:
-            stream.shared_since = inf
-            return []
-        stream.shared_since = min(stream.shared_since, now)
-        due = stream.shared_since + (self._settings.handover_s if best < stream.mine else self._settings.settle_s)
-        if now < due:
-            self._tick_at = min(self._tick_at, due)
-            return []
-        why = "handed over" if best >= stream.mine else "handed over late"
-        stream.mine, stream.shared_since = Standing.NONE, inf
-        self.handovers += 1
-        return [Unsubscribe(key, why)]
+    def _leave(self, stream: _Stream, now: float) -> None:
+        before_me = [stream.of(member, self._me) for member in stream.ranking[: stream.ranking.index(self._me)]]
+        enough = min(sorted(before_me, reverse=True)[:SUBSCRIBERS], default=ReaderState.NONE)
+        if len(before_me) < SUBSCRIBERS or not enough.subscribes:
+            stream.surplus_since = inf
+            return
+        stream.surplus_since = min(stream.surplus_since, now)
+        wait_s = self._settings.handover_s if enough < stream.mine else self._settings.settle_s
+        if self._is_due(stream.surplus_since + wait_s, now):
+            stream.mine, stream.surplus_since = ReaderState.NONE, inf
+            self.handovers += 1
+
+    def _choose(self, stream: _Stream, now: float) -> None:
+        """Become the reader at once; give way after others had time to learn that they are."""
+        if self._best(stream) == self._me:
+            stream.reads, stream.behind_since = True, inf
+        elif stream.reads:
+            stream.behind_since = min(stream.behind_since, now)
+            if not stream.mine.subscribes or self._is_due(stream.behind_since + self._settings.settle_s, now):
+                stream.reads, stream.behind_since = False, inf
+
+    def _best(self, stream: _Stream) -> int:
+        """Of those who subscribe, who knows the stream best, of equals the first; 0: nobody does."""
+        best = max(stream.ranking, key=lambda member: stream.of(member, self._me), default=0)
+        return best if stream.of(best, self._me).subscribes else 0
+
+    def _is_due(self, at: float, now: float) -> bool:
+        if now < at:
+            self._tick_at = min(self._tick_at, at)
+        return now >= at

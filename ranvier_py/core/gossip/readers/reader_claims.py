@@ -1,12 +1,11 @@
-"""Who stands how to which event stream: each member's own word, numbered by itself, the latest of each counts.
+"""Who subscribes to which event stream, and how well he knows it: each member's own report, the latest of each counts.
 
-What a node says goes to its peers within `say_interval_s`, once for all that changed; a newcomer is told everything,
-and everybody tells somebody all of it now and then. In a cluster whose members are not all peers, what is new is passed
-on by whoever hears it. So it reaches all that can be reached, in any order and however often. Also the levels in status
-come from here: whoever reads a stream says how well it knows it.
+What a node reports goes to its peers within `REPORT_INTERVAL_S`, once for all that changed; a newcomer gets everything,
+and everybody sends somebody all of it now and then. In a cluster whose members are not all peers, what is new is passed
+on by whoever receives it. So it reaches all that can be reached, in any order and however often.
 
-Rules: nobody says anything of another; a word counts while its member lives, which its user sees to.
-Bounds: STANDINGS_KEPT_MAX words; beyond, new ones are dropped and counted. Cost: 21 bytes for each word.
+Rules: nobody reports anything of another; a report counts while its member lives, which its user sees to.
+Bounds: CLAIMS_MAX reports; beyond, new ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -16,55 +15,63 @@ from math import inf
 from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
-from ranvier_py.core.gossip.wire.messages import Stand, Standings
+from ranvier_py.core.gossip.readers.snapshot_transfer import SnapshotTransfers
+from ranvier_py.core.gossip.wire.messages import (
+    Message,
+    ReaderClaim,
+    ReaderClaims,
+    SnapshotChunk,
+    SnapshotRefused,
+    SnapshotWanted,
+)
+from ranvier_py.core.prompts.fingerprint import TokenHasher
 
-STANDINGS_KEPT_MAX = 16_384
-"""A reader and a former one of each of 4096 engines, and twice as many that can't."""
+CLAIMS_MAX = 16_384
+"""Two subscribers and two former ones of each of 4096 engines."""
 
 PER_MESSAGE = 2048  # 43 kB: far below a frame
-SAY_INTERVAL_S = 0.25  # an engine whose stream has gaps changes its level many times a second
+REPORT_INTERVAL_S = 0.25  # an engine whose stream has gaps changes its level many times a second
 REPAIR_INTERVAL_S = 10.0
 EVERYONE_MAX = 16
-"""So many peers are told what is new; more hear it through others."""
+"""So many peers are sent what is new; more get it through others."""
+
+STREAM_MESSAGES = (ReaderClaims, SnapshotChunk, SnapshotWanted, SnapshotRefused)
+"""What `ReaderGossip.receive` takes."""
 
 
-class StandingBook:
-    """The words of one node and of all that it heard of. `news` is drained by the owner."""
+class ReaderClaimTable:
+    """The reports of one node and of all that it knows. `new` is drained by the owner."""
 
     def __init__(self, session: int, outbox: list[Outgoing], rng: Random, now: float) -> None:
-        self.news: list[Stand] = []
-        self.heard = self.dropped = 0
+        self.new: list[ReaderClaim] = []
+        self.received = self.dropped = 0
         self._session = session
         self._outbox = outbox
         self._rng = rng
-        self._known: dict[tuple[int, int], Stand] = {}  # by member and backend
+        self._known: dict[tuple[int, int], ReaderClaim] = {}  # by member and backend
         self._changed: dict[tuple[int, int], None] = {}
         self._peers: Sequence[Peer] = ()
         self._passes_on = False
-        self._said_at = -inf
+        self._sent_at = -inf
         self._repair_at = now + rng.uniform(0, REPAIR_INTERVAL_S)
 
     @property
     def wake_at(self) -> float:
         at = self._repair_at if self._peers and self._known else inf
-        return min(at, self._said_at + SAY_INTERVAL_S) if self._changed else at
+        return min(at, self._sent_at + REPORT_INTERVAL_S) if self._changed else at
 
-    def say(self, backend: int, standing: int) -> None:
-        """How we stand to a stream; cheap when nothing changed."""
+    def report(self, backend: int, state: int) -> None:
+        """Our state of a stream; cheap when nothing changed."""
         place = (self._session, backend)
         known = self._known.get(place)
-        if known is None and (not standing or len(self._known) >= STANDINGS_KEPT_MAX):
-            self.dropped += bool(standing)
-        elif known is None or known.standing != standing:
+        if known is None and (not state or len(self._known) >= CLAIMS_MAX):
+            self.dropped += bool(state)
+        elif known is None or known.state != state:
             clock = 1 if known is None else known.clock + 1
-            self._known[place] = Stand(backend, self._session, clock, standing)
+            self._known[place] = ReaderClaim(backend, self._session, clock, state)
             self._changed[place] = None
 
-    def standing(self, member: int, backend: int) -> int:
-        known = self._known.get((member, backend))
-        return known.standing if known is not None else 0
-
-    def all(self) -> Mapping[tuple[int, int], Stand]:
+    def all(self) -> Mapping[tuple[int, int], ReaderClaim]:
         """By member and backend."""
         return self._known
 
@@ -75,8 +82,7 @@ class StandingBook:
         self._passes_on = passes_on or len(live) > EVERYONE_MAX
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers and self._known:
-            chosen = newcomers if len(newcomers) <= EVERYONE_MAX else self._rng.sample(newcomers, EVERYONE_MAX)
-            self._tell(chosen, list(self._known.values()))
+            self._send(self._some(newcomers), list(self._known.values()))
 
     def forget(self, session: int) -> None:
         """This member is gone for good."""
@@ -85,33 +91,69 @@ class StandingBook:
             self._changed.pop(place, None)
 
     def tick(self, now: float) -> None:
-        if self._changed and now >= self._said_at + SAY_INTERVAL_S:
-            self._said_at = now
+        if self._changed and now >= self._sent_at + REPORT_INTERVAL_S:
+            self._sent_at = now
             changed, self._changed = [self._known[place] for place in self._changed], {}
-            peers = self._peers
-            self._tell(peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX), changed)
+            self._send(self._some(self._peers), changed)
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
             if self._peers and self._known:
-                self._tell([self._rng.choice(self._peers)], list(self._known.values()))
+                self._send([self._rng.choice(self._peers)], list(self._known.values()))
 
-    def receive(self, message: Standings) -> None:
-        for stand in message.standings:
-            place = (stand.member, stand.backend)
+    def receive(self, message: ReaderClaims) -> None:
+        for claim in message.claims:
+            place = (claim.member, claim.backend)
             known = self._known.get(place)
-            if stand.member == self._session or (known is not None and stand.clock <= known.clock):
+            if claim.member == self._session or (known is not None and claim.clock <= known.clock):
                 continue
-            if known is None and len(self._known) >= STANDINGS_KEPT_MAX:
+            if known is None and len(self._known) >= CLAIMS_MAX:
                 self.dropped += 1
                 continue
-            self.heard += 1
-            self._known[place] = stand
-            self.news.append(stand)
+            self.received += 1
+            self._known[place] = claim
+            self.new.append(claim)
             if self._passes_on:
                 self._changed[place] = None
 
-    def _tell(self, peers: Sequence[Peer], standings: Sequence[Stand]) -> None:
-        for start in range(0, len(standings), PER_MESSAGE):
-            message = Standings(tuple(standings[start : start + PER_MESSAGE]))
+    def _some(self, peers: Sequence[Peer]) -> Sequence[Peer]:
+        return peers if len(peers) <= EVERYONE_MAX else self._rng.sample(peers, EVERYONE_MAX)
+
+    def _send(self, peers: Sequence[Peer], claims: Sequence[ReaderClaim]) -> None:
+        for start in range(0, len(claims), PER_MESSAGE):
+            message = ReaderClaims(tuple(claims[start : start + PER_MESSAGE]))
             for peer in peers:
                 self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
+
+
+class ReaderGossip:
+    """The event streams' part of gossip, beside routes and backends: reports of subscribers, and snapshots."""
+
+    def __init__(self, session: int, hasher: TokenHasher, outbox: list[Outgoing], rng: Random, now: float) -> None:
+        self.claims = ReaderClaimTable(session, outbox, rng, now)
+        self.transfers = SnapshotTransfers(hasher, outbox, rng)
+        self.live: Sequence[int] = ()  # all members that could read a stream, but us
+
+    @property
+    def wake_at(self) -> float:
+        return min(self.claims.wake_at, self.transfers.wake_at)
+
+    def peers(self, near: Sequence[Peer], acquainted: Sequence[Peer], live: Sequence[int]) -> None:
+        """To whom to report, from whom a snapshot may be had, and who lives."""
+        self.live = live
+        self.claims.peers(near, passes_on=len(live) > len(near))
+        self.transfers.peers(acquainted)
+
+    def forget(self, session: int) -> None:
+        """A member is gone for good."""
+        self.claims.forget(session)
+
+    def tick(self, now: float) -> None:
+        self.claims.tick(now)
+        self.transfers.tick(now)
+
+    def receive(self, peer: Peer, message: Message, now: float) -> None:
+        """One of STREAM_MESSAGES, from a live member."""
+        if isinstance(message, ReaderClaims):
+            self.claims.receive(message)
+        elif isinstance(message, SnapshotChunk | SnapshotWanted | SnapshotRefused):
+            self.transfers.receive(peer, message, now)

@@ -19,7 +19,7 @@ from enum import IntEnum
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
 from ranvier_py.core.gossip.wire import columns, records
 from ranvier_py.core.gossip.wire import messages as m
-from ranvier_py.core.gossip.wire.columns import BACKENDS, FACTS, LOADS, STANDINGS, VECTOR, WAITS, Field
+from ranvier_py.core.gossip.wire.columns import BACKENDS, FACTS, LOADS, READER_CLAIMS, VECTOR, WAITS, Field
 from ranvier_py.core.gossip.wire.frame import (
     OVERHEAD_BYTES,
     BadFrame,
@@ -65,11 +65,10 @@ class Kind(IntEnum):
     LOADS = 48
     FACTS = 49
     COMMANDS = 50
-    STANDINGS = 51
-    HOLDINGS_WANTED = 64
-    HOLDINGS = 65
-    HOLDINGS_REFUSED = 66
-    HOLDINGS_SINCE = 67
+    READER_CLAIMS = 51
+    SNAPSHOT_WANTED = 64
+    SNAPSHOT_CHUNK = 65
+    SNAPSHOT_REFUSED = 66
 
 
 def port(value: object) -> int:
@@ -89,7 +88,7 @@ ENTRIES = Field(columns.pack_entries, columns.unpack_entries)
 COMMANDS = Field(columns.pack_commands, columns.unpack_commands)
 BUCKETS, COLUMN = Field(None, columns.unpack_buckets), Field(None, columns.rows_column)
 GROUPS, GROUP_SUMS = Field(None, columns.unpack_groups), Field(None, columns.unpack_group_sums)
-HOLDINGS_HEAD = Field(None, columns.unpack_holdings_head)
+SNAPSHOT_HEAD = Field(None, columns.unpack_snapshot_head)
 
 LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.HELLO, m.Hello, (RECORD, IDENTITY)),
@@ -113,11 +112,10 @@ LAYOUT: tuple[tuple[Kind, Callable[..., m.Message], tuple[Field, ...]], ...] = (
     (Kind.LOADS, m.Loads, (U32, LOADS, WAITS)),
     (Kind.FACTS, m.Facts, (IDENTITY, U32, FACTS)),
     (Kind.COMMANDS, m.Commands, (COMMANDS,)),
-    (Kind.STANDINGS, m.Standings, (STANDINGS,)),
-    (Kind.HOLDINGS_WANTED, m.HoldingsWanted, (U32, U64, U16, U32)),
-    (Kind.HOLDINGS, m.Holdings, (U32, U32, FLAG, HOLDINGS_HEAD, *(COLUMN,) * 7)),
-    (Kind.HOLDINGS_REFUSED, m.HoldingsRefused, (U32, FLAG)),
-    (Kind.HOLDINGS_SINCE, m.HoldingsSince, (U32, U64, U16, U64, U64)),
+    (Kind.READER_CLAIMS, m.ReaderClaims, (READER_CLAIMS,)),
+    (Kind.SNAPSHOT_WANTED, m.SnapshotWanted, (U32, U64, U16, U32)),
+    (Kind.SNAPSHOT_CHUNK, m.SnapshotChunk, (U32, U32, FLAG, SNAPSHOT_HEAD, *(COLUMN,) * 7)),
+    (Kind.SNAPSHOT_REFUSED, m.SnapshotRefused, (U32, FLAG)),
 )
 """Each message's fields in their order: the protocol."""
 

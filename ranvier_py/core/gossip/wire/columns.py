@@ -16,7 +16,7 @@ import numpy as np
 
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.wire.frame import U16_MAX, amount, bad, column, encoded, text
-from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, Rows, Stand
+from ranvier_py.core.gossip.wire.messages import Command, Entry, Fact, PartSums, ReaderClaim, Rows
 
 ENTRIES_MAX = 4096
 """Route updates in a message: what an eager queue holds."""
@@ -43,11 +43,11 @@ ROW_BYTES = 34
 
 COMMAND = Struct("<QdBHB32s")
 VERDICT_MAX = 3
-STANDING_MAX = 5
-STANDINGS_MAX = 8192
+READER_STATE_MAX = 5
+READER_CLAIMS_MAX = 8192
 """Of one message: every engine's reader, and those that can't."""
 
-HOLDINGS_HEAD_BYTES = 24
+SNAPSHOT_HEAD_BYTES = 24
 VERB_BYTES_MAX, URL_BYTES_MAX, COMMAND_NAME_BYTES_MAX, SIGNATURE_BYTES = 16, 512, 64, 32
 
 
@@ -81,10 +81,10 @@ def read_fact(backend: int, generation: int, started_at: float, verdict: int, dr
     return Fact(backend, generation, amount(started_at), verdict, draining == 1, clock)
 
 
-def read_stand(backend: int, member: int, clock: int, standing: int) -> Stand:
-    if standing > STANDING_MAX or not member:
-        bad("standing")
-    return Stand(backend, member, clock, standing)
+def read_reader_claim(backend: int, member: int, clock: int, state: int) -> ReaderClaim:
+    if state > READER_STATE_MAX or not member:
+        bad("reader claim")
+    return ReaderClaim(backend, member, clock, state)
 
 
 VECTOR = rows_field("<QQ", VECTOR_ENTRIES_MAX)
@@ -92,7 +92,7 @@ BACKENDS = rows_field("<QI", BACKENDS_MAX)
 LOADS = rows_field("<QH", BACKENDS_MAX)
 WAITS = rows_field("<HI", BACKENDS_MAX)
 FACTS = rows_field("<QIdBBI", BACKENDS_MAX, read_fact)
-STANDINGS = rows_field("<QQIB", STANDINGS_MAX, read_stand)
+READER_CLAIMS = rows_field("<QQIB", READER_CLAIMS_MAX, read_reader_claim)
 
 
 def pack_entries(entries: tuple[Entry, ...]) -> bytes:
@@ -167,8 +167,8 @@ def unpack_commands(field: object) -> tuple[Command, ...]:
     return tuple(commands)
 
 
-def unpack_holdings_head(field: object) -> bytes:
-    if type(field) is not bytes or len(field) != HOLDINGS_HEAD_BYTES:
+def unpack_snapshot_head(field: object) -> bytes:
+    if type(field) is not bytes or len(field) != SNAPSHOT_HEAD_BYTES:
         bad("head of a copy")
     return field
 

@@ -5,8 +5,8 @@
     routes      RouteUpdates, Digest, Vector, Reset           eager updates, and repair by version vectors
                 TotalSum, PartSums, RowsWanted, Rows, Busy    repair of whole tables by buckets, and the first sync
     backends    Loads, Facts, Commands                        in-flight counts, generations, verdicts, signed commands
-    streams     Standings, HoldingsWanted, HoldingsSince,     who reads which engine's events, and copies of what an
-                Holdings, HoldingsRefused                     engine holds
+    streams     ReaderClaims, SnapshotWanted,           who reads which engine's events, and snapshots of what an
+                SnapshotChunk, SnapshotRefused          engine holds
 
 Numbers are unsigned unless said otherwise; u16, u32, u64 tell their width. The sender's session and the intended
 receiver's are in the envelope (`seal`), not in the messages. Prompts, tokens and secrets are in none of them.
@@ -256,23 +256,23 @@ class Commands(NamedTuple):
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-class Stand(NamedTuple):
-    """How one member stands to the event stream of one engine, in its own words."""
+class ReaderClaim(NamedTuple):
+    """Whether one member subscribes to the events of one engine, and how well it knows them, by its own report."""
 
     backend: int  # key, u64
-    member: int  # u64, not 0: whose words these are
+    member: int  # u64, not 0: whose report this is
     clock: int  # u32: the greater one of a member and backend is the later
-    standing: int  # u8: kv.ownership.Standing
+    state: int  # u8: readers.ownership.ReaderState
 
 
-class Standings(NamedTuple):
+class ReaderClaims(NamedTuple):
     """Of any members: they are passed on."""
 
-    standings: tuple[Stand, ...]
+    claims: tuple[ReaderClaim, ...]
 
 
-class HoldingsWanted(NamedTuple):
-    """Send a copy of what an engine holds. With a later cursor: so much has come, go on."""
+class SnapshotWanted(NamedTuple):
+    """Send a snapshot of what an engine holds. With a later cursor: so much has come, go on."""
 
     request: int  # u32, chosen by the asker
     backend: int  # key, u64
@@ -280,18 +280,8 @@ class HoldingsWanted(NamedTuple):
     cursor: int  # u32: chunks before this one have come
 
 
-class HoldingsSince(NamedTuple):
-    """I stand by for who reads this engine, with a copy: send what changed, or all. Answered with Holdings, too."""
-
-    request: int  # u32, chosen by the asker
-    backend: int  # key, u64
-    rank: int  # u16
-    after: int  # u64: the copy stands after this message, plus 1; 0: there is none yet
-    digest: int  # u64: of that message
-
-
-class Holdings(NamedTuple):
-    """One chunk of such a copy, in columns (kv.snapshot.BlockRows)."""
+class SnapshotChunk(NamedTuple):
+    """One chunk of a snapshot, in columns (engine_cache.snapshot.BlockRows)."""
 
     request: int
     chunk: int  # u32: chunks count from 0
@@ -306,8 +296,8 @@ class Holdings(NamedTuple):
     extras: bytes
 
 
-class HoldingsRefused(NamedTuple):
-    """No copy: it is not known exactly here, or it broke; `busy`: others are under way, ask again."""
+class SnapshotRefused(NamedTuple):
+    """No snapshot: it is not known exactly here, or it broke; `busy`: others are under way, ask again."""
 
     request: int
     busy: bool
@@ -318,5 +308,5 @@ Message = (
     | Ping | Ack | PingRequest | Nack | Push | Members
     | RouteUpdates | Digest | Vector | Reset | TotalSum | PartSums | RowsWanted | Rows | Busy
     | Loads | Facts | Commands
-    | Standings | HoldingsWanted | HoldingsSince | Holdings | HoldingsRefused
+    | ReaderClaims | SnapshotWanted | SnapshotChunk | SnapshotRefused
 )  # fmt: skip

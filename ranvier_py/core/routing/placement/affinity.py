@@ -41,9 +41,9 @@ from dataclasses import dataclass
 from random import Random
 
 from ranvier_py.core.ids import UNKNOWN, BackendId
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Holder, Match
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
 from ranvier_py.core.routing.placement.rendezvous import Rendezvous
 
 COMMON_SHARE = 0.5

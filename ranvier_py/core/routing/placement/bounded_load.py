@@ -25,10 +25,10 @@ from math import ceil
 from random import Random
 
 from ranvier_py.core.ids import UNKNOWN
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import position_of
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
 
 MASK = 2**64 - 1
 MULTIPLIER = 2862933555777941757  # the paper's linear congruential generator

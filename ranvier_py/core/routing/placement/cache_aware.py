@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Match
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
+from ranvier_py.core.routing.placement.baselines import held_tokens, relative_loads
 
 CACHE_THRESHOLD_MEANING = "share of the prompt above which a match is followed"
 

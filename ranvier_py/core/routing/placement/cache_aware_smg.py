@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 from random import Random
 
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import deepest_of, positions_of
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded
 from ranvier_py.core.routing.placement.cache_aware import CACHE_THRESHOLD_MEANING
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded
-from ranvier_py.core.routing.placement.policy_options import Options, option
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from random import Random
 from typing import Any
 
 from ranvier_py.core.ids import UNKNOWN
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import COMMON_SLACK_TOKENS, deepest_of, positions_of
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
 from ranvier_py.core.routing.placement.bounded_load import cap_of
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
 from ranvier_py.core.routing.placement.ring import Ring
 
 PREFIX_BYTES_MAX = 1024  # Continuum's max_prefix_length

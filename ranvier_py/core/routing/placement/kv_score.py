@@ -24,11 +24,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import Entry, Storage
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
+from ranvier_py.core.routing.placement.baselines import relative_loads
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.chwbl import (
     EPSILON_MEANING,
@@ -38,8 +39,6 @@ from ranvier_py.core.routing.placement.chwbl import (
     fair_share,
     ring_key,
 )
-from ranvier_py.core.routing.placement.least_loaded import relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
 
 SUM_TOLERANCE = 1e-6
 
@@ -70,10 +69,17 @@ class KvScoreOptions(Options):
         return [f"overlap_weight, load_weight, health_weight: must sum to 1, not {total:g}"]
 
 
+class IndexedPrefix(NamedTuple):
+    """What one backend holds of a prefix; `reload`: not in the engine's own memory."""
+
+    tokens: int
+    reload: bool
+
+
 class Index(Protocol):
     """What event sources say; core/engine_cache/prefix_index/prepared.py has the real one."""
 
-    def holders(self, prefix: str, now: float) -> Mapping[BackendId, Entry]: ...
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexedPrefix]: ...
     def placed(self, overlap: float | None) -> None: ...
 
 
@@ -110,10 +116,10 @@ class KvScore:
         """By backend: tokens that it holds of the prompt, and whether it must reload them."""
         found = {one.backend: (one.tokens, one.tier > 0) for one in match.holders}
         if self.index is not None and match.opening:
-            for backend, entry in self.index.holders(match.opening.hex(), match.at).items():
-                tokens = min(entry.tokens, match.prompt_tokens)
+            for backend, held in self.index.holders(match.opening.hex(), match.at).items():
+                tokens = min(held.tokens, match.prompt_tokens)
                 if tokens > found.get(backend, (0, False))[0]:
-                    found[backend] = (tokens, entry.storage is Storage.WARM)
+                    found[backend] = (tokens, held.reload)
         return found
 
     def overlaps(self, match: Match) -> dict[BackendId, float]:

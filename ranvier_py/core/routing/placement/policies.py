@@ -3,22 +3,6 @@
 Options of all policies share one space of names, so that a configuration says `cache_threshold`, whatever the policy.
 Where two policies have an option of one name, it means the same and is set for both. What an option is, and what it
 may be, is written in its policy's own file (`options.option`).
-
-Cost of one choice among 64 backends, in microseconds of processor time (best of 60 batches of 100, on a shared machine;
-`ttft` has its own account):
-
-    policy               one holder  holder too busy  nobody holds  all hold
-    affinity                   3.8             18.7           8.2      24.3
-    cache_aware                4.7              4.6           4.5       4.6
-    cache_aware_smg            6.8             24.3          10.7      12.6
-    bounded_load               3.4              8.3           7.7       3.4
-    chwbl                      8.7             10.6           6.9      12.7
-    kv_score                  33.2             29.2           7.7      60.5
-    sticky_least_loaded        4.4              4.4           5.9      12.6
-    round_robin                8.2              8.2           8.2       9.1
-    random                     3.6              3.5           3.5       4.3
-    least_loaded               5.5              5.6           5.6       6.0
-    power_of_two               1.0              1.0           1.0       1.8
 """
 
 from __future__ import annotations
@@ -28,18 +12,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ranvier_py.core.errors import ConfigError
+from ranvier_py.core.options import Options, OptionValue, chosen, options_of
 from ranvier_py.core.routing.placement import Policy
 from ranvier_py.core.routing.placement.affinity import Affinity, AffinityOptions
+from ranvier_py.core.routing.placement.baselines import LeastLoaded, PowerOfTwo, RoundRobin, WeightedRandom
 from ranvier_py.core.routing.placement.bounded_load import BoundedLoad, BoundedLoadOptions
 from ranvier_py.core.routing.placement.cache_aware import CacheAware, CacheAwareOptions
 from ranvier_py.core.routing.placement.cache_aware_smg import CacheAwareSmg, CacheAwareSmgOptions
 from ranvier_py.core.routing.placement.chwbl import Chwbl, ChwblOptions
 from ranvier_py.core.routing.placement.kv_score import KvScore, KvScoreOptions
-from ranvier_py.core.routing.placement.least_loaded import LeastLoaded
-from ranvier_py.core.routing.placement.policy_options import Options, OptionValue, chosen, limits_of
-from ranvier_py.core.routing.placement.power_of_two import PowerOfTwo
-from ranvier_py.core.routing.placement.random_choice import WeightedRandom
-from ranvier_py.core.routing.placement.round_robin import RoundRobin
 from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, StickyLeastLoadedOptions
 from ranvier_py.core.routing.placement.ttft import Ttft
 
@@ -47,7 +28,7 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
 class Kind(NamedTuple):
-    """How to make a policy, and what it may be told."""
+    """How to make a policy, and its options."""
 
     make: Callable[[Any], Policy]  # given its own options
     options: type[Options] = Options
@@ -85,7 +66,7 @@ def option_reference() -> list[OptionRow]:
     return [
         OptionRow(policy, name, limits.default, limits.meaning)
         for policy, kind in POLICIES.items()
-        for name, limits in limits_of(kind.options).items()
+        for name, limits in options_of(kind.options).items()
     ]
 
 

@@ -7,8 +7,7 @@ exactly, and a backend that goes or comes moves its own keys only (Ranvier's jum
 
 Source: Thaler and Ravishankar 1998; the weighted form is Schindelhauer and Schomaker 2005. Each node of a cluster
 must give a backend the same weight. Where all weights are equal the order of u is the order of the scores, and no
-logarithm is needed. Cost: about 8 µs for 64 backends (a dozen vectorised steps); the seeds of a pool are kept with
-its tuple.
+logarithm is needed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ The points of a backend are mixed from its *name* and their number, so that peer
 comes moves its own keys only, each to whoever is next. Shares are uneven by about 1 / sqrt(points): 8 % with 150.
 
 Source: Karger et al. 1997; 150 points each, whatever the weight, are Continuum's («virtual nodes»).
-Cost: about 3 µs to find an owner; about 1 ms to lay out 64 backends, once for each pool (kept with its tuple).
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the step of spli
 
 
 class Ring:
-    """Finds the owners of keys. Keeps the circles of recent pools; the answers do not depend on them."""
+    """Finds the owners of keys. Keeps the layouts of recent pools; the answers do not depend on them."""
 
-    __slots__ = ("circles", "points")
+    __slots__ = ("layouts", "points")
 
     def __init__(self, points: int) -> None:
         self.points = points  # of each backend
-        self.circles: dict[int, tuple[Sequence[Candidate], Words, list[int]]] = {}
+        self.layouts: dict[int, tuple[Sequence[Candidate], Words, list[int]]] = {}
 
     def owner(self, key: int, candidates: Sequence[Candidate]) -> int:
         """Position of the backend to which a key of 64 bits belongs."""
-        places, owners = self.neighbours(candidates)
+        places, owners = self.layout(candidates)
         return owners[int(places.searchsorted(np.uint64(key))) % len(owners)]
 
     def walk(self, key: int, candidates: Sequence[Candidate]) -> Iterator[int]:
         """Positions of all backends, the owner first, then each as its first point comes clockwise."""
-        places, owners = self.neighbours(candidates)
+        places, owners = self.layout(candidates)
         start = int(places.searchsorted(np.uint64(key)))
         seen = [False] * len(candidates)
         for step in range(start, start + len(owners)):
@@ -45,9 +44,9 @@ class Ring:
                 seen[position] = True
                 yield position
 
-    def neighbours(self, candidates: Sequence[Candidate]) -> tuple[Words, list[int]]:
+    def layout(self, candidates: Sequence[Candidate]) -> tuple[Words, list[int]]:
         """Places in ascending order, and whose they are. Kept for tuples, which cannot change."""
-        entry = self.circles.get(id(candidates))
+        entry = self.layouts.get(id(candidates))
         if entry is not None:
             return entry[1], entry[2]
         seeds = np.array([seed_of(candidate.name) for candidate in candidates], dtype=np.uint64)
@@ -55,7 +54,7 @@ class Ring:
         order = places.argsort(kind="stable")
         owners: list[int] = (order // self.points).tolist()
         if isinstance(candidates, tuple):
-            if len(self.circles) >= RINGS_MAX:
-                self.circles.clear()
-            self.circles[id(candidates)] = (candidates, places[order], owners)
+            if len(self.layouts) >= RINGS_MAX:
+                self.layouts.clear()
+            self.layouts[id(candidates)] = (candidates, places[order], owners)
         return places[order], owners

@@ -30,11 +30,11 @@ from typing import Any
 
 import orjson
 
+from ranvier_py.core.options import Options, option
 from ranvier_py.core.prompts.fingerprint import anchor_below, is_anchor
 from ranvier_py.core.routing.placement import ALL_HOLDERS, Candidate, Choice, Match
 from ranvier_py.core.routing.placement.affinity import median_of, positions_of
-from ranvier_py.core.routing.placement.least_loaded import held_tokens, least_loaded, relative_loads
-from ranvier_py.core.routing.placement.policy_options import Options, option
+from ranvier_py.core.routing.placement.baselines import held_tokens, least_loaded, relative_loads
 
 PREFIX_TOKENS_MAX = 1 << 16
 """Longer ones are no beginning."""

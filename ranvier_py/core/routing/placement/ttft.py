@@ -29,7 +29,6 @@ who has moved is held in both places, and coming back costs nothing.
 There is no constant of speed: paces are learned (`pace`), and before anything is known the tokens to compute decide.
 Source: none has it; the inequality is Preble's and Dynamo's (queue + uncached prefill), the learned rates, the harm to
 others and the deliberate copies are ours. Reasons: only, warm, common, moved, spread, cold, no_prefix.
-Cost: O(candidates), 2.5 to 3 us for each.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Exact(NamedTuple):
 
     backend: BackendId
     generation: int
-    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, int]]  # those of them that it holds: tiers
+    held_among: Callable[[Sequence[Fingerprint]], Mapping[Fingerprint, int]]  # those that it holds, and the tier
     doubted_before: float
 
 

@@ -27,7 +27,7 @@ def sim_nodes() -> list[SimNode]:
         node.peer.facts.observe(BACKEND, Verdict.HEALTHY, 100.0)
         node.peer.facts.restarted(BACKEND, 900.0)
 
-    run.world.heap.at(6.0, lambda: run.world.hosts[7].run(restart))  # type: ignore[arg-type]  # a SimNode is a SimNode
+    run.world.time.at(6.0, lambda: run.world.hosts[7].run(restart))
     assert run.result().violation is None
     found = [host.node for host in run.world.hosts]
     return [node for node in found if isinstance(node, SimNode)]
@@ -71,4 +71,4 @@ def test_who_deals_with_us_is_admitted_though_we_would_not_have_chosen_it() -> N
         set(node.gossip.live_members.sharing) - set(node.gossip.members.neighbours.near()) for node in sim_nodes()
     ]
     assert any(guests)
-    assert [node.gossip.routes.statistics().strangers for node in sim_nodes()] == [0] * NODES
+    assert [node.gossip.routes.counters.strangers for node in sim_nodes()] == [0] * NODES

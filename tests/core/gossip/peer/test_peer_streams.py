@@ -5,16 +5,16 @@ from __future__ import annotations
 from random import Random
 
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.peer_access import CopyCame, Sharing, Unshared
+from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.snapshot import original_of
+from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
 from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
-from ranvier_py.core.gossip.readers.ownership import Standing
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.ownership import ReaderState
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import BackendLimits, Registry
@@ -38,7 +38,7 @@ class Node:
         for url in Random(session).sample(ENGINES, len(ENGINES)):
             self.registry.add(url)
         self.backends.look(0.0)
-        self.gossip = StreamGossip(session, hasher(), self.outbox, rng, 0.0)
+        self.gossip = ReaderGossip(session, hasher(), self.outbox, rng, 0.0)
         self.streams = SharedStreams(self.gossip, self.backends, session, 0.0)
         self.known: dict[str, Residency] = {}
         self.deaf = False
@@ -52,13 +52,13 @@ class Node:
         """What whoever reads streams does."""
         self.streams.streams({self.id(url): (0,) for url in ENGINES}, now)
         for url in ENGINES:
-            if self.deaf and self.streams.owns(self.id(url)):
+            if self.deaf and self.streams.subscribes(self.id(url)):
                 self.streams.unable(self.id(url), True, now)
-            elif self.streams.owns(self.id(url)):
-                self.streams.said(self.id(url), Level.EXACT if url in self.known else Level.DEGRADED, now)
+            elif self.streams.subscribes(self.id(url)):
+                self.streams.report(self.id(url), Level.EXACT if url in self.known else Level.DEGRADED, now)
 
     def reads(self) -> list[str]:
-        return [url for url in ENGINES if self.streams.owns(self.id(url))]
+        return [url for url in ENGINES if self.streams.reads(self.id(url))]
 
 
 class Net:
@@ -108,7 +108,8 @@ def test_how_well_a_stream_is_known_is_known_to_nodes_that_do_not_read_it() -> N
         levels = [node.streams.level(node.id(url)) for url in ENGINES]
         assert levels == [Level.EXACT] * 3 + [Level.DEGRADED] * 3
     shown = net.nodes[1].streams.view()["streams"]
-    assert {tuple(one["readers"].values()) for one in shown.values()} == {("exact",), ("degraded",)}
+    levels = {tuple(one["subscribers"].values()) for one in shown.values()}
+    assert levels == {("exact", "exact"), ("degraded", "degraded")}
 
 
 def test_after_a_death_others_read_and_say_so() -> None:
@@ -129,7 +130,7 @@ def test_a_node_that_cannot_read_leaves_it_to_others() -> None:
     assert net.readers() == [1] * len(ENGINES)
 
 
-def test_a_copy_goes_from_who_knows_exactly_to_who_asks() -> None:
+def test_a_snapshot_goes_from_who_knows_exactly_to_who_asks() -> None:
     net = Net(1, 2)
     held = residency()
     held.apply(stored([1, 2], TEXT[:32]))
@@ -139,15 +140,15 @@ def test_a_copy_goes_from_who_knows_exactly_to_who_asks() -> None:
     net.run(10.0)
     reader = next(node for node in net.nodes.values() if url in node.reads())
     other = next(node for node in net.nodes.values() if node is not reader)
-    reader.streams.give = lambda backend, rank, _since: (
-        original_of(held, hasher(), 9, 99) if (backend, rank) == (reader.id(url), 0) else None
+    reader.streams.give = lambda backend, rank: (
+        SnapshotWriter(held, hasher(), 9, 99) if (backend, rank) == (reader.id(url), 0) else None
     )
     other.streams.ask(other.id(url), 0, 3, net.now)
     other.streams.ask(other.id(url), 1, 4, net.now)
     net.run(1.0)
-    came = {one.rank: one for one in other.streams.copies()}
-    assert came[1] == CopyCame(other.id(url), 1, 4, None)
-    copy = came[0].copy
+    came = {one.rank: one for one in other.streams.snapshots()}
+    assert came[1] == SnapshotAnswer(other.id(url), 1, 4, None)
+    copy = came[0].snapshot
     assert copy is not None
     assert (came[0].backend, copy.seq, copy.digest, len(copy.state.index.blocks)) == (other.id(url), 9, 99, 2)
 
@@ -160,28 +161,28 @@ def test_an_engine_that_is_removed_is_read_by_nobody() -> None:
         assert node.reads() == []
         assert node.streams.level(node.id(ENGINES[0])) is None
     net.nodes[1].streams.ask(net.nodes[1].id(ENGINES[0]), 0, 3, net.now)
-    assert [one.copy for one in net.nodes[1].streams.copies()] == [None]
+    assert [one.snapshot for one in net.nodes[1].streams.snapshots()] == [None]
 
 
-def test_a_node_that_loses_its_place_does_not_say_anything_of_it() -> None:
-    net = Net(1, 2)
+def test_a_node_that_has_left_a_stream_reports_nothing_of_it() -> None:
+    net = Net(1, 2, 3)
     net.run(10.0)
-    url = next(url for url in ENGINES if url not in net.nodes[1].reads())
-    net.nodes[1].streams.said(net.nodes[1].id(url), Level.EXACT, net.now)
-    assert Standing.EXACT not in net.nodes[1].streams.ownership.mine().values()
+    node = net.nodes[1]
+    url = next(url for url in ENGINES if not node.streams.subscribes(node.id(url)))
+    node.streams.report(node.id(url), Level.EXACT, net.now)
+    assert ReaderState.EXACT not in node.streams.ownership.mine().values()
 
 
-def test_alone_everything_is_read_here_and_nobody_has_a_copy() -> None:
-    alone: Sharing = Unshared()
-    shared: Sharing = Net(1).nodes[1].streams
-    assert shared is not alone
+def test_alone_everything_is_read_here_and_nobody_has_a_snapshot() -> None:
+    alone = StreamSharing()
     alone.streams({BackendId(3): (0,)}, 0.0)
-    assert alone.owns(BackendId(3))
-    alone.said(BackendId(3), Level.EXACT, 1.0)
+    assert alone.subscribes(BackendId(3))
+    assert alone.reads(BackendId(3))
+    alone.report(BackendId(3), Level.EXACT, 1.0)
     assert alone.level(BackendId(3)) is Level.EXACT
     alone.ask(BackendId(3), 0, 7, 1.0)
-    assert alone.copies() == [CopyCame(BackendId(3), 0, 7, None)]
-    assert alone.copies() == []
+    assert alone.snapshots() == [SnapshotAnswer(BackendId(3), 0, 7, None)]
+    assert alone.snapshots() == []
     alone.unable(BackendId(3), True, 2.0)
     assert alone.level(BackendId(3)) is None
-    assert alone.give(BackendId(3), 0, None) is None
+    assert alone.give(BackendId(3), 0) is None

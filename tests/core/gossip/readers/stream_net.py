@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from ranvier_py.core.engine_cache.residency import Residency
-from ranvier_py.core.engine_cache.snapshot import Original, Place, original_of
+from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
-from ranvier_py.core.gossip.readers.reader_gossip import StreamGossip
+from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
 from ranvier_py.core.gossip.wire.codec import decode, encode
 from tests.core.engine_cache.model import hasher
@@ -21,16 +21,16 @@ class StreamNode:
     def __init__(self, session: int, now: float = 0.0) -> None:
         self.session = session
         self.outbox: list[Outgoing] = []
-        self.gossip = StreamGossip(session, hasher(), self.outbox, Random(session), now)
+        self.gossip = ReaderGossip(session, hasher(), self.outbox, Random(session), now)
         self.held: dict[Subject, tuple[Residency, int, int]] = {}
-        self.gossip.transfers.source = self._original
+        self.gossip.transfers.source = self._snapshot
 
     def holds(self, subject: Subject, residency: Residency, seq: int = 7, digest: int = 77) -> None:
         self.held[subject] = (residency, seq, digest)
 
-    def _original(self, subject: Subject, since: Place | None) -> Original | None:
-        found = self.held.get(subject)
-        return original_of(found[0], hasher(), found[1], found[2]) if found is not None else None
+    def _snapshot(self, subject: Subject) -> SnapshotWriter | None:
+        residency, seq, digest = self.held.get(subject, (None, 0, 0))
+        return None if residency is None or residency.frozen else SnapshotWriter(residency, hasher(), seq, digest)
 
 
 class StreamNet:

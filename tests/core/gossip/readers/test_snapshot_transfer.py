@@ -7,7 +7,7 @@ import pytest
 from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import CHUNK_BLOCKS
 from ranvier_py.core.engine_cache.sources.event_values import CacheCleared, Tier
-from ranvier_py.core.gossip.readers import snapshot_transfer as holdings
+from ranvier_py.core.gossip.readers import snapshot_transfer
 from ranvier_py.core.gossip.readers.snapshot_transfer import (
     GIVEN_MAX,
     PROGRESS_S,
@@ -16,7 +16,7 @@ from ranvier_py.core.gossip.readers.snapshot_transfer import (
     Subject,
     Taken,
 )
-from ranvier_py.core.gossip.wire.messages import HoldingsRefused, HoldingsWanted
+from ranvier_py.core.gossip.wire.messages import SnapshotRefused, SnapshotWanted
 from tests.core.engine_cache.test_residency import TEXT, residency, stored
 from tests.core.gossip.readers.stream_net import StreamNet, peer_of
 
@@ -43,9 +43,9 @@ def ask(net: StreamNet, members: list[int], number: int = 5, session: int = 1) -
 
 
 def equal(one: Taken, held: Residency) -> bool:
-    assert one.copy is not None
+    assert one.snapshot is not None
     other = residency()
-    other.install(one.copy.state)
+    other.install(one.snapshot.state)
     while not other.settle(100_000).complete:
         pass
     return other.copies(Tier.GPU) == held.copies(Tier.GPU) and other.tiers() == held.tiers()
@@ -58,10 +58,10 @@ def test_a_copy_arrives_whole_and_says_where_it_stands() -> None:
     net.run(2.0)
     (one,) = taken(net)
     assert (one.subject, one.ask) == (ENGINE, 5)
-    assert one.copy is not None
-    assert (one.copy.seq, one.copy.digest) == (41, 4242)
+    assert one.snapshot is not None
+    assert (one.snapshot.seq, one.snapshot.digest) == (41, 4242)
     assert equal(one, held)
-    assert net.nodes[2].gossip.transfers.counts.given == 1
+    assert net.nodes[2].gossip.transfers.counters.given == 1
     assert held.frozen == 0
 
 
@@ -93,7 +93,7 @@ def test_nobody_has_one() -> None:
     assert taken(net, 2) == [Taken(ENGINE, 6, None)]
 
 
-def test_a_donor_that_dies_is_replaced() -> None:
+def test_a_source_that_dies_is_replaced() -> None:
     net, held = StreamNet(3), filled()
     for session in (2, 3):
         net.nodes[session].holds(ENGINE, filled())
@@ -104,7 +104,7 @@ def test_a_donor_that_dies_is_replaced() -> None:
     assert equal(taken(net)[0], held)
 
 
-def test_a_donor_that_falls_silent_is_given_up() -> None:
+def test_a_source_that_falls_silent_is_given_up() -> None:
     net = StreamNet(2)
     net.nodes[2].holds(ENGINE, filled())
     ask(net, [2])
@@ -112,7 +112,7 @@ def test_a_donor_that_falls_silent_is_given_up() -> None:
     net.lose = 1
     net.run(PROGRESS_S * (RESUMES_MAX + 3) + SILENCE_S, step_s=0.1)
     assert taken(net) == [Taken(ENGINE, 5, None)]
-    assert net.nodes[2].gossip.transfers.counts.broken == 1
+    assert net.nodes[2].gossip.transfers.counters.broken == 1
     assert net.nodes[2].held[ENGINE][0].frozen == 0
 
 
@@ -135,8 +135,8 @@ def test_what_the_engine_says_meanwhile_is_not_in_the_copy_and_not_lost() -> Non
     held.apply(stored([b"new"], TEXT[:16]))
     net.run(2.0)
     (one,) = taken(net)
-    assert one.copy is not None
-    assert one.copy.state.index.blocks.keys() == before.keys()
+    assert one.snapshot is not None
+    assert one.snapshot.state.index.blocks.keys() == before.keys()
     while not held.settle(100_000).complete:
         pass
     assert b"new" in held.copies(Tier.GPU)
@@ -153,8 +153,8 @@ def test_copies_at_a_time_are_bounded_and_others_wait_for_their_turn() -> None:
         assert sum(bool(held.frozen) for held, _, _ in net.nodes[1].held.values()) <= GIVEN_MAX
     results = taken(net, 2)
     assert sorted(one.ask for one in results) == list(range(GIVEN_MAX + 3))
-    assert all(one.copy is not None for one in results)
-    assert net.nodes[1].gossip.transfers.counts.refused >= 3
+    assert all(one.snapshot is not None for one in results)
+    assert net.nodes[1].gossip.transfers.counters.refused >= 3
 
 
 def test_one_engine_is_copied_to_one_at_a_time() -> None:
@@ -164,7 +164,7 @@ def test_one_engine_is_copied_to_one_at_a_time() -> None:
     ask(net, [1], session=2)
     ask(net, [1], session=3)
     net.run(4.0)
-    assert [len([one for one in taken(net, session) if one.copy]) for session in (2, 3)] == [1, 1]
+    assert [len([one for one in taken(net, session) if one.snapshot]) for session in (2, 3)] == [1, 1]
 
 
 def test_who_is_always_busy_is_given_up() -> None:
@@ -175,8 +175,8 @@ def test_who_is_always_busy_is_given_up() -> None:
         net.now += 0.2
         transfers.tick(net.now)
         for letter in net.nodes[1].outbox:
-            assert isinstance(letter.message, HoldingsWanted)
-            transfers.receive(peer_of(2), HoldingsRefused(letter.message.request, busy=True), net.now)
+            assert isinstance(letter.message, SnapshotWanted)
+            transfers.receive(peer_of(2), SnapshotRefused(letter.message.request, busy=True), net.now)
         net.nodes[1].outbox.clear()
     assert taken(net) == [Taken(ENGINE, 5, None)]
 
@@ -187,9 +187,9 @@ def test_bytes_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     net.nodes[2].gossip.transfers._window.per_s = 40_000
     ask(net, [2])
     for _ in range(4):
-        before = net.nodes[2].gossip.transfers.counts.sent_bytes
+        before = net.nodes[2].gossip.transfers.counters.sent_bytes
         net.run(1.0)
-        assert net.nodes[2].gossip.transfers.counts.sent_bytes - before <= 40_000
+        assert net.nodes[2].gossip.transfers.counters.sent_bytes - before <= 40_000
     net.run(2.0)
     assert equal(taken(net)[0], held)
 
@@ -201,13 +201,13 @@ def test_bad_chunks_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ask(net, [2])
     net.run(1.0)
     assert taken(net) == [Taken(ENGINE, 5, None)]
-    assert net.nodes[1].gossip.transfers.counts.bad_chunks == 1
+    assert net.nodes[1].gossip.transfers.counters.bad_chunks == 1
 
 
 def test_answers_that_nobody_asked_for_are_dropped() -> None:
     transfers = StreamNet(2).nodes[1].gossip.transfers
-    transfers.receive(peer_of(2), HoldingsRefused(9, False), 1.0)
-    transfers.receive(peer_of(2), HoldingsWanted(9, 11, 0, 5), 1.0)
+    transfers.receive(peer_of(2), SnapshotRefused(9, False), 1.0)
+    transfers.receive(peer_of(2), SnapshotWanted(9, 11, 0, 5), 1.0)
     assert transfers.taken == []
     assert transfers.outbox == []
 
@@ -221,7 +221,7 @@ def test_no_token_id_travels() -> None:
         net.nodes[2].holds(ENGINE, held)
         ask(net, [2])
         net.run(0.5)
-        assert taken(net)[0].copy is not None
+        assert taken(net)[0].snapshot is not None
         wire = b"".join(net.wire)
         assert len(wire) > 20 * 96 // width
         assert b"of-somebody" not in wire
@@ -238,6 +238,6 @@ def test_a_large_engine_is_copied_in_seconds_and_its_events_wait_less() -> None:
         net.run(0.001, step_s=0.001)
         frozen += bool(held.frozen)
         ticks += 1
-    assert frozen <= 24 // holdings.WRITTEN_EACH + 2
+    assert frozen <= 24 // snapshot_transfer.WRITTEN_EACH + 2
     assert ticks < 60
-    assert net.nodes[2].gossip.transfers.counts.sent_bytes / (24 * CHUNK_BLOCKS) < 26
+    assert net.nodes[2].gossip.transfers.counters.sent_bytes / (24 * CHUNK_BLOCKS) < 26

@@ -28,7 +28,7 @@ from ranvier_py.core.gossip.wire.columns import (
     ENTRIES_MAX,
     GROUP_BYTES,
     GROUPS,
-    STANDINGS_MAX,
+    READER_CLAIMS_MAX,
     VECTOR_ENTRIES_MAX,
 )
 from ranvier_py.core.gossip.wire.frame import BadFrame, Reason
@@ -42,7 +42,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Fact,
     Facts,
     Hello,
-    Holdings,
     Loads,
     Members,
     Message,
@@ -50,11 +49,12 @@ from ranvier_py.core.gossip.wire.messages import (
     Ping,
     PingRequest,
     Push,
+    ReaderClaim,
+    ReaderClaims,
     Record,
     RouteUpdates,
     RowsWanted,
-    Stand,
-    Standings,
+    SnapshotChunk,
     State,
     TotalSum,
     Update,
@@ -198,15 +198,16 @@ def test_every_field_is_checked_for_its_type() -> None:
                 continue
             passed.append((make.__name__, make._fields[index], value))  # type: ignore[attr-defined]
     odd = {case[:2] for case in passed if case[2] is not True and case[2] != 2**64 - 1}
-    assert odd == {("Holdings", name) for name in Holdings._fields[4:]}, "columns, which kv.snapshot.Reader checks"
+    assert odd == {("SnapshotChunk", name) for name in SnapshotChunk._fields[4:]}, (
+        "columns, which engine_cache.snapshot reads"
+    )
     assert {name for make, name, value in passed if value is True} == {"reply", "last", "busy"}
     wide = {(make, name) for make, name, value in passed if value == 2**64 - 1}
     assert wide == {
         ("Hello", "challenge"), ("Echo", "nonce"), ("Echo", "challenge"), ("Challenge", "challenge"),
         ("PingRequest", "session"), ("RouteUpdates", "origin"), ("RouteUpdates", "after"), ("Digest", "vector_hash"),
         ("Digest", "schema"), ("TotalSum", "total"), ("Reset", "origin"), ("Reset", "base"), ("Facts", "observer"),
-        ("HoldingsWanted", "backend"),
-        ("HoldingsSince", "backend"), ("HoldingsSince", "after"), ("HoldingsSince", "digest"),
+        ("SnapshotWanted", "backend"),
     }  # fmt: skip
 
 
@@ -301,8 +302,8 @@ BEYOND: list[tuple[Message, str]] = [
     (Loads(1, (), ((65536, 1),)), "many waiting"),
     (Loads(1, ((1, 1),) * (BACKENDS_MAX + 1), ()), "many loads"),
     (Facts(1, 1, (Fact(1, 1, 1.0, 1, True, 1),) * (BACKENDS_MAX + 1)), "many facts"),
-    (Standings((Stand(1, 1, 1, 5),) * (STANDINGS_MAX + 1)), "many standings"),
-    (Standings((Stand(1, 1, 2**32, 5),)), "a clock of 33 bits"),
+    (ReaderClaims((ReaderClaim(1, 1, 1, 5),) * (READER_CLAIMS_MAX + 1)), "many reader claims"),
+    (ReaderClaims((ReaderClaim(1, 1, 2**32, 5),)), "a clock of 33 bits"),
     (Commands((Command(1, "add", "u" * 513, 1.0, "", bytes(32)),)), "a long URL"),
     (Commands((Command(1, "a" * 17, "u", 1.0, "", bytes(32)),)), "a long verb"),
     (Commands((Command(1, "add", "u", 1.0, "n" * 65, bytes(32)),)), "a long name of a backend"),

@@ -19,10 +19,6 @@ from ranvier_py.core.gossip.wire.messages import (
     Fact,
     Facts,
     Hello,
-    Holdings,
-    HoldingsRefused,
-    HoldingsSince,
-    HoldingsWanted,
     Loads,
     Members,
     Message,
@@ -31,13 +27,16 @@ from ranvier_py.core.gossip.wire.messages import (
     Ping,
     PingRequest,
     Push,
+    ReaderClaim,
+    ReaderClaims,
     Record,
     Reset,
     RouteUpdates,
     Rows,
     RowsWanted,
-    Stand,
-    Standings,
+    SnapshotChunk,
+    SnapshotRefused,
+    SnapshotWanted,
     State,
     TotalSum,
     Update,
@@ -86,11 +85,10 @@ EXAMPLES: tuple[Message, ...] = (
     Loads(4, ((11, 0), (12, 65535)), ((0, 0), (65535, 2**32 - 1))),
     Facts(SESSION, 5, (Fact(11, 2, 1.5, 1, False, 0), Fact(12, 0, 0.0, 3, True, 2**32 - 1))),
     Commands((Command(3, "add", "http://10.0.0.1:8000", 1.5, "engine-1", bytes(range(32))),)),
-    Standings((Stand(11, SESSION, 7, 5), Stand(12, 1, 2**32 - 1, 0))),
-    HoldingsWanted(6, 11, 1, 32),
-    Holdings(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
-    HoldingsRefused(6, True),
-    HoldingsSince(6, 11, 1, U64_MAX, 1),
+    ReaderClaims((ReaderClaim(11, SESSION, 7, 5), ReaderClaim(12, 1, 2**32 - 1, 0))),
+    SnapshotWanted(6, 11, 1, 32),
+    SnapshotChunk(6, 3, False, bytes(range(24)), b"\0abcdefgh", b"\1", b"\0" * 4, b"\x10\0", b"totals!!", b"\1", b""),
+    SnapshotRefused(6, True),
 )
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -146,7 +144,7 @@ facts = st.builds(Fact, u64, u32, amounts, st.integers(0, 3), st.booleans(), u32
 commands = st.builds(
     Command, u64, texts(16), texts(512), amounts, texts(64), st.binary(min_size=32, max_size=32)
 )  # fmt: skip
-standings = st.builds(Stand, u64, identities, u32, st.integers(0, 5))
+standings = st.builds(ReaderClaim, u64, identities, u32, st.integers(0, 5))
 columns = (st.binary(max_size=60),) * 7
 buckets = st.lists(st.integers(0, BUCKETS - 1), max_size=9).map(
     lambda numbers: b"".join(number.to_bytes(2, "little") for number in numbers)
@@ -174,11 +172,10 @@ STRATEGIES: dict[type, st.SearchStrategy[Message]] = {
     Loads: st.builds(Loads, u32, many(st.tuples(u64, u16)), many(st.tuples(u16, u32))),
     Facts: st.builds(Facts, identities, u32, many(facts)),
     Commands: st.builds(Commands, many(commands, 3)),
-    Standings: st.builds(Standings, many(standings)),
-    HoldingsWanted: st.builds(HoldingsWanted, u32, u64, u16, u32),
-    Holdings: st.builds(Holdings, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
-    HoldingsRefused: st.builds(HoldingsRefused, u32, st.booleans()),
-    HoldingsSince: st.builds(HoldingsSince, u32, u64, u16, u64, u64),
+    ReaderClaims: st.builds(ReaderClaims, many(standings)),
+    SnapshotWanted: st.builds(SnapshotWanted, u32, u64, u16, u32),
+    SnapshotChunk: st.builds(SnapshotChunk, u32, u32, st.booleans(), st.binary(min_size=24, max_size=24), *columns),
+    SnapshotRefused: st.builds(SnapshotRefused, u32, st.booleans()),
 }
 
 messages: st.SearchStrategy[Message] = st.one_of(*STRATEGIES.values())

@@ -83,4 +83,4 @@ def test_the_kept_rings_are_bounded_and_change_no_answer() -> None:
     for _ in range(3 * RINGS_MAX):
         candidates = engines(0, 0, 0)
         assert ring.owner(KEYS[0], candidates) == Ring(10).owner(KEYS[0], list(candidates))
-        assert len(ring.circles) <= RINGS_MAX
+        assert len(ring.layouts) <= RINGS_MAX

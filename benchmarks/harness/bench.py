@@ -1,0 +1,131 @@
+"""What every benchmark shares: its command line, where it ran and of which commit, sums of figures, result files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def command_line(doc: str | None, *, seed: str = "", jobs: bool = False, quick: str = "") -> argparse.ArgumentParser:
+    """A parser with the benchmark's docstring and `--dry`, and with those of `--seed`, `--jobs` and `--quick` that mean
+    something to it: `seed` and `quick` say what."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry", action="store_true", help="print the result, and write no file")
+    if seed:
+        parser.add_argument("--seed", type=int, default=1, help=f"of {seed} (1)")
+    if jobs:
+        parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time")
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=f"{quick}; no file is written")
+    return parser
+
+
+def finish(name: str, result: Mapping[str, Any], *, write: bool, rows: Sequence[Any] | None = None) -> int:
+    """Write the result to benchmarks/results/NAME.json, or print it. `rows`: see `to_json`. Returns the exit code."""
+    text = to_json(result, rows)
+    if not write:
+        print(text, end="")
+        return 0
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(text)
+    show(f"wrote {RESULTS / name}.json")
+    return 0
+
+
+def to_json(result: Mapping[str, Any], rows: Sequence[Any] | None = None) -> str:
+    """The result behind its commit and machine; the `rows` of it, where there are any, one to a line."""
+    text = json.dumps({"commit": commit(), "machine": machine(), **result}, indent=2, ensure_ascii=False)
+    if rows is not None:
+        lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+        text = f'{text[:-2]},\n  "rows": [\n{lines}\n  ]\n}}'
+    return f"{text}\n"
+
+
+def show(text: str) -> None:
+    """A line for the person who waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- where it ran -----------------------------------------------------------------------------------------------------
+
+
+def data_folder() -> Path:
+    """Where traces and tokenizers lie: SHARED_DATA, or `shared/data` beside the repository."""
+    given = os.environ.get("SHARED_DATA")
+    return Path(given) if given else ROOT.parent / "shared" / "data"
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores this process may use, memory and versions."""
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    """The model name that the kernel gives."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def commit() -> str:
+    """The commit this ran from; «+changes» when tracked source differs from it; «unknown» outside a checkout."""
+    try:
+        head = run_git("rev-parse", "--short=12", "HEAD")
+        changed = run_git(
+            "status", "--porcelain", "--untracked-files=no", "--", "ranvier_py", "cluster", "benchmarks/*.py"
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+changes" if changed else "")
+
+
+def run_git(*arguments: str) -> str:
+    return subprocess.run(("git", *arguments), cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def instructions(command: Sequence[str], data: bytes | None = None) -> int:
+    """Instructions in user space that a Python process takes, counted by valgrind's cachegrind."""
+    wrapper = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run((*wrapper, *command), cwd=ROOT, env=environment, check=True, capture_output=True, input=data)
+    found = re.search(rb"I +refs: +([\d,]+)", done.stderr)
+    assert found is not None, done.stderr
+    return int(found[1].replace(b",", b""))
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def percentiles(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Median, 99th percentile, least and greatest of at least one value, in the unit of the values."""
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], digits)
+
+    return {"p50": at(0.5), "p99": at(0.99), "min": at(0.0), "max": at(1.0), "count": len(ordered)}
+
+
+def spread(values: Sequence[int]) -> dict[str, float]:
+    """How unequal the engines' shares are: 1 and 0 when they are equal."""
+    mean = fmean(values) or 1.0
+    return {"max_over_mean": max(values) / mean, "coefficient_of_variation": pstdev(values) / mean}

@@ -1,0 +1,169 @@
+"""Processes of a benchmark on this machine: stub engines, our nodes, other routers, and what they used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness.bench import ROOT
+
+READY_S = 60.0
+"""Longest start of a router: the Rust ones take seconds to register their workers."""
+
+PEERS_DIR = Path.home() / ".cache" / "ranvier-peers"
+
+
+class Target(NamedTuple):
+    """What is under load: where, whose processor time that costs (None: nobody's), and a node's control port."""
+
+    url: str
+    pid: int | None = None
+    control: str = ""
+
+
+@contextmanager
+def process(command: Sequence[str]) -> Iterator[int]:
+    """A process that ends with the block; gives its id."""
+    running = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield running.pid
+    finally:
+        running.terminate()
+        try:
+            running.wait(5)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+def wait_for_answer(url: str, enough: Callable[[bytes], bool] = lambda _: True) -> None:
+    """Until the URL answers 200 with enough. Raises TimeoutError."""
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310  # our own loopback address
+                if enough(response.read()):
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError(f"{url} did not get ready within {READY_S:.0f} s")
+
+
+def free_port(count: int = 1) -> int:
+    """The first of so many free ports in a row."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            first = int(listener.getsockname()[1])
+        try:
+            with ExitStack() as stack:
+                for number in range(1, count):
+                    stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
+        except OSError:
+            continue
+        return first
+
+
+def processor_s(pid: int | None) -> float:
+    """Processor time of a process and of its children's so far; 0 without one."""
+    if pid is None:
+        return 0.0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0
+    own_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own_s + sum(processor_s(int(child)) for child in children)
+
+
+# --- engines and nodes ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stub_engines(count: int) -> Iterator[list[str]]:
+    """Engines that only answer (`stub_engine`); gives their URLs."""
+    ports = [free_port() for _ in range(count)]
+    with ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(process([sys.executable, "-m", "benchmarks.harness.stub_engine", str(port)]))
+            wait_for_answer(f"http://127.0.0.1:{port}/health")
+        yield [f"http://127.0.0.1:{port}" for port in ports]
+
+
+@contextmanager
+def node(engine_urls: Sequence[str], tokenizer: str, *more: str) -> Iterator[Target]:
+    """A node before these engines; `more` flags of `ranvier serve`."""
+    port, control = free_port(), free_port(2)
+    command = [sys.executable, "-m", "ranvier_py", "serve", "--listen", f"127.0.0.1:{port}"]
+    command += ["--control", f"127.0.0.1:{control}", "--tokenizer", tokenizer, "--policy", "affinity"]
+    command += ["--log-level", "warning", *more]  # as the other routers have it
+    for url in engine_urls:
+        command += ["--backend", url]
+    with process(command) as pid:
+        for number in range(2 if "--workers" in more else 1):
+            wait_for_answer(f"http://127.0.0.1:{control + number}/readyz")
+        yield Target(f"http://127.0.0.1:{port}", pid, f"http://127.0.0.1:{control}")
+
+
+# --- other routers ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A router to compare with: what to install, and how to start it."""
+
+    name: str
+    package: str
+    program: Sequence[str]  # of the environment's bin directory
+
+    def command(self, bin_dir: Path, host: str, port: int, metrics_port: int) -> list[str]:
+        """Its command line; the engines' URLs follow."""
+        return [
+            *(str(bin_dir / self.program[0]), *self.program[1:]),
+            *("--host", host, "--port", str(port), "--prometheus-host", host, "--prometheus-port", str(metrics_port)),
+            *("--policy", "cache_aware", "--log-level", "warn", "--worker-urls"),
+        ]
+
+
+SMG = Peer("smg 1.13.0", "smg==1.13.0", ("smg", "launch", "--disable-tokenizer-autoload"))
+SGLANG = Peer("sglang-router 0.3.2", "sglang-router==0.3.2", ("python", "-m", "sglang_router.launch_router"))
+PEERS = (SMG, SGLANG)
+
+
+def installed(peer: Peer, peers_dir: Path) -> Path:
+    """The bin directory of the peer's environment, made when absent. Raises CalledProcessError, OSError."""
+    place = peers_dir / peer.package.replace("==", "-")
+    done = place / "installed"
+    if not done.exists():
+        subprocess.run((sys.executable, "-m", "venv", "--clear", place), check=True)
+        pip = (place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        subprocess.run((*pip, peer.package), check=True)
+        done.touch()
+    return place / "bin"
+
+
+@contextmanager
+def peer_router(peer: Peer, bin_dir: Path, engine_urls: Sequence[str]) -> Iterator[Target]:
+    """The other router before these engines, when it has registered all of them."""
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    with process([*peer.command(bin_dir, "127.0.0.1", port, free_port()), *engine_urls]) as pid:
+        wait_for_answer(f"{base}/workers", lambda body: body.count(b'"url"') >= len(engine_urls))
+        wait_for_answer(f"{base}/readiness")
+        yield Target(base, pid)

@@ -1,0 +1,153 @@
+"""An engine that only answers, as fast as Python can: `python -m benchmarks.harness.stub_engine PORT`.
+
+One epoll loop without parsing beyond a length, so that in a benchmark of routers the engine is not what is measured: it
+answers several times as many requests as any of them forwards. A POST gets a chat completion, or with "stream": true a
+hundred server-sent events. GET /manner/… says how from now on: `at_once` in one write; `writes` each event in a write
+of its own, back to back, as engines write their tokens; `steps` in pieces of ten, interleaved over all running streams.
+(Routers that write the body anew move `stream` to its end, and drop fields that they do not know.) Any other GET gets
+what routers ask engines when they register them. It trusts its clients and is for benchmarks alone.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+
+CHUNKS = 100
+CHUNKS_PER_WRITE = 10
+"""Of a stream in steps, between which the loop looks after all the others."""
+
+COMPLETION = (
+    b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15}}'
+)
+EVENT = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+    b'{"content":" tok"}}]}\n\n'
+)
+ABOUT = b'{"object":"list","data":[{"id":"m","object":"model"}],"model_path":"m","status":"ok"}'
+
+
+def plain(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNK = chunk(EVENT)
+PIECE = CHUNK * CHUNKS_PER_WRITE
+STREAM_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+STREAM = STREAM_HEAD + CHUNK * CHUNKS + STREAM_END
+ANSWER, INFORMATION = plain(COMPLETION), plain(ABOUT)
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+STREAMED = re.compile(rb'"stream": ?true')
+FIRST_BYTES, LAST_BYTES = 200, 1000
+"""Of each piece of a body: where `stream` is found, ahead of the messages or behind them. All of it would cost more."""
+
+
+@dataclass(slots=True)
+class Connection:
+    sock: socket.socket
+    missing: int = 0  # bytes of the body that are still to come
+    streams: bool = False
+    reads_only: bool = False
+    pieces: int = 0  # left of the stream that runs
+
+
+class Stub:
+    def __init__(self, port: int) -> None:
+        self.listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        self.listener.setblocking(False)
+        self.connections: dict[int, Connection] = {}
+        self.streaming: dict[int, Connection] = {}
+        self.manner = "at_once"
+        self.epoll = select.epoll()
+        self.epoll.register(self.listener, select.EPOLLIN)
+
+    def run(self) -> None:
+        while True:
+            for fd, _ in self.epoll.poll(0 if self.streaming else -1):
+                if fd == self.listener.fileno():
+                    self.accept()
+                else:
+                    self.read(fd, self.connections[fd])
+            for fd, connection in list(self.streaming.items()):
+                self.write_piece(fd, connection)
+
+    def accept(self) -> None:
+        sock, _ = self.listener.accept()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connections[sock.fileno()] = Connection(sock)
+        self.epoll.register(sock, select.EPOLLIN)
+
+    def read(self, fd: int, connection: Connection) -> None:
+        data = b""
+        with suppress(OSError):
+            data = connection.sock.recv(262_144)
+        if not data:
+            self.close(fd, connection)
+            return
+        if connection.missing:
+            end = 0
+            connection.missing -= len(data)
+        else:
+            end = data.find(b"\r\n\r\n") + 4
+            length = LENGTH.search(data, 0, end)
+            connection.missing = int(length[1]) - (len(data) - end) if length else 0
+            connection.reads_only = data.startswith(b"GET")
+            connection.streams = False
+            if data.startswith(b"GET /manner/"):
+                self.manner = data.split(b" ", 2)[1].rpartition(b"/")[2].decode()
+        for first, last in ((end, end + FIRST_BYTES), (max(end, len(data) - LAST_BYTES), len(data))):
+            connection.streams = connection.streams or STREAMED.search(data, first, last) is not None
+        if connection.missing <= 0:
+            connection.missing = 0
+            self.answer(fd, connection)
+
+    def answer(self, fd: int, connection: Connection) -> None:
+        with suppress(OSError):
+            if not connection.streams:
+                connection.sock.send(INFORMATION if connection.reads_only else ANSWER)
+            elif self.manner == "steps":
+                connection.sock.send(STREAM_HEAD)
+                connection.pieces = CHUNKS // CHUNKS_PER_WRITE
+                self.streaming[fd] = connection
+            elif self.manner == "writes":
+                send = connection.sock.send  # all of it is 16 kB: room for that is in every empty buffer
+                send(STREAM_HEAD)
+                for _ in range(CHUNKS):
+                    send(CHUNK)
+                send(STREAM_END)
+            else:
+                connection.sock.send(STREAM)
+
+    def write_piece(self, fd: int, connection: Connection) -> None:
+        try:
+            connection.sock.send(PIECE if connection.pieces else STREAM_END)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close(fd, connection)
+            return
+        if connection.pieces == 0:
+            del self.streaming[fd]
+        connection.pieces -= 1
+
+    def close(self, fd: int, connection: Connection) -> None:
+        self.epoll.unregister(fd)
+        self.streaming.pop(fd, None)
+        del self.connections[fd]
+        connection.sock.close()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        Stub(int(sys.argv[1])).run()

@@ -1,0 +1,191 @@
+"""The traffic of the policies benchmark: four traces of others and four generated shapes, and their rates.
+
+All engines are Llama 3.1 8B on an A100 (the preset a100-llama-8b), eight of them, but for the two shapes that name
+their own. Caches are either *ample*, so that nothing is ever evicted, or *tight*: what is asked for again does not fit.
+
+A rate is a share of `capacity`: the speed (factor on the trace's own rate) at which the p90 of `oracle_ttft` is
+KNEE times what it is while the engines idle. It was measured with `python -m benchmarks.policies --calibrate`, which
+prints it anew, and is written down here so that results of different days are of the same rates. Not so grouped_users:
+its p90 leaps to a cold prefill's as soon as a tenth of the requests is cold, long before anybody queues. There it is
+the speed at which the p99 of `oracle_greedy` takes off for want of cache blocks, and half as much again where caches
+are ample.
+Traces without times of their own, and ShareGPT's 300 requests, are run with several draws of their arrivals; a
+figure is then the mean of the draws'. At high speeds turns of a dialogue come sooner than people type, and some before
+the last answer has ended: traffic is open-loop here, for every policy alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from types import MappingProxyType
+
+from benchmarks.harness.bench import data_folder, show
+from benchmarks.workloads import traffic
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.presets import H100, LanguageModel, derived, preset
+from ranvier_py.replay.traces.open_trace import open_trace
+from ranvier_py.replay.traces.trace import Trace, TraceOptions
+
+ENGINES = 8
+AMPLE, TIGHT = "ample", "tight"
+AMPLE_TOKENS = 40_000_000  # of one engine: more than all prompts of any workload together
+
+A100_8B = preset("a100-llama-8b")
+L4_8B = replace(preset("l4-llama-8b"), cache_tokens=100_000)
+"""With weights of 8 bits, as KubeAI had them: that leaves 24e9 x 0.9 - 8e9 bytes to the cache."""
+QWEN_32B = derived(H100, LanguageModel(32.8e9, layers=64, heads=8), ways=2)
+"""llm-d's pods: Qwen3-32B on two H100. 299,000 tokens of cache, 15,900 prompt tokens/s."""
+
+Retime = Callable[[Trace, int], Trace]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One kind of traffic. `capacity` by cache: speeds. `retimed` draws other arrivals for the same requests."""
+
+    name: str
+    load: Callable[[], Trace]
+    tight_tokens: int
+    capacity: Mapping[str, float]
+    engine: EngineLimits = A100_8B
+    draws: int = 1
+    retimed: Retime | None = None
+    file: str = ""  # of the shared data; empty: generated
+    limits: str = ""  # what of the trace is run, where it is not all
+    negative: bool = False  # a negative control: hardly anything is shared
+
+    def engines(self, cache: str, block_tokens: int) -> tuple[EngineLimits, ...]:
+        cache_tokens = AMPLE_TOKENS if cache == AMPLE else self.tight_tokens
+        return (replace(self.engine, cache_tokens=cache_tokens, block_size=block_tokens),) * ENGINES
+
+    def trace(self, draw: int, loaded: Trace) -> Trace:
+        """The trace under this name, with the arrivals of a draw; the first is as it was loaded."""
+        named = replace(loaded, name=self.name)
+        return named if draw == 0 or self.retimed is None else self.retimed(named, draw)
+
+    def is_there(self) -> bool:
+        """Whether its file is; where it is not, that is said."""
+        if not self.file or (data_folder() / "traces" / self.file).is_file():
+            return True
+        show(f"{self.name}: skipped, {self.file} is not there (SHARED_DATA says where to look)")
+        return False
+
+
+def from_file(file: str, tokenizer: str = "", limit: int = 0) -> Callable[[], Trace]:
+    def load() -> Trace:
+        options = TraceOptions(limit=limit)
+        if tokenizer:
+            options = replace(options, tokenizer=str(data_folder() / "tokenizers" / tokenizer))
+        return open_trace(data_folder() / "traces" / file, options)
+
+    return load
+
+
+# --- other arrivals ---------------------------------------------------------------------------------------------------
+
+
+def alone(trace: Trace, draw: int) -> Trace:
+    """Each request at random within the span of the trace: as many as before, in another order."""
+    rng = Random(f"{draw}/alone")
+    span_s = trace.requests[-1].at
+    moved = [replace(request, at=rng.uniform(0.0, span_s)) for request in trace.requests]
+    return replace(trace, requests=sorted(moved, key=lambda request: request.at))
+
+
+def sessions(trace: Trace, draw: int) -> Trace:
+    """Each session at random within the stretch in which sessions began; its turns keep their distances."""
+    rng = Random(f"{draw}/sessions")
+    first: dict[str, float] = {}
+    for request in trace.requests:
+        first.setdefault(request.session, request.at)
+    within_s = max(first.values())
+    start = {session: rng.uniform(0.0, within_s) for session in first}
+    moved = [
+        replace(request, at=request.at - first[request.session] + start[request.session]) for request in trace.requests
+    ]
+    return replace(trace, requests=sorted(moved, key=lambda request: request.at))
+
+
+def poisson(trace: Trace, draw: int) -> Trace:
+    """The same order at drawn distances: for traces that were made so."""
+    rng = Random(f"{draw}/poisson")
+    times = traffic.evenly(rng, len(trace.requests), len(trace.requests) / trace.requests[-1].at)
+    moved = [replace(request, at=at) for request, at in zip(trace.requests, times, strict=True)]
+    return replace(trace, requests=moved)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+MOONCAKE, TAUBENCH = "mooncake_conversation.jsonl.gz", "taubench_gpt4o_airline.jsonl.gz"
+QMSUM, SHAREGPT = "qmsum_doc_qa.jsonl.gz", "sharegpt-llama-3.1-8b-300-sps10.jsonl.gz"
+MOONCAKE_REQUESTS = 2000
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {
+        workload.name: workload
+        for workload in (
+            Workload(
+                name="taubench",
+                load=from_file(TAUBENCH, "qwen2.5"),
+                tight_tokens=40_000,
+                capacity={AMPLE: 24.7, TIGHT: 24.7},
+                file=TAUBENCH,
+            ),
+            Workload(
+                name="mooncake",
+                load=from_file(MOONCAKE, limit=MOONCAKE_REQUESTS),
+                tight_tokens=A100_8B.cache_tokens,
+                capacity={AMPLE: 1.76, TIGHT: 1.54},
+                file=MOONCAKE,
+                limits=f"the first {MOONCAKE_REQUESTS} of 12,031 requests",
+            ),
+            Workload(
+                name="qmsum",
+                load=from_file(QMSUM, "llama3"),
+                tight_tokens=100_000,
+                capacity={AMPLE: 16.7, TIGHT: 14.7},
+                draws=4,  # a tenth of 553 requests, many in one queue: the p90 of a draw is an eighth off
+                retimed=alone,
+                file=QMSUM,
+            ),
+            Workload(
+                name="sharegpt",
+                load=from_file(SHAREGPT),
+                tight_tokens=40_000,
+                capacity={AMPLE: 9.93, TIGHT: 1.83},
+                draws=4,
+                retimed=poisson,
+                file=SHAREGPT,
+                negative=True,
+            ),
+            Workload(
+                name="shared_prefix_groups",
+                load=lambda: traffic.shared_prefix_groups(1),
+                tight_tokens=40_000,
+                capacity={AMPLE: 1.41, TIGHT: 0.771},
+            ),
+            Workload(
+                name="one_hot_prefix",
+                load=lambda: traffic.one_hot_prefix(1),
+                tight_tokens=20_000,
+                capacity={AMPLE: 1.48, TIGHT: 1.76},
+            ),
+            Workload(
+                name="grouped_users",
+                load=lambda: traffic.grouped_users(1),
+                tight_tokens=QWEN_32B.cache_tokens,
+                capacity={AMPLE: 1.5, TIGHT: 1.0},
+                engine=QWEN_32B,
+            ),
+            Workload(
+                name="chat_threads",
+                load=lambda: traffic.chat_threads(1),
+                tight_tokens=L4_8B.cache_tokens,
+                capacity={AMPLE: 2.48, TIGHT: 2.28},
+                engine=L4_8B,
+            ),
+        )
+    }
+)

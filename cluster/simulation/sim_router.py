@@ -1,0 +1,121 @@
+"""The real router of a simulated node: registry, route table, speculation and policy, as a node composes them.
+
+What is left out is what only reads bytes: prompts come as boundaries already. Bound: TABLE_ROWS rows, a table small
+enough for a thousand nodes in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+from cluster.scenario import Cluster
+from ranvier_py.core.errors import NoBackend, NotFound
+from ranvier_py.core.gossip.gossip_values import Address
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
+from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.request_body import Prompt, PromptReader
+from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
+from ranvier_py.core.routing.placement.policies import make_policy
+from ranvier_py.core.routing.route_table import RouteTable
+from ranvier_py.core.routing.router import Router
+from ranvier_py.core.routing.speculation import Speculation
+
+TABLE_ROWS = 50_000
+CLAIMS_LOOKED_AT_MAX = 12
+MEMORY_ENTRIES = 64
+KEY = b"k" * 32
+"""Of the hashers, which hash nothing here."""
+
+TTL_S = 3600.0
+
+
+class Birth(NamedTuple):
+    """What a process is started with."""
+
+    number: int
+    name: str
+    address: Address
+    seed: str  # of its own random numbers
+    now: float
+    wall_ms: int  # what the host's clock on the wall says: a first guess for the epoch
+    state: bytes  # the state file, empty if there is none
+    keys: tuple[int, ...]
+    label: str
+    cluster: Cluster
+    engines: tuple[str, ...]  # URLs
+
+    def rng(self) -> Random:
+        return Random(self.seed)
+
+
+class Trip(NamedTuple):
+    """One chat turn under way to an engine."""
+
+    engine: int
+    attempt: Any  # what the router made of it
+
+
+class SimRouter:
+    """One node's own half, without gossip: all that traffic, probes and checks need of it."""
+
+    def __init__(self, birth: Birth, rng: Random) -> None:
+        self.ttl_s = birth.cluster.route_ttl_s or TTL_S
+        self.registry = Registry(BackendLimits())
+        self.ids = [self.registry.add(url).id for url in birth.engines]
+        self.routes = RouteTable(capacity=TABLE_ROWS, ttl_s=self.ttl_s)
+        hasher = TokenHasher(KEY)
+        memory = PromptMemory(entries_max=MEMORY_ENTRIES)
+        self.router = Router(
+            reader=PromptReader(TextHasher(KEY), hasher, memory, identity="sim", bytes_per_token=4.0, digest_seed=1),
+            hasher=hasher,
+            routes=self.routes,
+            speculation=Speculation(),
+            registry=self.registry,
+            policy=make_policy("affinity"),
+            rng=rng,
+        )
+
+    def start_attempt(self, end: Boundary, tried: Sequence[int], now: float) -> Trip | None:
+        """Place one chat turn, but not at engines that were tried. None: the node knows of no engine."""
+        prompt = Prompt(kind="chat", model="m", stream=True, end=end, base=end.root(), tail=(), body=b"")
+        try:
+            found = self.router.find(prompt, now, [self.ids[number] for number in tried])
+        except (NoBackend, NotFound):
+            return None
+        decision = self.router.place(prompt, found)
+        attempt = self.router.start_attempt(prompt, decision, now)
+        return Trip(self.ids.index(decision.backend), attempt)
+
+    def finish_attempt(self, trip: Trip, served: bool, now: float) -> None:
+        """It came back. If it was served, the engine holds the prompt: learn, and let the others know."""
+        if served:
+            self.router.first_token(trip.attempt, now)
+        self.router.finish_attempt(trip.attempt, Outcome.SUCCESS if served else Outcome.CONNECT_ERROR, now)
+
+    def probed(self, engine: int, result: ProbeResult, now: float) -> None:
+        self.registry.probed(self.ids[engine], result, now)
+
+    def generations(self) -> list[int]:
+        """Of all backends, whether they may serve now or not."""
+        return [-1 if backend is None else backend.generation for backend in self.registry.slots]
+
+    def holds(self, fingerprint: int, engine: int, now: float) -> bool:
+        """Whether the route table would send a prompt that ends here to this engine now."""
+        found = self.routes.match([(1, fingerprint, 0)], self.generations(), now, wanted=len(self.ids), touch=False)
+        return any(holder.backend == self.ids[engine] for holder in found)
+
+    def claims(self, fingerprint: int, now: float) -> list[tuple[int, int, int, float]]:
+        """(fingerprint, engine, epoch, age) of the live claims below a fingerprint, or of all (0)."""
+        generations = self.generations()
+        self.routes.match((), generations, now, touch=False)  # so that ages are of now
+        found: list[tuple[int, int, int, float]] = []
+        for row in self.routes.subtree(fingerprint, limit=CLAIMS_LOOKED_AT_MAX):
+            for claim in row.holders:
+                if claim.generation == generations[claim.backend] and claim.age_s < self.ttl_s:
+                    names = (row.token_fingerprint, *row.text_fingerprints)
+                    number = self.ids.index(BackendId(claim.backend))
+                    found += [(name, number, claim.generation, claim.age_s) for name in names if name]
+        return found

@@ -1,0 +1,217 @@
+"""When an engine is asked for which of its pages, and what health, model list and start time follow from them. Pure.
+
+Health: a probe every interval, a short interval while the last answers differ, so that three failures take seconds.
+Model list and start time are asked for now and then, and again with the first good probe after a failure, because the
+engine may be another process. A page that an engine does not have is not asked for again until it has failed once.
+Metrics: an engine renders its page in the process that serves requests, and looking twenty times a second has made
+vLLM unresponsive (llm-d-router#1842). So the interval grows with the time that a page takes, doubles with each failure,
+and is long where there is no page that we can read.
+Publishers: where an engine publishes its KV events, seldom asked where it answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from random import Random
+from typing import Any, NamedTuple
+
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
+from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
+from ranvier_py.core.options import SECONDS_MAX, Options, option, seconds
+
+HEALTH_BYTES_MAX = 64 * 1024  # engines answer with nothing or a line
+MODELS_BYTES_MAX = 2 * 1024 * 1024  # about 10,000 adapters
+METRICS_BYTES_MAX = 2 * 1024 * 1024  # vLLM's page is below 200 kB for one model; each adapter and rank adds some
+MODELS_MAX = 4096  # per backend; more is a broken list
+ALIVE_STATUSES = frozenset((401, 403))  # an engine that asks for a key answers
+MISSING_STATUSES = frozenset((404, 405))
+METRICS_PATHS = ("/metrics", "/prometheus/metrics")
+"""TensorRT-LLM has JSON at the first, and what we read at the second."""
+
+START_TIME = b"process_start_time_seconds"
+START_LINE_BYTES_MAX = 512  # it has no more than a few labels
+BACKOFF_DOUBLINGS_MAX = 10
+
+
+class Page(NamedTuple):
+    """An answer to one GET. `body` is cut at its bound; `is_cut` says so. Status 0: none came."""
+
+    status: int
+    body: bytes
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PollOptions(Options):
+    """When engines are asked, and how long for. Times in seconds."""
+
+    probe_interval_s: float = seconds(
+        5.0, "Time between two health probes of one backend.", key="probe_interval_s", section="Backends"
+    )
+    probe_timeout_s: float = seconds(
+        3.0, "A probe that takes longer has failed.", key="probe_timeout_s", section="Backends"
+    )
+    metrics_interval_s: float = option(
+        5.0,
+        "Time between two looks at the metrics of one engine: size of its cache, hits, queues. It grows where the page "
+        "is slow. One node of a cluster looks at each engine. 0: none does.",
+        most=SECONDS_MAX,
+        key="engine_metrics_interval_s",
+        section="Backends",
+    )
+    jitter: float = option(0.2, most=0.99)  # share of an interval, either way: nodes and engines are out of step
+    probes_per_s_max: float = option(5.0, above=0)  # of healthy backends together: beyond, the interval grows
+    unsettled_interval_s: float = seconds(1.0)  # while the last answers differ; never above probe_interval_s
+    unsettled_probes: int = option(3)  # how many in a row come at that interval
+    probe_gap_s: float = seconds(0.2)  # between two probes of one backend, however often one is wanted soon
+    probes_at_once_max: int = option(64, least=1)  # bounds file descriptors
+    models_interval_s: float = seconds(60.0)  # adapters are loaded at run time
+    start_time_interval_s: float = seconds(30.0)
+    metrics_interval_max_s: float = seconds(60.0)  # after failures
+    metrics_unknown_interval_s: float = seconds(600.0)  # without a page: the engine may be replaced by one that has it
+    metrics_share_max: float = option(0.02, above=0, most=1.0)  # of an engine's time that may go into its page
+    metrics_timeout_s: float = seconds(3.0)  # an engine in trouble is not to be asked more
+    metrics_at_once_max: int = option(8, least=1)
+    publishers_interval_s: float = seconds(60.0)  # it may have been started anew with other ports
+    publishers_unanswered_interval_s: float = seconds(5.0)
+    publishers_timeout_s: float = seconds(5.0)  # for one page
+    publishers_gap_s: float = seconds(1.0)  # between two looks at one engine, however often one is wanted soon
+
+    def jittered(self, interval_s: float, rng: Random) -> float:
+        return interval_s * (1 + self.jitter * (2 * rng.random() - 1))
+
+
+class HealthSchedule:
+    """The probes of one backend. `ok` is what the last one found; None before the first."""
+
+    __slots__ = ("_models_at", "_options", "_start_at", "_unsettled", "has_health", "has_metrics", "ok")
+
+    def __init__(self, options: PollOptions) -> None:
+        self._options = options
+        self._unsettled = 0  # probes still to come at the short interval
+        self._models_at = self._start_at = -inf  # when they were last known
+        self.ok: bool | None = None
+        self.has_health = True
+        self.has_metrics = True
+
+    def wants_models(self, now: float) -> bool:
+        return not self.ok or now - self._models_at >= self._options.models_interval_s
+
+    def models_known(self, now: float) -> None:
+        self._models_at = now
+
+    def wants_start_time(self, now: float) -> bool:
+        """Counts as asked for."""
+        if not self.has_metrics or (self.ok and now - self._start_at < self._options.start_time_interval_s):
+            return False
+        self._start_at = now
+        return True
+
+    def judged(self, ok: bool) -> None:
+        """The result of a probe. After a failure, what was learned of the engine's pages is forgotten."""
+        if self.ok is None and ok:
+            self._unsettled = 0
+        else:
+            self._unsettled = self._options.unsettled_probes if ok is not self.ok else max(self._unsettled - 1, 0)
+        if not ok:
+            self.has_health = self.has_metrics = True
+        self.ok = ok
+
+    def interval_s(self, backends: int) -> float:
+        """To the next probe. Healthy backends share a budget of probes, so of many each is asked less often."""
+        options = self._options
+        if self._unsettled > 0:
+            return min(options.unsettled_interval_s, options.probe_interval_s)
+        return max(options.probe_interval_s, backends / options.probes_per_s_max if self.ok else 0.0)
+
+
+class MetricsSchedule:
+    """The looks at the metrics page of one engine, and what it says of its queue in its event stream."""
+
+    __slots__ = ("_failures", "_loads", "_options", "_page", "_reported_at", "_took_s", "_unknown", "path")
+
+    def __init__(self, options: PollOptions) -> None:
+        self._options = options
+        self._failures = 0  # in a row
+        self._took_s = 0.0
+        self._unknown = False
+        self._page = EngineMetrics()  # the last one that said anything
+        self._reported_at = -inf  # when metrics were last given on
+        self._loads: dict[int, EngineLoad] = {}  # by rank
+        self.path = METRICS_PATHS[0]
+
+    def looked(self, metrics: EngineMetrics | None, took_s: float, now: float) -> bool:
+        """The result of a look; None: no answer in time. Returns whether it says anything."""
+        self._took_s = took_s
+        self._failures = 0 if metrics is not None else self._failures + 1
+        self._unknown = metrics is not None and not metrics.known
+        if metrics is None or self._unknown:
+            return False
+        self._page, self._reported_at = metrics, now
+        return True
+
+    def interval_s(self) -> float:
+        """To the next look."""
+        options = self._options
+        if self._unknown:
+            return options.metrics_unknown_interval_s
+        patient = options.metrics_interval_s * 2.0 ** min(self._failures, BACKOFF_DOUBLINGS_MAX)
+        return max(min(patient, options.metrics_interval_max_s), self._took_s / options.metrics_share_max)
+
+    def load_reported(self, load: EngineLoad, now: float) -> EngineMetrics | None:
+        """An engine's own count of its queue (SGLang's LoadStat): as good as a look, and as often at most.
+
+        The rest is as the last page said, if there is one: SGLang has none unless it is started so.
+        """
+        rank = load.rank or 0
+        if load.running is None or rank >= RANKS_MAX:
+            return None
+        self._loads[rank] = load
+        if now < self._reported_at + self._options.metrics_interval_s:
+            return None
+        self._reported_at = now
+        loads = self._loads.values()
+        capacity_tokens = sum([each.tokens_max or 0 for each in loads])
+        return replace(
+            self._page,
+            running=sum([each.running or 0 for each in loads]),
+            waiting=sum([each.waiting or 0 for each in loads]),
+            capacity_tokens=self._page.capacity_tokens or capacity_tokens or None,
+        )
+
+
+def is_alive(page: Page) -> bool:
+    return 200 <= page.status < 300 or page.status in ALIVE_STATUSES
+
+
+def read_models(page: Page) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
+    """Names and entries of a /v1/models page; (None, ()) where it has none. Odd entries are skipped."""
+    if page.status != 200 or page.is_cut:
+        return None, ()
+    try:
+        listed = json.loads(page.body)
+    except (ValueError, RecursionError):
+        return None, ()
+    data = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(data, list):
+        return None, ()
+    cards = tuple(card for card in data[:MODELS_MAX] if isinstance(card, dict) and isinstance(card.get("id"), str))
+    return (tuple(card["id"] for card in cards), cards) if cards else (None, ())
+
+
+def read_start_time(metrics: bytes) -> float | None:
+    """The value of process_start_time_seconds in a Prometheus page; labels and a time stamp may be there."""
+    start = 0 if metrics.startswith(START_TIME) else metrics.find(b"\n" + START_TIME) + 1
+    if start == 0 and not metrics.startswith(START_TIME):
+        return None
+    line, end, _ = metrics[start : start + START_LINE_BYTES_MAX].partition(b"\n")
+    values = line[len(START_TIME) :].rpartition(b"}")[2].split()
+    try:
+        value = float(values[0]) if end and values else -inf
+    except ValueError:
+        return None
+    return value if isfinite(value) and value > 0 else None

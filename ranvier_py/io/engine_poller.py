@@ -1,0 +1,444 @@
+"""Asks every engine over HTTP, with httpx: whether it lives, what it serves, how busy it is, where it publishes events.
+
+One task for each engine, in which its health, its metrics and its publishers are asked for side by side, so that a
+page that hangs holds up no other. When to ask is core/engine_cache/sources/engine_polls.py's matter; what is found goes
+to one callback for each kind.
+
+    health      GET /health (else /v1/models), now and then /v1/models and /metrics   -> probed(id, ProbeResult)
+    metrics     GET /metrics, else /prometheus/metrics, of backends it `owns`         -> measured(id, EngineMetrics)
+    publishers  GET /kv_event_sources (vLLM), else /server_info (SGLang)              -> found(id, publishers)
+
+Rules: every body is bounded and every page has a deadline; redirects are not followed, nothing is read from the
+environment; intervals are jittered with the given rng. A connection lives for one probe or look: one that reuses an old
+connection would not notice that nobody accepts any more. An engine that does not answer keeps the publishers it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import trio
+
+from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics, read_metrics
+from ranvier_py.core.engine_cache.sources.engine_polls import (
+    HEALTH_BYTES_MAX,
+    METRICS_BYTES_MAX,
+    METRICS_PATHS,
+    MISSING_STATUSES,
+    MODELS_BYTES_MAX,
+    HealthSchedule,
+    MetricsSchedule,
+    Page,
+    PollOptions,
+    is_alive,
+    read_models,
+    read_start_time,
+)
+from ranvier_py.core.engine_cache.sources.event_values import EngineLoad
+from ranvier_py.core.engine_cache.sources.publishers import (
+    NOTHING,
+    Found,
+    Publisher,
+    at_home,
+    read_event_sources,
+    read_server_info,
+)
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.backends import ProbeResult
+
+log = logging.getLogger(__name__)
+
+PUBLISHERS_BYTES_MAX = 512 * 1024  # SGLang lists its whole configuration, some 30 kB
+ADDRESSES_MAX = 64  # of a backend's name
+CLOSE_S = 1.0  # for the farewell of a TLS connection, while being cancelled
+LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+
+PUBLISHER_PAGES = (
+    ("/kv_event_sources", read_event_sources),
+    ("/server_info", read_server_info),
+    ("/get_server_info", read_server_info),
+)
+
+
+@dataclass(slots=True)
+class PollCounters:
+    """What was asked since the start."""
+
+    probes: int = counter("Health probes of engines.")
+    metrics_pages: int = counter("Looks at the metrics pages of engines.")
+    metrics_failed: int = counter("Looks that got no page, too long a page, or no answer in time.")
+    metrics_unknown: int = counter("Metrics pages that say nothing we know.")
+    loads_reported: int = counter("Reports of engines about their queues that counted as a look.")
+    discoveries: int = counter("Questions where engines publish their events.")
+
+
+class Soon:
+    """A wish that something is done before its time."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, interval_s: float, gap_s: float) -> None:
+        """Until the interval has passed, or it is wanted sooner; never less than `gap_s`."""
+        await trio.sleep(gap_s)
+        with trio.move_on_after(max(interval_s - gap_s, 0)):
+            await self._event.wait()
+        self._event = trio.Event()
+
+
+class Engine:
+    """One engine that is watched: how it is asked, and what is known of when."""
+
+    def __init__(self, id: BackendId, url: str, api_key: str, context: ssl.SSLContext, options: PollOptions) -> None:  # noqa: A002
+        self.id = id
+        self.url = httpx.URL(url)
+        self.host = urlsplit(url).hostname or ""
+        self.context = context
+        self.headers = {"host": self.url.netloc.decode("ascii"), "accept": "*/*", "user-agent": "ranvier"}
+        if api_key:
+            self.headers["authorization"] = f"Bearer {api_key}"
+        self.scope = trio.CancelScope()
+        self.health = HealthSchedule(options)
+        self.metrics = MetricsSchedule(options)
+        self.probe_soon, self.discover_soon = Soon(), Soon()
+        self.probed = trio.Event()  # for the first time
+        self.publishers = NOTHING
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+        """For a few pages, one after the other."""
+        transport = httpx.AsyncHTTPTransport(verify=self.context, trust_env=False, limits=LIMITS, retries=0)
+        try:
+            yield transport
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+                await transport.aclose()
+
+    async def page(self, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
+        """One page, read up to its bound. Raises httpx.RequestError. The caller sets the deadline."""
+        request = httpx.Request("GET", self.url.copy_with(path=path), headers=self.headers)
+        response = await transport.handle_async_request(request)
+        body, is_cut = bytearray(), False
+        try:
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > bytes_max and not is_cut:
+                    is_cut = True
+                    await response.aclose()  # the next read fails, which ends httpx's chain of generators in order
+        except httpx.ReadError:
+            if not is_cut:
+                raise
+        finally:
+            await response.aclose()
+        return Page(response.status_code, bytes(body[:bytes_max]), is_cut)
+
+
+class EnginePoller:
+    """Asks every watched backend and reports what it found. It never touches the registry itself.
+
+    Args:
+        probed, measured, found: who gets what; a kind without one is not asked for.
+        owns: whether this node looks at the metrics of a backend, or a peer does.
+        context: for https backends; by default the system's authorities are trusted.
+    """
+
+    def __init__(
+        self,
+        options: PollOptions,
+        rng: Random,
+        *,
+        probed: Callable[[BackendId, ProbeResult], object] | None = None,
+        measured: Callable[[BackendId, EngineMetrics], object] | None = None,
+        found: Callable[[BackendId, tuple[Publisher, ...]], object] | None = None,
+        owns: Callable[[BackendId], bool] = lambda _: True,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.owns = owns
+        self.counters = PollCounters()
+        self._options = options
+        self._rng = rng
+        self._probed = probed
+        self._measured = measured if options.metrics_interval_s > 0 else None
+        self._found = found
+        self._context = context
+        self._plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and cheaper than httpx's own
+        self._probe_limit = trio.CapacityLimiter(options.probes_at_once_max)
+        self._metrics_limit = trio.CapacityLimiter(options.metrics_at_once_max)
+        self._engines: dict[BackendId, Engine] = {}
+        self._fixed: dict[BackendId, tuple[Publisher, ...]] = {}
+        self._unread: dict[BackendId, None] = {}  # whose events are not used
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Backends may be watched before, and at any time meanwhile."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for engine in list(self._engines.values()):
+                    self._start(engine)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    def watch(
+        self,
+        id: BackendId,  # noqa: A002
+        url: str,
+        api_key: str = "",
+        *,
+        publishers: tuple[Publisher, ...] = (),
+        events: bool = True,
+    ) -> None:
+        """Ask it from now on, the first time at once. Watching the same id again starts afresh.
+
+        `publishers` that an operator named are reported without asking; without `events` none are.
+        """
+        self.forget(id)
+        context = self._plain
+        if url.startswith("https:"):
+            context = self._context = self._context or ssl.create_default_context()
+        engine = self._engines[id] = Engine(id, url, api_key, context, self._options)
+        if publishers:
+            self._fixed[id] = publishers
+        if not events:
+            self._unread[id] = None
+        if self._nursery is not None:
+            self._start(engine)
+
+    def forget(self, id: BackendId) -> None:  # noqa: A002
+        """Stop asking it; nothing is reported of it from here on. Harmless for an id that is not watched."""
+        engine = self._engines.pop(id, None)
+        self._fixed.pop(id, None)
+        self._unread.pop(id, None)
+        if engine is not None:
+            engine.scope.cancel()
+            engine.probed.set()
+
+    def probe_soon(self, id: BackendId) -> None:  # noqa: A002
+        """A request met trouble there: probe now instead of at the next interval, but never without a gap."""
+        if engine := self._engines.get(id):
+            engine.probe_soon.set()
+
+    def discover_soon(self, id: BackendId) -> None:  # noqa: A002
+        """It may be another process by now, with other ports for its events."""
+        if engine := self._engines.get(id):
+            engine.discover_soon.set()
+
+    def load_reported(self, id: BackendId, load: EngineLoad) -> None:  # noqa: A002
+        """An engine said in its event stream how long its queue is."""
+        engine = self._engines.get(id)
+        if engine is None or self._measured is None:
+            return
+        metrics = engine.metrics.load_reported(load, trio.current_time())
+        if metrics is not None:
+            self.counters.loads_reported += 1
+            self._measured(id, metrics)
+
+    async def wait_first_round(self) -> None:
+        """Until every backend that is watched now has been probed once. The caller sets the deadline."""
+        for engine in list(self._engines.values()):
+            await engine.probed.wait()
+
+    # --- tasks ------------------------------------------------------------------------------------------------------
+
+    def _start(self, engine: Engine) -> None:
+        assert self._nursery is not None
+        if self._found is not None and (fixed := self._fixed.get(engine.id)):
+            self._found(engine.id, fixed)
+        self._nursery.start_soon(self._poll, engine)
+
+    async def _poll(self, engine: Engine) -> None:
+        """All there is to ask of one engine, until it is forgotten."""
+        with engine.scope:
+            async with trio.open_nursery() as nursery:
+                if self._probed is not None:
+                    nursery.start_soon(self._repeat, self._probe, engine)
+                if self._measured is not None:
+                    nursery.start_soon(self._repeat, self._measure, engine)
+                if self._found is not None and engine.id not in self._fixed and engine.id not in self._unread:
+                    nursery.start_soon(self._repeat, self._discover, engine)
+
+    async def _repeat(self, ask: Callable[[Engine], Awaitable[None]], engine: Engine) -> None:
+        while True:
+            await ask(engine)
+
+    def _is_watched(self, engine: Engine) -> bool:
+        """Else it was forgotten while an answer came in."""
+        return self._engines.get(engine.id) is engine
+
+    def _jittered(self, interval_s: float) -> float:
+        return self._options.jittered(interval_s, self._rng)
+
+    # --- health -----------------------------------------------------------------------------------------------------
+
+    async def _probe(self, engine: Engine) -> None:
+        async with self._probe_limit, engine.connection() as transport:
+            result = await self._probe_result(engine, transport)
+        engine.health.judged(result.ok)
+        if self._is_watched(engine):
+            assert self._probed is not None
+            self.counters.probes += 1
+            self._probed(engine.id, result)
+            engine.probed.set()
+        interval_s = engine.health.interval_s(len(self._engines))
+        await engine.probe_soon.wait(self._jittered(interval_s), self._options.probe_gap_s)
+
+    async def _probe_result(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> ProbeResult:
+        timeout_s, began = self._options.probe_timeout_s, trio.current_time()
+        try:
+            with trio.fail_after(timeout_s):
+                page = await self._check(engine, transport)
+        except trio.TooSlowError:
+            return ProbeResult(False, detail=f"no answer within {timeout_s:g} s")
+        except httpx.RequestError as exc:
+            return ProbeResult(False, refused=is_refused(exc), detail=f"{type(exc).__name__}: {exc}"[:200])
+        latency_s = trio.current_time() - began
+        if not is_alive(page):
+            return ProbeResult(False, status=page.status, latency_s=latency_s, detail=f"status {page.status}")
+        models, cards = await self._models(engine, transport, page)
+        started_at = None
+        if engine.health.wants_start_time(trio.current_time()):
+            metrics = await self._optional(engine, transport, METRICS_PATHS[0], METRICS_BYTES_MAX)
+            engine.health.has_metrics = metrics.status not in MISSING_STATUSES
+            started_at = read_start_time(metrics.body) if metrics.status == 200 else None
+        return ProbeResult(True, False, page.status, latency_s, models, cards, started_at)
+
+    async def _check(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Page:
+        """The page that says whether it lives. Raises httpx.RequestError."""
+        if engine.health.has_health:
+            page = await engine.page(transport, "/health", HEALTH_BYTES_MAX)
+            if page.status not in MISSING_STATUSES:
+                return page
+            engine.health.has_health = False
+        return await engine.page(transport, "/v1/models", MODELS_BYTES_MAX)
+
+    async def _models(
+        self, engine: Engine, transport: httpx.AsyncHTTPTransport, page: Page
+    ) -> tuple[tuple[str, ...] | None, tuple[Mapping[str, Any], ...]]:
+        """Names and entries of the models, if it is time to ask; `page` has them where it is the model list itself."""
+        if not engine.health.has_health:
+            return read_models(page)
+        if not engine.health.wants_models(trio.current_time()):
+            return None, ()
+        models, cards = read_models(await self._optional(engine, transport, "/v1/models", MODELS_BYTES_MAX))
+        if models is not None:
+            engine.health.models_known(trio.current_time())
+        return models, cards
+
+    async def _optional(self, engine: Engine, transport: httpx.AsyncHTTPTransport, path: str, bytes_max: int) -> Page:
+        """A page that need not be there: whatever goes wrong, the engine was alive a moment ago."""
+        try:
+            with trio.fail_after(self._options.probe_timeout_s):
+                return await engine.page(transport, path, bytes_max)
+        except (trio.TooSlowError, httpx.RequestError):
+            return Page(0, b"", is_cut=True)
+
+    # --- metrics ----------------------------------------------------------------------------------------------------
+
+    async def _measure(self, engine: Engine) -> None:
+        interval_s = self._options.metrics_interval_s
+        if self.owns(engine.id):
+            async with self._metrics_limit:
+                began = trio.current_time()
+                metrics = await self._metrics(engine)
+                now = trio.current_time()
+            says_something = engine.metrics.looked(metrics, now - began, now)
+            if self._is_watched(engine):
+                self.counters.metrics_pages += 1
+                self.counters.metrics_failed += metrics is None
+                self.counters.metrics_unknown += metrics is not None and not says_something
+                if metrics is not None and says_something:
+                    assert self._measured is not None
+                    self._measured(engine.id, metrics)
+            interval_s = engine.metrics.interval_s()
+        await trio.sleep(self._jittered(interval_s))
+
+    async def _metrics(self, engine: Engine) -> EngineMetrics | None:
+        """What an engine's page says; None when there was no answer in time."""
+        try:
+            with trio.fail_after(self._options.metrics_timeout_s):
+                async with engine.connection() as transport:
+                    for path in dict.fromkeys((engine.metrics.path, *METRICS_PATHS)):
+                        page = await engine.page(transport, path, METRICS_BYTES_MAX)
+                        if page.status >= 500:
+                            return None
+                        metrics = read_metrics(page.body if page.status == 200 and not page.is_cut else b"")
+                        if metrics.known:
+                            engine.metrics.path = path
+                            return metrics
+        except (trio.TooSlowError, httpx.HTTPError):
+            return None
+        return EngineMetrics()
+
+    # --- publishers of events ---------------------------------------------------------------------------------------
+
+    async def _discover(self, engine: Engine) -> None:
+        options = self._options
+        async with engine.connection() as transport:
+            found = await self._publishers(engine, transport)
+        self.counters.discoveries += 1
+        if found is not None and self._is_watched(engine):
+            self._report_publishers(engine, found)
+        interval_s = options.publishers_unanswered_interval_s if found is None else options.publishers_interval_s
+        await engine.discover_soon.wait(self._jittered(interval_s), options.publishers_gap_s)
+
+    async def _publishers(self, engine: Engine, transport: httpx.AsyncHTTPTransport) -> Found | None:
+        """Where it says that it publishes. None: it does not answer, or not yet."""
+        for path, read in PUBLISHER_PAGES:
+            try:
+                with trio.fail_after(self._options.publishers_timeout_s):
+                    page = await engine.page(transport, path, PUBLISHERS_BYTES_MAX)
+            except (trio.TooSlowError, httpx.RequestError):
+                return None
+            if page.status >= 500:
+                return None
+            found = read(b"" if page.is_cut else page.body) if page.status == 200 else NOTHING
+            if found != NOTHING:
+                return at_home(found, engine.host, await self._addresses(engine.host))
+        return NOTHING
+
+    async def _addresses(self, host: str) -> Sequence[str]:
+        """What a backend's host stands for now; nothing where that can't be found out."""
+        with trio.move_on_after(self._options.publishers_timeout_s):
+            try:
+                infos = await trio.socket.getaddrinfo(host, None)
+            except OSError:
+                return ()
+            return list(dict.fromkeys(str(info[4][0]) for info in infos))[:ADDRESSES_MAX]
+        return ()
+
+    def _report_publishers(self, engine: Engine, found: Found) -> None:
+        """What changed: each report starts readers anew."""
+        before, engine.publishers = engine.publishers, found
+        if found.refused != before.refused:
+            for problem in found.refused:
+                log.warning("publishers.refused %s: %s; kv_events of the backend can say where", engine.url, problem)
+        if found.publishers != before.publishers:
+            places = ", ".join(f"rank {each.rank} at {each.events.endpoint}" for each in found.publishers)
+            log.info("publishers.found %s: %s", engine.url, places or "none any more")
+            assert self._found is not None
+            self._found(engine.id, found.publishers)
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Whether a connection was refused, somewhere down the chain of causes."""
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_refused(part) for part in error.exceptions)
+    return is_refused(error.__cause__ or error.__context__)

@@ -1,0 +1,277 @@
+"""One connection of the public port as steps: read a request, hand it to the handler, read the next.
+
+Bodies are read whole and lose their transfer coding; what the handler sends leaves at once. Where framing is lost the
+client gets a 4xx and the connection ends; an answer that cannot be finished ends in RST, never in something that looks
+whole.
+
+A handler either returns, having answered; or raises a RanvierError, which becomes the answer while nothing was sent and
+cuts the connection afterwards. A missed deadline, a client that left and the end of a drain are raised where it waits.
+Invariants: `in_flight` counts requests from their complete head to the end of their answer, and `in_flight_bytes` what
+is here of their bodies; neither exceeds its limit. A connection that waits for its next request keeps no body. Nothing
+of the next request is taken for this one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from trio.lowlevel import checkpoint
+
+from ranvier_py.core.answers.chunked import ChunkedReader, ChunkError
+from ranvier_py.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ClientGone,
+    HeaderTooLarge,
+    NodeBusy,
+    RanvierError,
+    UpstreamTimeout,
+)
+from ranvier_py.core.metrics import increment
+from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
+from ranvier_py.proxy.driver import Steps
+from ranvier_py.proxy.error_answers import api_of
+from ranvier_py.proxy.http_values import HttpRequest, Phase
+from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
+from ranvier_py.proxy.transport import TlsTransport, received
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[HttpRequest, Client], Steps[None]]
+"""Answers one request; see the module's contract."""
+
+READ_BYTES_MAX = 262_144
+"""One read of a body that goes on: a quarter of a megabyte keeps a 200 kB chat at two or three reads."""
+
+INTERNAL_ERROR = b'{"error":{"message":"internal error","type":"api_error","param":null,"code":"internal_error"}}'
+
+
+def awaiting(handle: Callable[[HttpRequest, Client], Awaitable[None]]) -> Handler:
+    """A handler whose whole answer is one wait, for servers that need not be quick. It flushes what it sends."""
+
+    def steps(request: HttpRequest, client: Client) -> Steps[None]:
+        yield partial(handle, request, client)
+
+    return steps
+
+
+class Conversations:
+    """What the connections of one server have in common: handler, limits, and how much is in flight.
+
+    Attributes:
+        draining: no request is taken after the one that runs.
+    """
+
+    def __init__(self, handler: Handler, limits: ServerLimits, counters: ServerCounters) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._counters = counters
+        self.draining = False
+
+    def steps(self, client: Client) -> Steps[bool]:
+        """Request after request. True if the connection may be closed in peace."""
+        limits = self._limits
+        data = b""
+        try:
+            if isinstance(client.transport, TlsTransport):
+                client.arm(Phase.HEADER, limits.header_s)
+                yield client.transport.handshake
+            while not client.must_close:
+                client.started = client.head_only = False
+                client.must_close = self.draining
+                if not data:
+                    client.arm(Phase.IDLE, limits.idle_s)
+                    data = yield from received(client.transport)
+                    if not data:
+                        return True
+                data = yield from self._serve_one(client, data)
+                if client.unsent is not None:
+                    yield client.flush
+                if data:  # pipelined: let others have their turn
+                    yield checkpoint
+        except ConnectionOver:
+            pass
+        except RanvierError as error:  # framing is lost, or time is up
+            if isinstance(error, ClientGone) or client.started:
+                raise
+            client.must_close = True
+            self._answer_error(client, error)
+            yield client.linger
+        return True
+
+    def _serve_one(self, client: Client, data: bytes) -> Steps[bytes]:
+        """Read one request that begins in `data`, and answer it. Returns the bytes after it.
+
+        A RanvierError means that framing is lost; the caller answers and closes.
+        """
+        limits, counters = self._limits, self._counters
+        head = client.last_head
+        end = data.find(b"\r\n\r\n") + 4
+        if head is None or not head.again(data[:end], limits):
+            head = RequestHead()
+            if end < 4 or end > limits.header_bytes_max or data[0] in b"\r\n":
+                data, end = yield from self._read_head(client, head, data)
+            else:
+                head.feed(data[:end])
+            head.finish(data[:end], limits)
+            client.last_head = head
+        request = head.request
+        client.api = api_of(request.target)
+        client.request_id = b""
+        client.head_only = request.method == b"HEAD"
+        rest = end + head.length
+        whole = end <= rest <= len(data)
+        try:
+            self._check(head.length)
+        except NodeBusy as busy:
+            if not whole:
+                raise
+            self._answer_error(client, busy)
+            return data[rest:]
+        counters.in_flight += 1
+        try:
+            if whole:
+                self._keep(client, head.length)
+                request.body = data[end:rest]
+                data = data[rest:]
+            else:
+                request.body, data = yield from self._read_body(client, head, data[end:])
+            yield from self._handle(client, request)
+        finally:
+            request.body = b""  # `client.last_head` keeps the request
+            counters.in_flight_bytes -= client.body_bytes
+            client.body_bytes = 0
+            counters.in_flight -= 1
+        return data
+
+    def _handle(self, client: Client, request: HttpRequest) -> Steps[None]:
+        """Have the handler answer, and answer where it fails before it did. Raises what must end the connection."""
+        counters = self._counters
+        counters.requests += 1
+        counters.request_bytes += len(request.body)
+        if client.gone:
+            raise ClientGone("the client closed the connection")
+        if not request.keep_alive:
+            client.must_close = True
+        client.work()
+        client.handling = True
+        try:
+            yield from self._handler(request, client)
+            if not client.started:
+                raise AssertionError("the handler did not answer")
+            if client.unsent is not None:
+                yield client.flush
+        except RanvierError as error:
+            if isinstance(error, ClientGone) or client.started:
+                raise
+            client.must_close |= isinstance(error, UpstreamTimeout)
+            self._answer_error(client, error)
+        except Exception:
+            logger.exception("request.failed peer=%s", client.peer)
+            if client.started:
+                raise
+            client.must_close = True
+            increment(counters.errors, "internal_error")
+            client.respond(500, INTERNAL_ERROR)
+        finally:
+            client.handling = False
+
+    def _answer_error(self, client: Client, error: RanvierError) -> None:
+        increment(self._counters.errors, error.code)
+        client.respond_error(error)
+
+    # --- admission --------------------------------------------------------------------------------------------------
+
+    def _check(self, length: int) -> None:
+        """Raises NodeBusy when there are too many requests, or no room for a body that is known to be so long.
+
+        Room is not reserved: else a few clients could hold all of it by announcing what they never send.
+        """
+        if self._counters.in_flight >= self._limits.in_flight_max:
+            increment(self._counters.refused, "in_flight")
+            raise NodeBusy("too many requests at once")
+        if length > 0:
+            self._check_room(length)
+
+    def _keep(self, client: Client, count: int) -> None:
+        """So many more bytes of this client's body are in memory. Raises NodeBusy."""
+        self._check_room(count)
+        self._counters.in_flight_bytes += count
+        client.body_bytes += count
+
+    def _check_room(self, count: int) -> None:
+        if self._counters.in_flight_bytes + count > self._limits.in_flight_bytes_max:
+            increment(self._counters.refused, "in_flight_bytes")
+            raise NodeBusy("too many bytes of requests at once")
+
+    # --- requests that come in pieces: none of them renews a deadline -----------------------------------------------
+
+    def _read_head(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, int]]:
+        """A head in several pieces, or after empty lines (RFC 9112 2.2). Feeds it all; the bytes, and where it ends.
+
+        Raises RequestError, ClientGone.
+        """
+        limits = self._limits
+        client.arm(Phase.HEADER, limits.header_s)
+        fed = 0
+        while True:
+            if not fed:
+                data = data.lstrip(b"\r\n")
+            found = data.find(b"\r\n\r\n", max(0, fed - 3))
+            end = len(data) if found < 0 else found + 4
+            if end > limits.header_bytes_max:
+                raise HeaderTooLarge(f"the header is larger than {limits.header_bytes_max} bytes")
+            head.feed(data[fed:end])
+            fed = end
+            if found >= 0:
+                return data, end
+            more = yield from received(client.transport)
+            if not more:
+                raise BadRequest("the request ended in its header") if data else ClientGone("nothing came")
+            data += more
+
+    def _read_body(self, client: Client, head: RequestHead, data: bytes) -> Steps[tuple[bytes, bytes]]:
+        """A body of which only `data` is here yet. Returns all of it and the bytes after it.
+
+        It has `body_s`, and a second for as many bytes as come at the lowest rate. Raises RequestError, NodeBusy.
+        """
+        self._keep(client, len(data))
+        client.arm(Phase.BODY, self._limits.body_s)
+        if head.waits and not data:
+            client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
+            if client.unsent is not None:
+                yield client.flush
+        if head.length < 0:
+            return (yield from self._read_chunks(client, data))
+        parts, missing = [data], head.length - len(data)
+        while missing:
+            parts.append((yield from self._read_piece(client, min(missing, READ_BYTES_MAX))))
+            missing -= len(parts[-1])
+        return b"".join(parts), b""
+
+    def _read_chunks(self, client: Client, data: bytes) -> Steps[tuple[bytes, bytes]]:
+        reader = ChunkedReader(keep=True)
+        assert reader.payload is not None
+        while True:
+            try:
+                used = reader.feed(data)
+            except ChunkError as error:
+                raise BadRequest(f"malformed request: {error}") from error
+            if reader.total > self._limits.body_bytes_max:
+                raise BodyTooLarge(f"the body is larger than {self._limits.body_bytes_max} bytes")
+            if reader.done:
+                return b"".join(reader.payload), data[used:]
+            data = yield from self._read_piece(client, READ_BYTES_MAX)
+
+    def _read_piece(self, client: Client, bytes_max: int) -> Steps[bytes]:
+        """The next piece of a body: often it is here already. Raises BadRequest at the end of the stream."""
+        data = client.transport.receive_now(bytes_max)
+        if data is None:
+            data = yield from received(client.transport, bytes_max)
+        if not data:
+            raise BadRequest("the request ended in its body")
+        self._keep(client, len(data))
+        client.arm_until(Phase.BODY, client.deadline + len(data) / self._limits.body_bytes_per_s_min)
+        return data

@@ -1,0 +1,118 @@
+"""Steps of a connection, and the one driver that runs them.
+
+Steps are a generator. They decide synchronously, and yield a `Wait` where there is nothing to do but to wait:
+
+- a `Watch`: until its socket has something to read. No task is woken for that: the steps go on in the call that
+  `readiness` makes.
+- an async function without arguments: the connection's task awaits it, and the yield gives what it returned, or raises
+  what it raised.
+
+Rules: the connection's task owns it all the time. `interrupt` raises an error where the steps wait: a missed deadline,
+a client that left, a drain; of several that come before the steps went on, the first counts. A task that is cancelled
+closes its steps, so their `finally` clauses run; they must not yield there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import trio
+from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
+
+from ranvier_py.proxy.readiness import Watch
+
+Result = TypeVar("Result")
+Wait: TypeAlias = Watch | Callable[[], Awaitable[Any]]
+Steps: TypeAlias = Generator[Wait, Any, Result]
+
+
+class Driver(Generic[Result]):
+    """Runs the steps of one connection."""
+
+    __slots__ = ("_error", "_failure", "_result", "_scope", "_steps", "_task", "_wait")
+
+    def __init__(self, steps: Steps[Result]) -> None:
+        self._steps = steps
+        self._wait: Wait | None = None
+        self._error: Exception | None = None  # to be raised where the steps wait
+        self._scope: trio.CancelScope | None = None  # of what the task awaits
+        self._task: Task | None = None  # while it has nothing to do
+        self._result: Result
+        self._failure: BaseException | None = None
+
+    async def run(self) -> Result:
+        """Until the steps end; returns and raises what they do. Once, by the connection's task."""
+        try:
+            self._advance(self._steps.send, None)
+            while self._wait is not None:
+                error, self._error = self._error, None
+                if error is not None:
+                    self._advance(self._steps.throw, error)
+                elif type(self._wait) is not Watch:
+                    await self._perform(self._wait)  # type: ignore[arg-type]
+                elif self._wait.ready:  # something may be left to read: let others have their turn
+                    await self._perform(checkpoint)
+                else:
+                    self._task = current_task()
+                    await wait_task_rescheduled(self._abort)
+            if self._failure is not None:
+                raise self._failure
+            return self._result
+        finally:
+            self._unwatch()
+            self._steps.close()
+            self._failure = None  # its traceback holds this frame
+
+    def interrupt(self, error: Exception) -> None:
+        """Raise this where the steps wait, now or next."""
+        if self._error is None:
+            self._error = error
+        self._unwatch()
+        if self._scope is not None:
+            self._scope.cancel()
+        self._wake()
+
+    async def _perform(self, wait: Callable[[], Awaitable[Any]]) -> None:
+        self._scope = trio.CancelScope()
+        try:
+            with self._scope:
+                value = await wait()
+        except Exception as error:
+            self._scope = None
+            self._advance(self._steps.throw, error)
+        else:
+            cancelled, self._scope = self._scope.cancelled_caught, None
+            if not cancelled:  # else `run` raises the error that is why
+                self._advance(self._steps.send, value)
+
+    def _advance(self, go_on: Callable[[Any], Wait], value: Any) -> bool:
+        """Take the steps up to their next wait. True if no task is needed for that."""
+        try:
+            wait = self._wait = go_on(value)
+        except StopIteration as end:
+            self._wait, self._result = None, end.value
+        except BaseException as failure:
+            self._wait, self._failure = None, failure
+        else:
+            if type(wait) is Watch and not wait.ready:
+                wait.call = self._happened
+                return True
+        return False
+
+    def _happened(self) -> None:
+        if not self._advance(self._steps.send, None):
+            self._wake()
+
+    def _wake(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            reschedule(task)
+
+    def _unwatch(self) -> None:
+        if type(self._wait) is Watch:
+            self._wait.call = None
+
+    def _abort(self, _: object) -> Abort:
+        self._task = None
+        return Abort.SUCCEEDED

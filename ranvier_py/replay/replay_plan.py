@@ -1,0 +1,149 @@
+"""What a run is made of: its plan, and the requests of a trace as routers and engines take them.
+
+A trace has no text, so there is nothing to read or to tokenize: `prepare` turns its chains into Prompts once, and all
+runs share them. A trace names each prefix once; the routers match by that name as by a token fingerprint, which is what
+a node whose tokenizer keeps up has.
+
+Rule: a Prompt and a Job are never changed by a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ranvier_py.core.ids import Fingerprint
+from ranvier_py.core.prompts.fingerprint import Segment, TokenState
+from ranvier_py.core.prompts.prompt import Boundary
+from ranvier_py.core.prompts.request_body import Prompt
+from ranvier_py.core.routing.placement.policies import PlacementOptions
+from ranvier_py.core.routing.router import Attempt
+from ranvier_py.replay.engine.block_cache import Job
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.knowledge import KnowledgeName
+from ranvier_py.replay.traces.trace import Depth, Trace, TraceRequest
+
+NO_IDS = np.zeros(0, dtype=np.uint32)
+
+
+class Restart(NamedTuple):
+    """A new process of an engine, so many seconds after the first arrival."""
+
+    at: float
+    engine: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that decides a run but the trace.
+
+    `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s` None: the real gossip; inf:
+    nodes tell each other nothing. `per_request`: keep what became of each request, with each decision's terms.
+    """
+
+    policy: str
+    nodes: int
+    engines: tuple[EngineLimits, ...]
+    speed: float = 1.0
+    seed: int = 1
+    options: PlacementOptions = field(default_factory=PlacementOptions)
+    gossip_delay_s: float | None = None
+    restarts: tuple[Restart, ...] = ()
+    regret: bool = True
+    per_request: bool = False
+    knowledge: KnowledgeName = "calibrated"
+
+
+@dataclass(slots=True)
+class Placed:
+    """Where a request went, and by whom. `predicted_tokens`: what the router believed to be cached there."""
+
+    engine: int
+    reason: str
+    predicted_tokens: int
+    node: int = -1
+    attempt: Attempt | None = None
+    terms: Sequence[Mapping[str, float]] = ()
+
+
+class TracePrompt(Prompt):
+    """A Prompt whose length is known, though its chain is of whole blocks, and whose opening the trace has."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: TraceRequest, end: Boundary, root: Boundary) -> None:
+        super().__init__("chat", request.model, stream=True, end=end, base=root, tail=(), body=b"")
+        self.request = request
+
+    @property
+    def tokens(self) -> int:
+        return self.request.prompt_tokens
+
+    def opening(self) -> bytes:
+        return self.request.opening
+
+
+class Prepared(NamedTuple):
+    """A request as routers and engines take it. `answered` is the end of its chain when the answer is known too."""
+
+    request: TraceRequest
+    prompt: Prompt
+    answered: Boundary
+    job: Job
+
+
+def prepare(trace: Trace) -> list[Prepared]:
+    """The requests of a trace in order of time; equal prefixes share their boundaries."""
+    root = Boundary(None, Fingerprint(0), 0)
+    known: dict[tuple[int, Fingerprint], Boundary] = {}
+    names = names_of_blocks(trace)
+    return [prepared(request, root, known, names) for request in trace.requests]
+
+
+def names_of_blocks(trace: Trace) -> dict[int, int]:
+    """Blocks at whose end a prefix key is, and which are called otherwise: in a run engines call them as routers do, or
+    their events would be of other prefixes."""
+    return {
+        block: key.fingerprint
+        for request in trace.requests
+        for key in request.chain
+        if key.fingerprint != (block := request.blocks[key.tokens // trace.block_tokens - 1])
+    }
+
+
+def prepared(
+    request: TraceRequest,
+    root: Boundary,
+    known: dict[tuple[int, Fingerprint], Boundary],
+    names: Mapping[int, int],
+) -> Prepared:
+    """`known` has the boundaries so far, by the identity of their parent and their name."""
+    asked = sum(1 for key in request.chain if key.tokens <= request.prompt_tokens)
+    ends = {*request.ends, asked - 1, len(request.chain) - 1}
+    end = at = root
+    anchors: list[Depth] = []
+    for index, key in enumerate(request.chain):
+        if index not in ends:
+            anchors.append(key)
+            continue
+        at = boundary_after(at, key, tuple(anchors), known)
+        anchors.clear()
+        if index == asked - 1:
+            end = at
+    keys = tuple([names.get(block, block) for block in request.blocks]) if names else request.blocks
+    job = Job(request.prompt_tokens, request.answer_tokens, NO_IDS, keys)
+    return Prepared(request, TracePrompt(request, end, root), at, job)
+
+
+def boundary_after(
+    parent: Boundary, key: Depth, anchors: tuple[Depth, ...], known: dict[tuple[int, Fingerprint], Boundary]
+) -> Boundary:
+    name = (id(parent), key.fingerprint)  # boundaries in `known` live as long as it, so no identity comes twice
+    found = known.get(name)
+    if found is None:
+        found = known[name] = Boundary(parent, key.fingerprint, key.tokens)
+        found.tokenized(Segment(anchors, key, TokenState(key.tokens, 0, ())))
+    return found

@@ -1,0 +1,37 @@
+"""benchmarks/README.md says what the result files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.bench import RESULTS, finish
+from benchmarks.report import PAGE, READERS, page
+
+
+def test_the_page_is_the_one_that_the_results_make() -> None:
+    """`python -m benchmarks.report` writes it anew."""
+    assert PAGE.read_text() == page()
+
+
+def test_every_result_has_its_reader_and_every_reader_its_benchmark() -> None:
+    assert {path.stem for path in RESULTS.glob("*.json")} <= READERS.keys()
+    assert {name for name in READERS if not (RESULTS.parent / f"{name}.py").is_file()} == set()
+
+
+def test_what_misses_its_goal_is_listed_first() -> None:
+    text = page()
+    missed = text.partition("## What misses")[2].partition("\n## ")[0].count("\n- ")
+    assert missed == text.count(": **missed** |") > 0
+
+
+def test_a_result_is_printed_where_no_file_shall_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.harness.bench.RESULTS", tmp_path)
+    assert finish("one", {"seed": 1}, write=False, rows=[[1, 2]]) == 0
+    assert '"rows": [\n    [1, 2]\n  ]\n}\n' in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert finish("one", {"seed": 1}, write=True) == 0
+    assert '"commit"' in (tmp_path / "one.json").read_text()
