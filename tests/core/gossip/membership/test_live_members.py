@@ -54,7 +54,7 @@ def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
     """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
     for node in sim_nodes():
         assert node.gossip.routes._outbox.relays
-        assert len(node.gossip.routes._post.listeners) == 3
+        assert len(node.gossip.routes._outbox.targets) == 3
 
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
