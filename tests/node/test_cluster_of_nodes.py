@@ -215,7 +215,7 @@ async def test_requests_in_flight_elsewhere_count_here(tmp_path: Path) -> None:
         await place.http.post(f"{place.engines[0]}/admin/faults", json={"kind": "latency", "seconds": 30})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.chat, turn("Hello"))
-            await second.until("/admin/cluster", lambda view: view["facts"]["loads_heard"] > 0)
+            await second.until("/admin/cluster", lambda view: view["facts"]["loads_received"] > 0)
             await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 1)
             nursery.cancel_scope.cancel()
         await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 0)
