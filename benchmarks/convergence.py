@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bench import RESULTS, command_line, commit, finish, show
+from benchmarks.harness.bench import RESULTS, command_line, commit, finish, show_row
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
@@ -132,17 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for row in pool.map(measured, asked):
             rows.append(row)
-            show(shown(row))
+            show_row(row)
     rows = sorted([*rows, *(kept(rows) if options.keep else ())], key=key)
     settings = {"seed": options.seed, "virtual_s": options.seconds, "link": "0.2 ms and an exponential 0.2 ms one way"}
     return finish("convergence", {"settings": settings, "rows": rows}, write=not options.dry)
-
-
-def shown(row: dict[str, Any]) -> str:
-    sent = sum(row[f"{plane}_bytes_per_node_s"] for plane in ("datagram", "probe", "bulk"))
-    learned = f"learned p50 {row['learned_t50_s']} p99 {row['learned_t99_s']} s"
-    death = f"death known to all {row['noticed_all_t100_s']} s, {row['false_deaths']} false"
-    return f"{row['nodes']:>4} nodes, loss {row['loss']:.0%}: {learned}, {death}, {sent:.0f} B/s a node"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import trio
 
-from benchmarks.harness.bench import command_line, finish, percentiles, show
+from benchmarks.harness.bench import command_line, finish, percentiles, show_row
 from benchmarks.harness.processes import processor_s
 from cluster.demo.demo_plan import CONTROL_IP, Lab, Peering, Settings, engine_command, node_command, plan, write_key
 from cluster.dns.addresses import Address
@@ -133,7 +133,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> dict[str, 
     await trio.sleep(2)  # what a start brings is not what idling costs
     for name, part in (("idle", idle), ("usable", usable), ("loaded", loaded), ("crash", crash)):
         result[name] = await part(cluster, arguments)
-        show(f"{name}: {result[name]}")
+        show_row({"part": name, **result[name]})
     result["goals"] = goals(result)
     return result
 
@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     result = trio.run(run, arguments)
     for goal in result["goals"]:
-        show(f"  {goal['goal']}: {goal['is']} (at most {goal['at_most']}) {'met' if goal['met'] else 'MISSED'}")
+        show_row(goal)
     return finish("convergence_processes", result, write=not arguments.dry)
 
 

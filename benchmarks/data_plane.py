@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.bench import ROOT, command_line, finish, show
+from benchmarks.harness.bench import ROOT, command_line, finish, show, show_row
 from benchmarks.harness.processes import (
     PEERS,
     PEERS_DIR,
@@ -99,10 +99,7 @@ def measure(targets: Mapping[str, Target], engine_urls: list[str], rounds: int, 
             for name, target in targets.items():
                 run = load(target, case, seconds)
                 runs[case.name][name].append(run)
-                show(
-                    f"round {number + 1} {case.name:18} {name:20} {run['per_s']:9.0f}/s"
-                    f"  p50 {run['p50_us']:6.0f} µs  p99 {run['p99_us']:6.0f} µs  failed {run['failed']}"
-                )
+                show_row({"round": number + 1, "case": case.name, "target": name, **run})
     return {case: {name: summed(each) for name, each in by_name.items()} for case, by_name in runs.items()}
 
 
@@ -180,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "compared": compared(cases),
         "left_out": left_out,
     }
-    show(json.dumps(result["compared"], indent=2, ensure_ascii=False))
+    show_row(result["compared"])
     return finish("data_plane", result, write=not arguments.dry)
 
 

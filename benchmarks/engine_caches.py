@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.harness.bench import command_line, finish, show_row
 from benchmarks.workloads.workloads import ENGINES, WORKLOADS, Workload
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
@@ -201,17 +201,9 @@ def rows_of(name: str, arguments: argparse.Namespace) -> list[Row]:
         size = ready.summary.block_tokens
         here = [row_of(name, share, knowledge, each, size) for (knowledge, _), each in zip(named, done, strict=True)]
         for row in here:
-            show(shown(row))
+            show_row(asdict(row))
         found += here
     return found
-
-
-def shown(row: Row) -> str:
-    return (
-        f"{row.workload:22} {row.share:4.0%} {row.nodes} {row.policy:13} {row.knowledge:11} hits {row.hit_rate:.3f}  "
-        f"wasted {row.wasted:.4f}  unforeseen {row.unforeseen:.4f}  "
-        f"ttft p50 {row.ttft_p50_s * 1000:6.0f} p90 {row.ttft_p90_s * 1000:6.0f} ms"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -224,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "four_nodes_as_one": four_as_one(rows),
     }
     for name, goal in goals.items():
-        show(f"{name} {json.dumps(goal)}")
+        show_row({"goal": name, **goal})
     settings = {"load": LOAD, "capacity": CAPACITY, "engines": {name: ENGINES_OF.get(name, ENGINES) for name in names}}
     result = {"seed": arguments.seed, **settings, "goals": goals}
     whole = len(names) == len(CAPACITY) and not (arguments.quick or arguments.dry)

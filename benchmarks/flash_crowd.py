@@ -26,7 +26,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.harness.bench import command_line, finish, percentiles, show, spread
+from benchmarks.harness.bench import command_line, finish, percentiles, show_row, spread
 from benchmarks.workloads.traffic import BLOCK_TOKENS, Writer
 from ranvier_py.core.routing.placement.policies import PlacementOptions
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -171,11 +171,7 @@ def burst_run(within_s: float, policy: str, nodes: int, gossip: bool, seeds: int
         "idle_share": sum(by_engine(rows)[IDLE] for rows in runs) / seeds / BURST_REQUESTS,
         **summed([row for rows in runs for row in rows]),
     }
-    show(
-        f"burst within {within_s:3.1f} s  {policy:12} {nodes:2} nodes {'gossip   ' if gossip else 'no gossip'}"
-        f"  max/mean {found['max_over_mean']['mean']:.2f} (worst {max(shares):.2f})"
-        f"  idle engine {found['idle_share']:5.1%}  hits {found['hit_rate']:.3f}  {times(found)}"
-    )
+    show_row(found)
     return found
 
 
@@ -206,12 +202,7 @@ def hot_pair(rate_per_s: float, nodes: int, gossip: bool, seeds: int) -> dict[st
         ]
         found[name] = {**summed(rows), **spread(by_engine(rows))}
     found |= paid(found["override"], found["none"])
-    show(
-        f"hot {rate_per_s:4.0f}/s  {nodes:2} nodes {'gossip   ' if gossip else 'no gossip'}"
-        f"  override: hits {found['override']['hit_rate']:.3f} {times(found['override'])}"
-        f"  none: hits {found['none']['hit_rate']:.3f} {times(found['none'])}"
-        f"  {found['hit_points_paid']:.1f} points for {found['p99_share_won']:.0%} of p99"
-    )
+    show_row(found)
     return found
 
 
@@ -221,10 +212,6 @@ def paid(override: dict[str, Any], none: dict[str, Any]) -> dict[str, Any]:
     won = 1 - override["ttft_s"]["p99"] / none["ttft_s"]["p99"]
     reached = points <= RANVIER["hit_points"] and won >= RANVIER["p99_share"]
     return {"hit_points_paid": points, "p99_share_won": won, "as_good_as_ranvier": reached}
-
-
-def times(found: dict[str, Any]) -> str:
-    return f"ttft {found['ttft_s']['p50'] * 1e3:.0f} {found['ttft_s']['p99'] * 1e3:.0f} ms"
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,6 @@ processor time for each turn that it receives.
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import statistics
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data_plane import CASES, WARM_UP_S, Case, load, set_manner
-from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.harness.bench import command_line, finish, show_row
 from benchmarks.harness.processes import Target, free_port, node, processor_s, stub_engines
 
 
@@ -86,7 +85,7 @@ def measure(stack: ExitStack, options: argparse.Namespace) -> dict[str, Any]:
             for number in range(options.pairs)
         ]
         found[case.name] = summed(pairs)
-        show(f"{case.name} {json.dumps(found[case.name])}")
+        show_row({"case": case.name, **found[case.name]})
     return found
 
 

@@ -15,11 +15,12 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bench import command_line, finish, show, spread
+from benchmarks.harness.bench import command_line, finish, show_row, spread
 from benchmarks.workloads.workloads import WORKLOADS
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -109,8 +110,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Every policy and cache size on one trace."""
     trace = WORKLOADS[name].load()
     ready, known = make_ready(trace), reference(trace, arguments.engines)
-    show(f"{name}: {ready.summary.requests} requests, {ready.summary.prompt_tokens:,} prompt tokens")
-    show(f"  reference: ideal {known.ideal:.3f}  greedy {known.greedy:.3f}  random {known.random:.3f}")
+    show_row({**asdict(ready.summary), **known._asdict()})
     sizes = arguments.cache_tokens or [LARGE_CACHE_TOKENS, SMALL_CACHE_TOKENS[name]]
     plans = [
         Plan(
@@ -126,7 +126,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
     runs = [figures(each.result, plan.engines[0].cache_tokens, known) for plan, each in zip(plans, done, strict=True)]
     for run in runs:
-        show(line(run))
+        show_row({name: value for name, value in run.items() if name != "reasons"})
     return {
         "trace": name,
         "requests": ready.summary.requests,
@@ -153,16 +153,6 @@ def figures(result: RunResult, cache_tokens: int, known: Reference) -> dict[str,
         "reasons": dict(result.reasons),
         "wall_s": result.wall_s,
     }
-
-
-def line(run: dict[str, Any]) -> str:
-    ttft, load = run["ttft_s"], run["requests_by_engine"]
-    return (
-        f"  {run['policy']:<19} cache {run['cache_tokens']:>10,}  hits {run['hit_rate']:.3f}"
-        f" ({run['share_of_greedy']:6.1%} of greedy)  max/mean {load['max_over_mean']:.2f}"
-        f"  ttft {ttft['p50'] * 1e3:5.0f} {ttft['p90'] * 1e3:5.0f} {ttft['p99'] * 1e3:5.0f} ms"
-        f"  diverted {run['diverted']:>4}  {run['wall_s']:.1f} s"
-    )
 
 
 def goals(traces: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,14 +18,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
 import orjson
 
-from benchmarks.harness.bench import command_line, data_folder, finish, percentiles, show, spread
+from benchmarks.harness.bench import command_line, data_folder, finish, percentiles, show_row, spread
 from benchmarks.hit_rate import LARGE_CACHE_TOKENS
 from benchmarks.workloads.workloads import MOONCAKE, WORKLOADS, sessions
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -92,13 +92,13 @@ def measure(name: str, case: Case, arguments: argparse.Namespace) -> dict[str, A
     runs: list[Run] = []
     for seed in range(1, arguments.seeds + 1):
         ready = make_ready(case.trace(seed))
-        show(f"{name}, seed {seed}: {ready.summary.requests} requests, {ready.summary.prompt_tokens:,} prompt tokens")
+        show_row({"seed": seed, **asdict(ready.summary)})
         plans = plans_of(case.cache_tokens, ready.summary.block_tokens, arguments.nodes, seed)
         done = execute_all([Task(ready, plan) for plan in plans], arguments.jobs, time.process_time)
         runs += [Run(plan.nodes, plan.gossip_delay_s is None, each) for plan, each in zip(plans, done, strict=True)]
     compared = compare(runs)
     for each in compared:
-        show(comparison_line(each))
+        show_row(each)
     return {
         "trace": name,
         "requests": ready.summary.requests,
@@ -160,15 +160,6 @@ def pooled(runs: Sequence[Done]) -> dict[str, Any]:
         "ttft_s": {name: first[name] for name in ("p50", "p99")},
         "coefficient_of_variation": sum(each.load_cv for each in results) / len(results),
     }
-
-
-def comparison_line(each: dict[str, Any]) -> str:
-    how = "alone" if each["nodes"] == 1 else "gossip" if each["gossip"] else "no gossip"
-    return (
-        f"  {each['nodes']:2} nodes, {how:<9}  {each['hit_points']:+6.2f} points"
-        f"  p50 x {each['ttft_p50_times']:.3f}  p99 x {each['ttft_p99_times']:.3f}"
-        f"  cv {each['coefficient_of_variation']:.3f}  {'reached' if each['reached'] else 'missed'}"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bench import RESULTS, command_line, finish, show
+from benchmarks.harness.bench import RESULTS, command_line, finish, show, show_row
 from benchmarks.harness.policies_goals import DIGITS, Row, goals
 from benchmarks.workloads.workloads import AMPLE, TIGHT, WORKLOADS, Workload
 from ranvier_py.core.routing.placement.policies import POLICIES
@@ -193,19 +193,7 @@ def page_of(cases: Sequence[Case], results: Sequence[RunResult], settings: dict[
 
 def show_rows(rows: Sequence[Row]) -> None:
     for row in sorted(rows, key=lambda row: (row.workload, row.cache, row.load, row.nodes or 99, row.ttft_p90_s)):
-        show(
-            f"{row.workload:<20} {row.cache:<5} {row.nodes or '-':>2} {row.load:4.2f} {row.policy:<20}"
-            f" p50 {row.ttft_p50_s * 1e3:8.0f} p90 {row.ttft_p90_s * 1e3:8.0f} p99 {row.ttft_p99_s * 1e3:8.0f} ms"
-            f"  hits {row.hit_rate:.3f}  {row.requests_per_s:7.2f}/s  max/mean {row.max_over_mean:.2f}"
-            f"  failed {row.failed}  {row.processor_s:.1f} s"
-        )
-
-
-def show_goals(found: dict[str, Any]) -> None:
-    for name, goal in found.items():
-        show(f"{name}: {'reached' if goal['reached'] else 'missed'} {goal.get('ratio', '')}")
-        for miss in goal["missed"]:
-            show(f"    {' '.join(f'{key} {value}' for key, value in miss.items()) if isinstance(miss, dict) else miss}")
+        show_row(row._asdict())
 
 
 # --- capacity ---------------------------------------------------------------------------------------------------------
@@ -273,7 +261,8 @@ def report(
 ) -> int:
     rows = rows_of(cases, results)
     found = goals(rows, ample=AMPLE, controls=[workload.name for workload in WORKLOADS.values() if workload.negative])
-    show_goals(found)
+    for name, goal in found.items():
+        show_row({"goal": name, **{key: value for key, value in goal.items() if key != "by_policy"}})
     ready = {case.workload.name: case.task.ready for case in reversed(cases)}
     settings = {"seed": arguments.seed, "knee": KNEE, "loads": [list(each) for each in LOADS]}
     part = arguments.quick or arguments.load or arguments.policy or arguments.nodes or arguments.workload

@@ -1,11 +1,10 @@
 """How fast a replay is, and how much memory it takes: the whole of mooncake_conversation through 8 engines.
 
-`python -m benchmarks.replay_speed [--policy ttft] [--quick] [--profile ttft]`
+`python -m benchmarks.replay_speed [--policy ttft] [--quick]`
 
 12,031 requests of 12,035 prompt tokens on average, in blocks of 512; engines and caches as `ranvier replay` has them by
 default, at the trace's own rate, one node. Each policy runs with and without regret, each in a process of its own that
-reads the trace too, since that is what a user waits for and what memory is measured of. `--profile` says where the
-time of one policy goes instead.
+reads the trace too, since that is what a user waits for and what memory is measured of.
 Goal: under 15 s for a policy, of processor time: on a machine of our own that is what the clock says, and on a shared
 one the clock tells of the others.
 """
@@ -13,9 +12,7 @@ one the clock tells of the others.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
-import pstats
 import resource
 import subprocess
 import sys
@@ -24,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness.bench import ROOT, command_line, data_folder, finish, show
+from benchmarks.harness.bench import ROOT, command_line, data_folder, finish, show_row
 from benchmarks.workloads.workloads import MOONCAKE, WORKLOADS
 from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.engine.engine_values import EngineLimits
@@ -39,15 +36,13 @@ GOAL_S = 15.0
 ENGINES = 8
 QUICK_REQUESTS = 1000
 MIB = 1024.0  # ru_maxrss is in KiB
-PROFILE_LINES = 40
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__, quick=f"the first {QUICK_REQUESTS} requests")
     parser.add_argument("--policy", action="append", choices=[*POLICIES, *ORACLES], default=[])
-    parser.add_argument("--profile", choices=[*POLICIES, *ORACLES], help="say where the time of this policy goes")
     parser.add_argument("--one", choices=[*POLICIES, *ORACLES], help=argparse.SUPPRESS)
-    parser.add_argument("--no-regret", action="store_true", help="for --profile")
+    parser.add_argument("--no-regret", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
@@ -95,21 +90,11 @@ def measure_apart(policy: str, *, quick: bool, regret: bool) -> dict[str, Any]:
     return found
 
 
-def profile(policy: str, limit: int, *, regret: bool) -> None:
-    ready = read(limit)
-    profiler = cProfile.Profile()
-    profiler.runcall(run, ready, policy, regret=regret)
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(PROFILE_LINES)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """0 also where the trace is absent: that is said."""
     arguments = parse(argv)
     limit = QUICK_REQUESTS if arguments.quick else 0
     if not WORKLOADS["mooncake"].is_there():
-        return 0
-    if arguments.profile:
-        profile(arguments.profile, limit, regret=not arguments.no_regret)
         return 0
     if arguments.one:
         print(json.dumps(measure(arguments.one, limit, regret=not arguments.no_regret)))
@@ -118,12 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for policy in arguments.policy or MEASURED:
         for regret in (False, True):
             each = measure_apart(policy, quick=arguments.quick, regret=regret)
-            show(
-                f"{policy:<16} {'with' if regret else 'without':<7} regret"
-                f"  {each['requests_per_processor_s']:>6,} requests per s of processor"
-                f"  {each['cpu_s']:.1f} s of {each['wall_s']:5.1f} s  peak {each['peak_mib']} MiB"
-                f" ({each['read_mib']} of them the trace, read in {each['read_s']:.1f} s)"
-            )
+            show_row(each)
             found.append(each)
     whole = not (arguments.quick or arguments.policy or arguments.dry)
     return finish("replay_speed", {"goal_s": GOAL_S, "engines": ENGINES, "runs": found}, write=whole)

@@ -34,7 +34,7 @@ import numpy as np
 import orjson
 import trio
 
-from benchmarks.harness.bench import ROOT, command_line, finish, instructions, show
+from benchmarks.harness.bench import ROOT, command_line, finish, instructions, show_row
 from benchmarks.harness.stub_engine import ANSWER, EVENT, STREAM_END, STREAM_HEAD, chunk
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.core.prompts.boundaries import Chat, TailJob, TokenIds, TokenizedChat
@@ -264,7 +264,7 @@ def main() -> int:
     cases = {}
     for name in options.only or CASES:
         cases[name] = measure(CASES[name], options.requests, options.batches, count=count)
-        show(f"{name:20} {cases[name]}")
+        show_row({"case": name, **cases[name]})
     result: dict[str, Any] = {
         "benchmark": "request_path",
         "question": "what one request costs the node's thread",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.harness.bench import command_line, finish, show_row
 from benchmarks.workloads import traffic
 from benchmarks.workloads.workloads import A100_8B, AMPLE_TOKENS, ENGINES, L4_8B, QWEN_32B
 from ranvier_py.core.routing.placement.policies import PlacementOptions
@@ -311,19 +311,9 @@ def measured(shape: Shape, trace: Trace, arguments: argparse.Namespace) -> dict[
 
 
 def show_shape(name: str, found: Mapping[str, Any]) -> None:
-    show(f"{name}: {'reproduced' if found['reproduced'] else 'NOT reproduced'}  ({found['source']})")
     for run in found["runs"]:
-        ttft = run["ttft_s"]
-        show(
-            f"  {run['name']:<28} {run['requests_per_s']:7.2f} of {run['offered_per_s']:7.2f}/s"
-            f"  hits {run['hit_rate']:.3f}"
-            f"  TTFT mean {ttft['mean'] * 1e3:7.0f} p50 {ttft['p50'] * 1e3:7.0f} p90 {ttft['p90'] * 1e3:7.0f}"
-            f" p99 {ttft['p99'] * 1e3:7.0f} ms  max/mean {run['max_over_mean']:.2f}"
-        )
-    show(f"  published {found['published']}")
-    show(f"  ours      {found['ours']}")
-    for what, holds in found["checks"].items():
-        show(f"  {'yes' if holds else 'NO '} {what}")
+        show_row(run)
+    show_row({"shape": name, **{key: found[key] for key in ("published", "ours", "reproduced", "checks")}})
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

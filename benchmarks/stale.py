@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from benchmarks.engine_caches import CAPACITY, cache_tokens_of, errors_of
-from benchmarks.harness.bench import command_line, finish, show
+from benchmarks.harness.bench import command_line, finish, show_row
 from benchmarks.workloads.workloads import ENGINES, WORKLOADS
 from ranvier_py.replay.jobs import Done, Ready, Task, execute_all, make_ready
 from ranvier_py.replay.knowledge import KNOWLEDGE
@@ -99,11 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for (share, _), plan, each in zip([case for case in cases for _ in KNOWLEDGE], plans, done, strict=True):
         row = replace(row_of(plan, each, ready.summary.answer_tokens), cache_share=share)
         rows.append(row)
-        show(
-            f"cache {share:5.3f}  restarts {row.restarts_per_s:6.3f}/s  evicted {row.evicted_tokens_per_s:8.1f} t/s  "
-            f"{row.knowledge:10}  wasted {row.wasted:.4f}  unforeseen {row.unforeseen:.4f}  "
-            f"hits {row.hit_rate:.3f}  p90 {row.ttft_p90_s:.3f} s"
-        )
+        show_row(asdict(row))
     result = {
         "seed": arguments.seed,
         "traffic": asdict(ready.summary),

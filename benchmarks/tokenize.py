@@ -49,7 +49,7 @@ from tokenizers import Tokenizer
 from benchmarks.harness.bench import command_line, data_folder, finish, percentiles
 from benchmarks.harness.processes import free_port, node, process
 from benchmarks.harness.stub_engine import ANSWER, INFORMATION, LENGTH
-from cluster.train_tokenizer import Grammar
+from cluster.load import chats as lab_chats
 from ranvier_py.core.prompts.boundaries import Chat, Message, TailJob
 from ranvier_py.io.tokenizer import EMBEDDED, ChatTokenizer
 
@@ -82,16 +82,20 @@ def median_s(rounds: int, calls: Mapping[str, Callable[[], object]]) -> dict[str
 
 
 class Texts:
-    """Running text by the embedded tokenizer's grammar: not the text it was trained on, by another seed."""
+    """Running text of the lab's chats."""
 
     def __init__(self) -> None:
-        self._grammar = Grammar(Random(SEED))
+        self._rng = Random(SEED)
+        self._grammar = lab_chats.read_grammar()
 
     def of(self, characters: int) -> str:
         found = ""
         while len(found) < characters:
-            found += self._grammar.sentence() + " "
+            found += " ".join(str(message["content"]) for message in self._chat()) + " "
         return found[:characters]
+
+    def _chat(self) -> Sequence[Message]:
+        return lab_chats.chat(self._grammar, 0, 8, self._rng)
 
     def turn(self, characters_per_token: float) -> list[Message]:
         """An answer and the next question."""

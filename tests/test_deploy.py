@@ -28,8 +28,8 @@ from ranvier_py.control.control_port import OPEN_PATHS
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX
+from ranvier_py.core.gossip.port_traffic import PortOptions
 from ranvier_py.io.gossip.state_file import LAST_WRITE_S
-from ranvier_py.io.gossip.traffic_counters import NetOptions
 from ranvier_py.node.cluster_parts import LEAVE_S_MAX
 from ranvier_py.node.node import CLOSE_S
 
@@ -45,7 +45,7 @@ OLDEST_KUBERNETES = "1.27"
 END_MARGIN_S = 10
 """Between the drain deadline and SIGKILL: the goodbye, closing what is left, writing the state, a slow machine."""
 
-STRANGERS_BYTES = NetOptions().streams_in * FRAME_BYTES_MAX + NetOptions().queued_bytes
+STRANGERS_BYTES = PortOptions().streams_in * FRAME_BYTES_MAX + PortOptions().queued_bytes
 ROUTE_BYTES, CONVERSATION_BYTES = 250, 2048
 PROGRAM_BYTES = 256 * 1024**2
 """What a node holds when it has seen much: by the key's own help, and with a large tokenizer's program."""

@@ -34,7 +34,7 @@ LIBRARIES = {
     "httpx": (
         "engine_poller",
         "cli",
-        "routers",
+        "router_link",
         "sse_source",
     ),
     "zmq": ("zmq_sockets",),

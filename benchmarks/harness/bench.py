@@ -58,6 +58,17 @@ def show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def show_row(row: Mapping[str, Any]) -> None:
+    """The names and figures of a row on one line: numbers to four digits, and those of a mapping by their names."""
+    show("  ".join(cell for name, value in row.items() for cell in cells_of(name, value)))
+
+
+def cells_of(name: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{name} {' '.join(cell for key, each in value.items() for cell in cells_of(key, each))}"]
+    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"]
+
+
 # --- where it ran -----------------------------------------------------------------------------------------------------
 
 

@@ -1,29 +1,17 @@
-"""Names of the lab: round-robin DNS inside one process, and the loopback addresses behind it.
-
-A client finds a node by a name with several addresses and takes the first that answers. trio tries addresses in the
-order given, so the rotation is ours: the k-th look-up of a name begins with its k-th address, the others follow as
-spares. Rotation spreads *look-ups*, that is connections: a client that keeps one connection keeps one node.
+"""Addresses of this machine for the lab, and how they are written on a command line.
 
 Linux answers on all of 127/8, so the nodes of a lab share one port on 127.0.0.2, 127.0.0.3, …, as they would on
 machines of their own. Where that fails (macOS has 127.0.0.1 only) every node gets 127.0.0.1 and a port of its own,
-and an address of a name may carry a port that overrides the asked one.
+and an address of a name may carry a port that overrides the requested one.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from random import Random
-from typing import Any
-
-import trio
-
-AddressInfo = tuple[
-    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
-]
-"""One line of `socket.getaddrinfo`."""
 
 PORT_MIN, PORT_END = 20_000, 32_000
 """Ports for the lab: above the well-known services, below 32768 where Linux begins to number outgoing connections."""
@@ -67,61 +55,6 @@ def parse_address(text: str) -> Address:
     if not 0 <= number <= 65535:
         raise NamesError(f"{text!r}: a port is 0 … 65535")
     return Address(ip, number)
-
-
-class RoundRobinResolver(trio.abc.HostnameResolver):
-    """Resolves the names it was given by turns, all others by the system (and rotates those answers too).
-
-    Set it with `trio.socket.set_custom_hostname_resolver(resolver)`; it lasts as long as the trio run.
-    """
-
-    def __init__(self, names: Mapping[str, Sequence[Address]]) -> None:
-        for name, addresses in names.items():
-            if not addresses:
-                raise NamesError(f"{name}: a name needs an address")
-        self.names = {name.lower(): tuple(addresses) for name, addresses in names.items()}
-        self.lookups: dict[str, int] = {}
-
-    async def getaddrinfo(
-        self,
-        host: bytes | None,
-        port: bytes | str | int | None,
-        family: int = 0,
-        type: int = 0,  # noqa: A002  # the name is trio's
-        proto: int = 0,
-        flags: int = 0,
-    ) -> Any:
-        name = host.decode("ascii").lower() if host is not None else ""
-        known = self.names.get(name)
-        if known is None:
-            found: list[Any] = await trio.to_thread.run_sync(
-                socket.getaddrinfo, host, port, family, type, proto, flags, abandon_on_cancel=True
-            )
-        else:
-            asked = int(port or 0)
-            found = [self.line(address, asked, type, proto) for address in known]
-            found = [line for line in found if family in (0, line[0])]
-            if not found:
-                raise socket.gaierror(socket.EAI_NONAME, f"{name} has no address of that family")
-        return self.rotate(name, found)
-
-    @staticmethod
-    def line(address: Address, asked: int, kind: int, proto: int) -> AddressInfo:
-        port = address.port or asked
-        stream = socket.SocketKind(kind or socket.SOCK_STREAM)
-        if isinstance(ip_address(address.ip), IPv6Address):
-            return socket.AF_INET6, stream, proto, "", (address.ip, port, 0, 0)
-        return socket.AF_INET, stream, proto, "", (address.ip, port)
-
-    def rotate(self, name: str, found: list[Any]) -> list[Any]:
-        """Turn the answer by one more place at each look-up. The table is as long as the names a client uses: few."""
-        turn = self.lookups.get(name, 0)
-        self.lookups[name] = turn + 1
-        start = turn % len(found)
-        return found[start:] + found[:start]
-
-    async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
-        return await trio.to_thread.run_sync(socket.getnameinfo, sockaddr, flags, abandon_on_cancel=True)
 
 
 def can_bind(ip: str, port: int = 0) -> bool:

@@ -2,11 +2,11 @@
 
     zone = Zone({"router.lab": ["127.0.0.2", "127.0.0.3"]})
     host, port = await nursery.start(serve, zone, "127.0.0.1", 0)        # then: dig @127.0.0.1 -p PORT router.lab
-    zone.fault("router.lab", DnsFault(FaultKind.SLOW, delay_s=5.0))
+    zone.fault("router.lab", DnsFault(DnsFaultKind.SLOW, delay_s=5.0))
 
-UDP and TCP on one port. The k-th look-up of a name begins with its k-th address, for A and AAAA each by itself. A
-name that is not ours is REFUSED, one of our zone that nobody has is NXDOMAIN, one without such an address is an empty
-answer.
+UDP and TCP on one port; messages are dnspython's. The k-th look-up of a name begins with its k-th address, for A and
+AAAA each by itself. A name that is not ours is REFUSED, one of our zone that nobody has is NXDOMAIN, one without such
+an address is an empty answer.
 
 `Zone` decides and is pure; `serve` moves bytes. Bounds: answers that wait (slow), connections, time of a connection;
 what is above a bound is dropped and counted. An error of one asker never ends the server.
@@ -20,9 +20,17 @@ from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
 
+import dns.exception
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rdataclass
+import dns.rdatatype
+import dns.rrset
 import trio
-
-from cluster.dns.dns_messages import BadQuery, Code, Kind, Query, read_query, write_answer, write_error
+from dns.rcode import Rcode
+from dns.rdatatype import RdataType
 
 TTL_S = 1
 """Short: a lab's nodes come and go, and resolvers should ask again."""
@@ -35,19 +43,22 @@ CONNECTION_S = 10.0
 """A TCP asker has this long for each question."""
 
 MESSAGE_BYTES_MAX = 65_535
+UDP_BYTES_MIN, UDP_BYTES_MAX = 512, 1232
+"""Of an answer without EDNS (RFC 1035), and with it (the DNS flag day of 2020: no fragments)."""
+
+HEADER_BYTES = 12
 PORT_TRIES_MAX = 50
 """Port 0: the TCP port that the system gave may be taken for UDP; then the next one."""
 
 
-class FaultKind(Enum):
-    """What the name says instead of the truth."""
+class DnsFaultKind(Enum):
+    """What the name says instead of what is so."""
 
     SUBSET = "subset"  # `count` of the addresses, the next ones each time
     EMPTY = "empty"  # no error, no address
     SELF = "self"  # only the asker's own address; nothing when it has none there
-    OTHER = "other"  # `addresses`, whatever is true: those of another cluster, or old ones
-    STALE = "stale"  # what was true when the fault was set
-    SLOW = "slow"  # the truth, after `delay_s`
+    OTHER = "other"  # `addresses`, whatever is so: those of another cluster, or old ones
+    SLOW = "slow"  # the right answer, after `delay_s`
     SERVFAIL = "servfail"
     NXDOMAIN = "nxdomain"
     SILENT = "silent"  # no answer at all
@@ -55,14 +66,14 @@ class FaultKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DnsFault:
-    kind: FaultKind
+    kind: DnsFaultKind
     count: int = 1
     delay_s: float = 5.0
     addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DnsAnswer:
     """What to send and when; `data` None is silence."""
 
     data: bytes | None
@@ -77,17 +88,20 @@ class Zone:
         self.ttl_s = ttl_s
         self.names: dict[str, tuple[str, ...]] = {}
         self.faults: dict[tuple[str, str], DnsFault] = {}
-        self.turns: dict[tuple[str, int], int] = {}
+        self.lookups: dict[tuple[str, RdataType], int] = {}
         self.counts: dict[str, int] = {}
         for name, addresses in names.items():
             self.set(name, addresses)
 
     def set(self, name: str, addresses: Sequence[str]) -> None:
-        """What is true from now on. Raises ValueError for what is no IP address, and for a name of another zone."""
+        """What is so from now on. Raises ValueError for what is no IP address, and for a name of another zone."""
         name = name.lower()
-        if not (name == self.zone or name.endswith(f".{self.zone}")):
+        if not self.contains(name):
             raise ValueError(f"{name} is not in the zone {self.zone}")
         self.names[name] = tuple(str(ip_address(address)) for address in addresses)
+
+    def contains(self, name: str) -> bool:
+        return name == self.zone or name.endswith(f".{self.zone}")
 
     def fault(self, name: str, fault: DnsFault | None, asker: str = "") -> None:
         """Let the name say something else, to this asker's IP or (empty) to all; None ends that."""
@@ -95,65 +109,93 @@ class Zone:
         if fault is None:
             self.faults.pop((name, asker), None)
             return
-        if fault.kind is FaultKind.STALE and not fault.addresses:
-            fault = DnsFault(fault.kind, addresses=self.names.get(name, ()))
         self.faults[name, asker] = fault
 
-    def answer(self, data: bytes, asker: str, *, over_tcp: bool) -> Outcome:
+    def answer(self, data: bytes, asker: str, *, over_tcp: bool) -> DnsAnswer:
         """One message in, one out. Never raises, whatever the bytes are."""
-        try:
-            query = read_query(data)
-        except BadQuery as error:
+        if len(data) < HEADER_BYTES or data[2] & 0x80:
             self.count("malformed")
-            return Outcome(None if error.code is None else write_error(data, error.code))
-        fault = self.faults.get((query.name, asker)) or self.faults.get((query.name, ""))
-        if fault is not None and fault.kind is FaultKind.SILENT:
+            return DnsAnswer(None)  # no header, or an answer: to reply would make two servers talk
+        try:
+            query = dns.message.from_wire(data, continue_on_error=True)
+            error = refusal(query)
+        except (dns.exception.DNSException, ValueError, IndexError):
+            query, error = dns.message.Message(int.from_bytes(data[:2], "big")), Rcode.FORMERR
+        if error is not None:
+            self.count("malformed")
+            reply = dns.message.QueryMessage(query.id)
+            reply.flags = dns.flags.QR
+            reply.set_opcode(query.opcode())
+            reply.set_rcode(error)
+            return DnsAnswer(reply.to_wire())
+        return self.answer_query(query, asker, over_tcp=over_tcp)
+
+    def answer_query(self, query: dns.message.Message, asker: str, *, over_tcp: bool) -> DnsAnswer:
+        question = query.question[0]
+        name = question.name.to_text(omit_final_dot=True).lower()
+        fault = self.faults.get((name, asker)) or self.faults.get((name, ""))
+        if fault is not None and fault.kind is DnsFaultKind.SILENT:
             self.count("silent")
-            return Outcome(None)
-        code, addresses = self.decide(query, fault, asker)
+            return DnsAnswer(None)
+        code, addresses = self.decide(name, question.rdtype, fault, asker)
         self.count(code.name.lower())
-        bytes_max = MESSAGE_BYTES_MAX if over_tcp else query.udp_bytes_max
-        zone = "" if code is Code.REFUSED else self.zone
-        reply = write_answer(query, code, addresses, self.ttl_s, zone=zone, bytes_max=bytes_max)
-        return Outcome(reply, fault.delay_s if fault is not None and fault.kind is FaultKind.SLOW else 0.0)
+        reply = dns.message.make_response(query, our_payload=UDP_BYTES_MAX)
+        reply.flags |= dns.flags.AA
+        reply.set_rcode(code)
+        if addresses:
+            found = dns.rrset.from_text_list(question.name, self.ttl_s, "IN", question.rdtype, addresses)
+            reply.answer.append(found)
+        elif code in (Rcode.NOERROR, Rcode.NXDOMAIN):  # how long a resolver may remember that there is nothing
+            start = f"ns.{self.zone}. lab.{self.zone}. 1 60 60 60 {self.ttl_s}"
+            reply.authority.append(dns.rrset.from_text(f"{self.zone}.", self.ttl_s, "IN", "SOA", start))
+        most = MESSAGE_BYTES_MAX if over_tcp else min(max(query.payload, UDP_BYTES_MIN), UDP_BYTES_MAX)
+        delay_s = fault.delay_s if fault is not None and fault.kind is DnsFaultKind.SLOW else 0.0
+        return DnsAnswer(reply.to_wire(max_size=most, prefer_truncation=True, want_shuffle=False), delay_s)
 
-    def decide(self, query: Query, fault: DnsFault | None, asker: str) -> tuple[Code, Sequence[str]]:
-        if fault is not None and fault.kind is FaultKind.SERVFAIL:
-            return Code.SERVFAIL, ()
-        if not (query.name == self.zone or query.name.endswith(f".{self.zone}")):
-            return Code.REFUSED, ()
-        if query.name not in self.names or (fault is not None and fault.kind is FaultKind.NXDOMAIN):
-            return (Code.NOERROR if query.name == self.zone else Code.NXDOMAIN), ()
-        version = {Kind.A: 4, Kind.AAAA: 6}.get(Kind(query.kind)) if query.kind in (Kind.A, Kind.AAAA) else None
-        said = self.said(query.name, fault, asker)
-        fitting = [address for address in said if ip_address(address).version == version]
-        return Code.NOERROR, self.rotated(query, fitting, fault)
+    def decide(self, name: str, kind: RdataType, fault: DnsFault | None, asker: str) -> tuple[Rcode, Sequence[str]]:
+        if fault is not None and fault.kind is DnsFaultKind.SERVFAIL:
+            return Rcode.SERVFAIL, ()
+        if not self.contains(name):
+            return Rcode.REFUSED, ()
+        if name not in self.names or (fault is not None and fault.kind is DnsFaultKind.NXDOMAIN):
+            return (Rcode.NOERROR if name == self.zone else Rcode.NXDOMAIN), ()
+        version = {RdataType.A: 4, RdataType.AAAA: 6}.get(kind)
+        fitting = [each for each in self.addresses(name, fault, asker) if ip_address(each).version == version]
+        return Rcode.NOERROR, self.rotated(name, kind, fitting, fault)
 
-    def said(self, name: str, fault: DnsFault | None, asker: str) -> Sequence[str]:
-        """The addresses before rotation."""
-        true = self.names[name]
+    def addresses(self, name: str, fault: DnsFault | None, asker: str) -> Sequence[str]:
+        """Before rotation."""
+        known = self.names[name]
         match fault.kind if fault is not None else None:
-            case FaultKind.EMPTY:
+            case DnsFaultKind.EMPTY:
                 return ()
-            case FaultKind.SELF:
-                return [address for address in true if address == asker]
-            case FaultKind.OTHER | FaultKind.STALE:
+            case DnsFaultKind.SELF:
+                return [address for address in known if address == asker]
+            case DnsFaultKind.OTHER:
                 return fault.addresses if fault is not None else ()
-        return true
+        return known
 
-    def rotated(self, query: Query, addresses: list[str], fault: DnsFault | None) -> list[str]:
+    def rotated(self, name: str, kind: RdataType, addresses: list[str], fault: DnsFault | None) -> list[str]:
         if not addresses:
             return addresses
-        place = (query.name, query.kind)
-        turn = self.turns.get(place, 0)
+        before = self.lookups.get((name, kind), 0)
         count = len(addresses)
-        shown = min(max(1, fault.count), count) if fault is not None and fault.kind is FaultKind.SUBSET else count
-        self.turns[place] = turn + (shown if shown < count else 1)
-        start = turn % count
+        shown = min(max(1, fault.count), count) if fault is not None and fault.kind is DnsFaultKind.SUBSET else count
+        self.lookups[name, kind] = before + (shown if shown < count else 1)
+        start = before % count
         return (addresses[start:] + addresses[:start])[:shown]
 
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
+
+
+def refusal(query: dns.message.Message) -> Rcode | None:
+    """Why this is no plain query; None when it is one."""
+    if query.opcode() != dns.opcode.QUERY:
+        return Rcode.NOTIMP
+    if query.errors or len(query.question) != 1 or query.answer or query.authority:
+        return Rcode.FORMERR
+    return Rcode.REFUSED if query.question[0].rdclass != dns.rdataclass.IN else None
 
 
 class DnsServer:
@@ -182,7 +224,7 @@ class DnsServer:
                 else:
                     self.zone.count("dropped")
 
-    async def send_later(self, sock: trio.socket.SocketType, outcome: Outcome, asker: tuple[str, int]) -> None:
+    async def send_later(self, sock: trio.socket.SocketType, outcome: DnsAnswer, asker: tuple[str, int]) -> None:
         try:
             await trio.sleep(outcome.delay_s)
             await self.send(sock, outcome.data or b"", asker)

@@ -1,20 +1,27 @@
-"""Asks a DNS server directly, as a resolver does: UDP first, TCP when the answer was cut, again when none came.
+"""Names under trio, and so under httpx and openai: `trio.socket.set_custom_hostname_resolver(resolver)`.
 
-`DnsResolver` puts it under trio, and so under httpx and openai: `trio.socket.set_custom_hostname_resolver`. Only names
-of the lab are asked there, all others are the system's. Nothing is remembered: every look-up is a question.
+`RoundRobinResolver` knows its names itself; `DnsResolver` asks a server for those of its zone, each time anew, by UDP
+first and by TCP when the answer was cut. All other names are the system's. trio tries addresses in the order given:
+the k-th look-up of a name begins with its k-th address, the others follow as spares. Rotation spreads *look-ups*, that
+is connections: a client that keeps one connection keeps one node.
 """
 
 from __future__ import annotations
 
 import socket
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from random import Random
 from typing import Any
 
+import dns.asyncquery
+import dns.exception
+import dns.message
 import trio
+from dns.rcode import Rcode
+from dns.rdatatype import RdataType
 
-from cluster.dns.dns_messages import BadReply, Code, Kind, Reply, read_reply, write_query
-from cluster.dns.dns_server import receive_exactly
+from cluster.dns.addresses import Address, NamesError
 
 TRY_S = 2.0
 TRIES_MAX = 2
@@ -22,66 +29,45 @@ TRIES_MAX = 2
 
 
 class LookupFailed(OSError):
-    """The name could not be resolved. `code` is the server's word, None when no answer came."""
+    """The name could not be resolved. `code` is the server's, None when no answer came."""
 
-    def __init__(self, name: str, code: int | None) -> None:
-        super().__init__(f"{name}: {'no answer' if code is None else Code(code).name}")
+    def __init__(self, name: str, code: Rcode | None) -> None:
+        super().__init__(f"{name}: {'no answer' if code is None else code.name}")
         self.code = code
 
 
-async def ask(server: tuple[str, int], name: str, kind: Kind, rng: Random) -> Reply:
-    """One question. Raises LookupFailed when no answer comes, ValueError for a name that DNS cannot say."""
+async def look_up(server: tuple[str, int], name: str, kind: RdataType = RdataType.A) -> tuple[str, ...]:
+    """The addresses, in the server's order; none for a name without such. Raises LookupFailed."""
+    reply = await ask(server, name, kind)
+    if reply.rcode() != Rcode.NOERROR:
+        raise LookupFailed(name, reply.rcode())
+    return tuple(record.to_text() for found in reply.answer if found.rdtype == kind for record in found)
+
+
+async def ask(server: tuple[str, int], name: str, kind: RdataType) -> dns.message.Message:
+    """One question. Raises LookupFailed when no answer comes, dns.exception.DNSException for what is no name."""
     for _ in range(TRIES_MAX):
-        query = write_query(rng.randrange(65_536), name, kind)
-        with trio.move_on_after(TRY_S):
-            try:
-                reply = await ask_udp(server, query)
-                return await ask_tcp(server, query) if reply.truncated else reply
-            except (OSError, trio.BrokenResourceError, BadReply):
-                continue
+        query = dns.message.make_query(name, kind)
+        try:
+            reply, _ = await dns.asyncquery.udp_with_fallback(
+                query, server[0], TRY_S, server[1], ignore_unexpected=True, ignore_errors=True
+            )
+        except (dns.exception.DNSException, OSError, EOFError, trio.BrokenResourceError):
+            continue
+        return reply
     raise LookupFailed(name, None)
 
 
-async def ask_udp(server: tuple[str, int], query: bytes) -> Reply:
-    """Raises OSError."""
-    with trio.socket.socket(family_of(server[0]), socket.SOCK_DGRAM) as sock:
-        await sock.connect(server)
-        await sock.send(query)
-        while True:
-            data = await sock.recv(65_535)
-            try:
-                return read_reply(data, query)
-            except BadReply:
-                continue  # a late answer to an earlier question, or a stranger's
+class Resolver(trio.abc.HostnameResolver):
+    """Names of the lab by `addresses_of`, all others by the system."""
 
+    @abstractmethod
+    async def addresses_of(self, name: str, versions: Sequence[int]) -> Sequence[Address] | None:
+        """None when the name is the system's."""
 
-async def ask_tcp(server: tuple[str, int], query: bytes) -> Reply:
-    """Raises OSError, trio.BrokenResourceError, BadReply."""
-    async with await trio.open_tcp_stream(*server) as stream:
-        await stream.send_all(len(query).to_bytes(2, "big") + query)
-        head = await receive_exactly(stream, 2)
-        return read_reply(await receive_exactly(stream, int.from_bytes(head, "big")), query)
-
-
-async def look_up(server: tuple[str, int], name: str, kind: Kind, rng: Random) -> tuple[str, ...]:
-    """The addresses, in the server's order; none for a name without such. Raises LookupFailed."""
-    reply = await ask(server, name, kind, rng)
-    if reply.code != Code.NOERROR:
-        raise LookupFailed(name, reply.code)
-    return reply.addresses
-
-
-def family_of(ip: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ip_address(ip).version == 6 else socket.AF_INET
-
-
-class DnsResolver(trio.abc.HostnameResolver):
-    """Names that end in `.zone` by the lab's server, others by the system."""
-
-    def __init__(self, server: tuple[str, int], rng: Random, zone: str = "lab") -> None:
-        self.server = server
-        self.rng = rng
-        self.suffix = f".{zone.lower()}"
+    def ordered(self, name: str, found: list[Any]) -> list[Any]:  # noqa: ARG002  # for those who rotate
+        """The order in which they are to be tried."""
+        return found
 
     async def getaddrinfo(
         self,
@@ -93,24 +79,64 @@ class DnsResolver(trio.abc.HostnameResolver):
         flags: int = 0,
     ) -> Any:
         name = host.decode("ascii").lower() if host is not None else ""
-        if not name.endswith(self.suffix):
-            return await trio.to_thread.run_sync(
+        versions = {int(socket.AF_INET): [4], int(socket.AF_INET6): [6]}.get(int(family), [4, 6])
+        known = await self.addresses_of(name, versions)
+        if known is None:
+            found: list[Any] = await trio.to_thread.run_sync(
                 socket.getaddrinfo, host, port, family, type, proto, flags, abandon_on_cancel=True
             )
-        kinds = {socket.AF_INET: (Kind.A,), socket.AF_INET6: (Kind.AAAA,)}.get(
-            socket.AddressFamily(family), (Kind.A, Kind.AAAA)
-        )
-        found: list[str] = []
-        try:
-            for kind in kinds:
-                found += await look_up(self.server, name, kind, self.rng)
-        except LookupFailed as error:
-            gone = error.code == Code.NXDOMAIN
-            raise socket.gaierror(socket.EAI_NONAME if gone else socket.EAI_AGAIN, str(error)) from error
-        if not found:
+            return self.ordered(name, found)
+        fitting = [each for each in known if ip_address(each.ip).version in versions]
+        if not fitting:
             raise socket.gaierror(socket.EAI_NONAME, f"{name} has no address of that family")
-        stream = socket.SocketKind(type or socket.SOCK_STREAM)
-        return [(family_of(ip), stream, proto, "", (ip, int(port or 0))) for ip in found]
+        kind = socket.SocketKind(type or socket.SOCK_STREAM)
+        found = [(family_of(each.ip), kind, proto, "", (each.ip, each.port or int(port or 0))) for each in fitting]
+        return self.ordered(name, found)
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
         return await trio.to_thread.run_sync(socket.getnameinfo, sockaddr, flags, abandon_on_cancel=True)
+
+
+def family_of(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ip_address(ip).version == 6 else socket.AF_INET
+
+
+class RoundRobinResolver(Resolver):
+    """The names it was given. It lasts as long as the trio run."""
+
+    def __init__(self, names: Mapping[str, Sequence[Address]]) -> None:
+        for name, addresses in names.items():
+            if not addresses:
+                raise NamesError(f"{name}: a name needs an address")
+        self.names = {name.lower(): tuple(addresses) for name, addresses in names.items()}
+        self.lookups: dict[str, int] = {}
+
+    async def addresses_of(self, name: str, versions: Sequence[int]) -> Sequence[Address] | None:  # noqa: ARG002
+        return self.names.get(name)
+
+    def ordered(self, name: str, found: list[Any]) -> list[Any]:
+        """Begins one place further at each look-up; so do names of the system."""
+        start = self.lookups.get(name, 0)
+        self.lookups[name] = start + 1
+        start %= len(found)
+        return found[start:] + found[:start]
+
+
+class DnsResolver(Resolver):
+    """Names that end in `.zone` by the lab's server."""
+
+    def __init__(self, server: tuple[str, int], zone: str = "lab") -> None:
+        self.server = server
+        self.suffix = f".{zone.lower()}"
+
+    async def addresses_of(self, name: str, versions: Sequence[int]) -> Sequence[Address] | None:
+        if not name.endswith(self.suffix):
+            return None
+        found: list[str] = []
+        try:
+            for version in versions:
+                found += await look_up(self.server, name, RdataType.A if version == 4 else RdataType.AAAA)
+        except LookupFailed as error:
+            gone = error.code == Rcode.NXDOMAIN
+            raise socket.gaierror(socket.EAI_NONAME if gone else socket.EAI_AGAIN, str(error)) from error
+        return [Address(ip) for ip in found]

@@ -1,9 +1,9 @@
-"""`python -m cluster chaos`: scenarios on real processes, a verdict for every bound, every request in the books.
+"""`python -m cluster chaos`: scenarios on real processes, a verdict for every bound, every request in the log.
 
     python -m cluster chaos --scenario rolling_restart --seed 1
     python -m cluster chaos --scenario my.toml --nodes 3 --engines 4 --for 60 --json out.json
 
-Seed, way of the links and the reason for it are printed first, so that a run can be had again. Timing on real machines
+Seed, mode of the links and the reason for it are printed first, so that a run can be had again. Timing on real machines
 is not exact: the seed gives the same victims, chats and draws, not the same interleaving.
 """
 
@@ -30,8 +30,7 @@ from rich.table import Table
 from cluster.dns.addresses import NamesError
 from cluster.processes.chaos_run import Options, Outcome, run_scenario
 from cluster.processes.children import GUARD, ChildNotReady
-from cluster.processes.link_control import PRIVATE_FLAG, WAYS, CannotDo, Way, choose, enter_private
-from cluster.processes.request_log import verdict_lines
+from cluster.processes.link_control import LINK_MODES, PRIVATE_FLAG, CannotDo, LinkMode, choose, enter_private
 from cluster.scenario import Scenario, ScenarioError, check, load_scenario, scenario_names, settle
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -51,7 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--engines", type=int, metavar="N", help="other than the scenario says")
     add("--for", type=float, dest="for_s", metavar="S", help="how long, other than the scenario says")
     add("--seed", type=int, default=1, metavar="N", help="of victims, chats and draws (%(default)s)")
-    add("--links", choices=WAYS, default="auto", help="how links are cut (%(default)s: namespaces, else the relay)")
+    add(
+        "--links",
+        choices=LINK_MODES,
+        default="auto",
+        help="how links are cut (%(default)s: namespaces, else the relay)",
+    )
     add("--no-gossip", action="store_true", help="nodes that do not know each other, for comparison")
     add(
         "--logs",
@@ -65,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
-    """As the file and the flags say, with its victims drawn. Raises ScenarioError, OSError."""
+    """As the file and the flags report, with its victims drawn. Raises ScenarioError, OSError."""
     found = load_scenario(name)
     if "processes" not in found.runs_on:
         raise ScenarioError(f"{found.name}: not for processes, only for {', '.join(found.runs_on)}")
@@ -83,16 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         scenarios = [scenario_of(name, options) for name in options.scenario or ["chaos"]]
-        ways = [choose(options.links, one) for one in scenarios]
+        modes = [choose(options.links, one) for one in scenarios]
     except (ScenarioError, CannotDo, OSError) as error:
         sys.stderr.write(f"chaos: {error}\n")
         return MISUSED
     if len(scenarios) > 1:
         return each_by_itself(options, arguments)
-    if ways[0].name == "namespaces" and not options.inside:
+    if modes[0].name == "namespaces" and not options.inside:
         sys.stdout.flush()
         enter_private(["chaos", *arguments])
-    return one(scenarios[0], ways[0], options)
+    return one(scenarios[0], modes[0], options)
 
 
 def each_by_itself(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -133,18 +137,18 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
     return kept
 
 
-def one(scenario: Scenario, way: Way, options: argparse.Namespace) -> int:
+def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
     """One scenario in this process."""
     console = Console()
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    report = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     own = "" if options.logs else tempfile.mkdtemp(prefix="ranvier-chaos-")
     folder = options.logs or Path(own)
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"{scenario.name}: {scenario.about}")
-    say(f"seed {options.seed}; links: {way.name} ({way.why}); files: {folder}")
+    report(f"{scenario.name}: {scenario.about}")
+    report(f"seed {options.seed}; links: {mode.name} ({mode.why}); files: {folder}")
     outcome, code = None, INTERRUPTED
     try:
-        outcome = trio.run(supervised, scenario, way, Options(options.seed, not options.no_gossip), folder, say)
+        outcome = trio.run(supervised, scenario, mode, Options(options.seed, not options.no_gossip), folder, report)
     except* (ChildNotReady, CannotDo, NamesError, OSError) as group:
         for error in leaves(group):
             sys.stderr.write(f"chaos: {error}\n")
@@ -157,11 +161,11 @@ def one(scenario: Scenario, way: Way, options: argparse.Namespace) -> int:
     if outcome.good and own:
         shutil.rmtree(own, ignore_errors=True)
     elif not outcome.good:
-        say(f"logs: {folder}; again: {again(scenario, options)}")
+        report(f"logs: {folder}; again: {again(scenario, options)}")
     return OK if outcome.good else FAILED
 
 
-async def supervised(scenario: Scenario, way: Way, options: Options, folder: Path, say: Any) -> Outcome | None:
+async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Any) -> Outcome | None:
     """The run; None when a signal ended it."""
     outcome: Outcome | None = None
     async with trio.open_nursery() as nursery:
@@ -169,11 +173,11 @@ async def supervised(scenario: Scenario, way: Way, options: Options, folder: Pat
         async def end_on_signal() -> None:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
                 async for number in signals:
-                    say(f"{signal.Signals(number).name}: ending the run")
+                    report(f"{signal.Signals(number).name}: ending the run")
                     nursery.cancel_scope.cancel()
 
         nursery.start_soon(end_on_signal)
-        outcome = await run_scenario(scenario, way, options, folder, say)
+        outcome = await run_scenario(scenario, mode, options, folder, report)
         nursery.cancel_scope.cancel()
     return outcome
 
@@ -197,26 +201,26 @@ def again(scenario: Scenario, options: argparse.Namespace) -> str:
 
 
 def show(console: Console, outcome: Outcome) -> None:
-    """For people: the diary, the books, the verdicts."""
-    for event in outcome.books.diary[:DIARY_LINES_MAX]:
+    """For people: the diary, the log, the verdicts."""
+    for event in outcome.log.diary[:DIARY_LINES_MAX]:
         console.print(f"  {event.at_s:7.2f} s  {event.text}", highlight=False, markup=False)
     table = Table(title=f"{outcome.scenario.name}, seed {outcome.options.seed}", title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
-    for name, count in outcome.books.counts().items():
+    for name, count in outcome.log.counts().items():
         table.add_row(f"requests {name.replace('_', ' ')}", str(count))
-    for reason, count in outcome.books.reasons().items():
+    for reason, count in outcome.log.reasons().items():
         table.add_row(f"  retried: {reason}", str(count))
     for name, value in outcome.hits.items():
         table.add_row(f"hit rate {name.replace('_', ' ')}", "-" if value is None else f"{value:.3f}")
     console.print(table)
-    for failure in outcome.books.failures()[:10]:
+    for failure in outcome.log.failures()[:10]:
         console.print(f"failed: {failure}", highlight=False, markup=False, soft_wrap=True)
-    for line in (*outcome.books.crashes, *verdict_lines(outcome.verdicts)):
+    for line in (*outcome.log.crashes, *map(str, outcome.verdicts)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for about, word in outcome.words.items():
-        if word and outcome.options.gossip:
-            console.print(f"{about}, at the end: {word}", highlight=False, markup=False)
+    for about, note in outcome.notes.items():
+        if note and outcome.options.gossip:
+            console.print(f"{about}, at the end: {note}", highlight=False, markup=False)
     if outcome.timed_out:
         console.print("the run did not end in time", highlight=False)
     console.print("good" if outcome.good else "NOT GOOD", highlight=False)

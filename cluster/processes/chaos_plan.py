@@ -17,7 +17,7 @@ from random import Random
 from cluster.demo.demo_plan import EnginePlace
 from cluster.dns.addresses import PORT_MIN, free_port
 from cluster.processes.children import Command
-from cluster.processes.link_control import BRIDGE_IP, Way, node_ip
+from cluster.processes.link_control import BRIDGE_IP, LinkMode, node_ip
 from cluster.processes.relay import End
 from cluster.scenario import Cluster
 
@@ -65,7 +65,7 @@ class NodePlace:
 class Plan:
     """Everything of a run that is known before it begins."""
 
-    way: Way
+    mode: LinkMode
     nodes: tuple[NodePlace, ...]
     engines: tuple[EnginePlace, ...]
     engine_ip: str
@@ -74,14 +74,14 @@ class Plan:
     control_key: str
 
 
-def make_plan(way: Way, cluster: Cluster, folder: Path, rng: Random) -> Plan:
+def make_plan(mode: LinkMode, cluster: Cluster, folder: Path, rng: Random) -> Plan:
     """Choose addresses and ports, and write the key files. Raises NamesError, ValueError, OSError."""
     if not (1 <= cluster.nodes <= NODES_MAX and 1 <= cluster.engines <= ENGINES_MAX):
         raise ValueError(f"want 1 … {NODES_MAX} nodes and 1 … {ENGINES_MAX} engines")
-    private = way.name == "namespaces"
+    private = mode.name == "namespaces"
     count = cluster.nodes
     ips = [node_ip(number) if private else f"127.0.0.{2 + number}" for number in range(count)]
-    shown = [f"127.0.1.{2 + number}" for number in range(count)] if way.name == "relay" else ips
+    shown = [f"127.0.1.{2 + number}" for number in range(count)] if mode.name == "relay" else ips
     taken: set[int] = set()
 
     def take(where: Sequence[str]) -> int:
@@ -103,7 +103,7 @@ def make_plan(way: Way, cluster: Cluster, folder: Path, rng: Random) -> Plan:
         nodes.append(NodePlace(number, names[number], ips[number], port, control_port, end, *files))
     join = (f"{PEERS_NAME}:{gossip_port}",) if private else tuple(f"{ip}:{gossip_port}" for ip in shown)
     dns = (BRIDGE_IP, DNS_PORT) if private else (LOOPBACK, 0)
-    return Plan(way, tuple(nodes), engines, BRIDGE_IP if private else LOOPBACK, dns, join, control_key)
+    return Plan(mode, tuple(nodes), engines, BRIDGE_IP if private else LOOPBACK, dns, join, control_key)
 
 
 def write_keys(place: NodePlace, keys: Sequence[int], seed: int) -> None:

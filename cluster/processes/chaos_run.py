@@ -1,13 +1,14 @@
 """A scenario on real processes: `ranvier serve` nodes behind DNS, fake engines, open-loop chats, and what goes wrong.
 
-    outcome = await run_scenario(scenario, way, Options(seed=1), folder, print)
+    outcome = await run_scenario(scenario, mode, Options(seed=1), folder, print)
 
 It starts engines and nodes, lets clients talk by the name `router.lab`, carries out the steps, and reports what became
 of every request, the hit rates by the engines' own words, and every bound of the scenario against what was measured.
 Time 0 is when the first nodes are ready: how long a machine takes to load Python is none of the cluster's business.
 
-The parts: `proc_plan` (who stands where), `proc_net` (links), `proc_relay`, `proc_fleet` (processes), `proc_steps`
-(verbs), `proc_traffic` (clients), `proc_books` (what follows). Bounded in time; leaves no process, however it ends.
+The parts: `chaos_plan` (who stands where), `link_control` and `relay` (links), `fleet` (processes), `process_steps`
+(verbs), `chaos_clients`, `request_log` and `peer_watch` (what came of it).
+Bounded in time; leaves no process, however it ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import trio
 from cluster.demo.demo_plan import EnginePlace
 from cluster.dns.dns_server import Zone
 from cluster.dns.dns_server import serve as serve_dns
+from cluster.expectations import Verdict, core_of, judge
 from cluster.load.runner import Target
+from cluster.network.links import Links
 from cluster.processes.chaos_clients import Clients, conversations, rates_of
 from cluster.processes.chaos_plan import (
     CLIENTS_NAME,
@@ -40,13 +43,13 @@ from cluster.processes.chaos_plan import (
     write_keys,
 )
 from cluster.processes.fleet import Fleet, Member
-from cluster.processes.link_control import LoopbackNetwork, NamespaceNetwork, Network, Way
+from cluster.processes.link_control import LinkControl, LinkMode, NamespaceControl
 from cluster.processes.packet_record import Recorder
 from cluster.processes.peer_watch import Census, Watch
-from cluster.processes.process_steps import LOOK_S, Faults, Steps, chosen
-from cluster.processes.relay import Links, Relay
-from cluster.processes.request_log import Books, Verdict, at_least, at_most, hit_report, hits_back
-from cluster.scenario import Scenario, quiet_at
+from cluster.processes.process_steps import LOOK_S, ProcessSteps
+from cluster.processes.relay import Relay
+from cluster.processes.request_log import RequestLog, hit_report, hits_back_s
+from cluster.scenario import Scenario, numbers, quiet_at
 
 LAST_ANSWERS_S = 180.0
 """After the run's time clients may wait that long for their last answers; above it something hangs."""
@@ -61,7 +64,7 @@ scenario's time stands still: else the next ones would go before it is back, and
 FIRST_KEY = 1
 """Number of the key that everybody has at the beginning, as in the simulator."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +83,20 @@ class Outcome:
 
     scenario: Scenario
     options: Options
-    way: Way
-    books: Books
+    mode: LinkMode
+    log: RequestLog
     hits: dict[str, float | None]
     verdicts: tuple[Verdict, ...]
     took_s: float
     counts: dict[str, dict[str, int]]
     timed_out: bool
     late_s: float  # added to the run, for processes that took long to load
-    words: dict[str, str]  # who disagreed last, what differed last
+    notes: dict[str, str]  # who disagreed last, what differed last
 
     @property
     def good(self) -> bool:
         """Everything that was asked holds, was measured, and no process ended by itself."""
-        return all(one.holds for one in self.verdicts) and not self.books.crashes and not self.timed_out
+        return all(one.holds for one in self.verdicts) and not self.log.crashes and not self.timed_out
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -101,42 +104,42 @@ class Outcome:
             "scenario": asdict(self.scenario),
             "seed": self.options.seed,
             "gossip": self.options.gossip,
-            "links": asdict(self.way),
+            "links": asdict(self.mode),
             "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
             "took_s": round(self.took_s, 1),
             "late_s": self.late_s,
             "timed_out": self.timed_out,
-            "requests": self.books.counts(),
-            "retries_by_reason": self.books.reasons(),
+            "requests": self.log.counts(),
+            "retries_by_reason": self.log.reasons(),
             "hit_rate": self.hits,
-            "words": self.words,
+            "notes": self.notes,
             "verdicts": [asdict(one) for one in self.verdicts],
-            "failures": self.books.failures(),
-            "crashes": self.books.crashes,
-            "diary": [asdict(event) for event in self.books.diary],
+            "failures": self.log.failures(),
+            "crashes": self.log.crashes,
+            "diary": [asdict(event) for event in self.log.diary],
             **self.counts,
         }
 
 
 class Run:
-    """One run from its plan to its books."""
+    """One run from its plan to its log."""
 
-    def __init__(self, scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> None:
+    def __init__(self, scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Report) -> None:
         self.scenario = scenario
-        self.way = way
+        self.mode = mode
         self.options = options
         self.folder = folder
-        self.say = say
-        self.books = Books()
-        self.plan: Plan = make_plan(way, scenario.cluster, folder, Random(options.seed))
+        self.report = report
+        self.log = RequestLog()
+        self.plan: Plan = make_plan(mode, scenario.cluster, folder, Random(options.seed))
         self.zone = Zone({CLIENTS_NAME: [place.ip for place in self.plan.nodes], PEERS_NAME: []})
         self.links = Links()
-        self.network: Network = LoopbackNetwork(self.links)
+        self.control = LinkControl()
         self.labels: dict[int, str] = {}
         self.nodes = [Member(place.name, place.ip, partial(self.node, place)) for place in self.plan.nodes]
         self.engines = [Member(place.name, place.name, partial(self.engine, place)) for place in self.plan.engines]
         self.relay: Relay | None = None
-        self.watch = Watch(self.plan, self.nodes, self.labels, self.clock, Census(core=core_of(scenario)))
+        self.watch = Watch(self.plan, self.nodes, self.labels, self.clock, Census(core=core_of(scenario.steps)))
         self.quiet_s = quiet_at(scenario)
         self.traffic_until_s = scenario.for_s - (scenario.expect.same_routes_s or 0.0)
         self.began_s = trio.current_time()
@@ -146,7 +149,7 @@ class Run:
         return trio.current_time() - self.began_s
 
     def node(self, place: NodePlace) -> Any:
-        label, prefix = self.labels.get(place.number, ""), self.network.prefix(place.number)
+        label, prefix = self.labels.get(place.number, ""), self.control.prefix(place.number)
         gossip = self.options.gossip
         return node_command(self.plan, place, self.scenario.cluster, gossip=gossip, label=label, prefix=prefix)
 
@@ -159,7 +162,7 @@ class Run:
         logs.mkdir(exist_ok=True)
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
-            fleet = Fleet(self.books, logs, self.clock, nursery)
+            fleet = Fleet(self.log, logs, self.clock, nursery)
             try:
                 with trio.move_on_after(self.scenario.for_s + LATE_S_MAX + START_S + LAST_ANSWERS_S) as patience:
                     await self.begin(nursery, fleet)
@@ -172,19 +175,21 @@ class Run:
 
     async def begin(self, nursery: trio.Nursery, fleet: Fleet) -> None:
         """Names, links, engines, and the nodes that run from the beginning."""
-        if self.way.name == "namespaces":
+        if self.mode.name == "namespaces":
             states = [place.state_dir for place in self.plan.nodes]
-            self.network = network = NamespaceNetwork(len(self.nodes), states, self.folder / "resolv.conf")
-            await network.set_up()
-        elif self.way.name == "relay":
+            control = NamespaceControl(self.links, len(self.nodes), states, self.folder / "resolv.conf")
+            await control.set_up()
+            self.control = control
+        elif self.mode.name == "relay":
             ends = [place.gossip for place in self.plan.nodes]
             rng = Random(f"{self.options.seed}/relay")
-            self.relay = Relay(ends, self.links, rng, self.processes, self.options.recorder)
+            self.relay = Relay(ends, self.links, rng, self.options.recorder)
             await nursery.start(self.relay.run)
+            self.control = LinkControl(self.relay.wake)
         self.server = await nursery.start(serve_dns, self.zone, *self.plan.dns)
         self.steps = self.make_steps(fleet)
         if self.scenario.cluster.dns != "all":
-            nursery.start_soon(self.steps.set_dns, self.scenario.cluster.dns, [""], 0.0)
+            self.steps.set_dns(self.scenario.cluster.dns, [""])
         for place in self.plan.nodes:
             write_keys(place, [FIRST_KEY], self.options.seed)
         async with trio.open_nursery() as starting:
@@ -194,7 +199,7 @@ class Run:
 
     async def start_nodes(self, nursery: trio.Nursery) -> None:
         """Those that run at first; the first ready one starts the clock, and all of them when they start at once."""
-        first = chosen(self.scenario.cluster.running)
+        first = numbers(self.scenario.cluster.running)
         spread_s = self.scenario.cluster.spread_s
         if not spread_s:
             async with trio.open_nursery() as starting:
@@ -203,7 +208,9 @@ class Run:
         else:
             await self.steps.start_node(first[0])
             nursery.start_soon(self.start_spread, first[1:], spread_s / max(1, len(first)))
-        self.say(f"{len(first)} nodes and {len(self.engines)} engines run; links: {self.way.name} ({self.way.why})")
+        self.report(
+            f"{len(first)} nodes and {len(self.engines)} engines run; links: {self.mode.name} ({self.mode.why})"
+        )
         self.began_s = trio.current_time()
 
     async def start_spread(self, numbers: Sequence[int], gap_s: float) -> None:
@@ -212,17 +219,23 @@ class Run:
                 await trio.sleep(gap_s)
                 starting.start_soon(self.steps.start_node, number)
 
-    def make_steps(self, fleet: Fleet) -> Steps:
-        beginning = tuple(self.plan.nodes[number].ip for number in chosen(self.scenario.cluster.running))
-        faults = Faults(self.network)
+    def make_steps(self, fleet: Fleet) -> ProcessSteps:
+        beginning = tuple(self.plan.nodes[number].ip for number in numbers(self.scenario.cluster.running))
         seed, labels = self.options.seed, self.labels
-        steps = Steps(self.plan, fleet, self.nodes, self.engines, self.zone, faults, beginning, seed, labels)
+        steps = ProcessSteps(
+            self.plan,
+            fleet,
+            self.nodes,
+            self.engines,
+            self.zone,
+            self.links,
+            self.control,
+            beginning,
+            seed,
+            labels,
+        )
         steps.killing, steps.leaving = self.watch.census.killed, self.watch.census.leaving
         return steps
-
-    def processes(self) -> dict[int, int]:
-        """Which process is which node just now."""
-        return {node.pid: number for number, node in enumerate(self.nodes) if node.pid}
 
     async def traffic_and_steps(self) -> None:
         """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""
@@ -234,7 +247,7 @@ class Run:
                 settings = self.options.engines
                 port = self.plan.nodes[0].port
                 target = Target(CLIENTS_NAME, port, model=settings.model, max_tokens=settings.max_tokens)
-                clients = Clients(target, self.books, self.server, Random(f"{seed}/clients"), self.began_s)
+                clients = Clients(target, self.log, self.server, self.began_s)
                 talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
                 acting.start_soon(clients.run_open, talks, until_s)
 
@@ -281,53 +294,36 @@ class Run:
     def outcome(self, took_s: float, timed_out: bool) -> Outcome:
         scenario = self.scenario
         first_step_s = min((step.at_s for step in scenario.steps if step.do != "load"), default=scenario.for_s)
-        hits = hit_report(self.books, first_step_s, self.quiet_s, self.traffic_until_s)
+        hits = hit_report(self.log, first_step_s, self.quiet_s, self.traffic_until_s)
         counts = {"dns": dict(self.zone.counts), "relay": dict(self.relay.counts) if self.relay is not None else {}}
         verdicts = tuple(self.verdicts(hits))
-        words = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
-        bound_s = scenario.expect.hits_back_s
-        if bound_s is not None and hits_back(bound_s, hits, self.quiet_s, self.traffic_until_s) is None:
-            words["hits"] = f"steps ended at {self.quiet_s:.0f} s: too late to see hits come back"
-        books, late_s = self.books, self.steps.late_s
-        return Outcome(
-            scenario, self.options, self.way, books, hits, verdicts, took_s, counts, timed_out, late_s, words
-        )
+        notes = {"membership": self.watch.census.disagreement, "routes": self.watch.census.difference}
+        late = hits_back_s(hits, scenario.expect, self.quiet_s, self.traffic_until_s) == {}
+        if scenario.expect.hits_back_s is not None and late:
+            notes["hits"] = f"steps ended at {self.quiet_s:.0f} s: too late to see hits come back"
+        log, late_s = self.log, self.steps.late_s
+        return Outcome(scenario, self.options, self.mode, log, hits, verdicts, took_s, counts, timed_out, late_s, notes)
 
     def verdicts(self, hits: dict[str, float | None]) -> list[Verdict]:
         """Every bound that the scenario names."""
-        expect = self.scenario.expect
-        found: list[Verdict] = []
-        if expect.failed_requests_max is not None and self.scenario.load is not None:
-            found.append(at_most("failed requests", expect.failed_requests_max, len(self.books.failed)))
-        if expect.hit_share_min is not None:
-            found.append(at_least("hit rate, share of before", expect.hit_share_min, hits["share"]))
-        if expect.hits_back_s is not None:
-            back = hits_back(expect.hits_back_s, hits, self.quiet_s, self.traffic_until_s)
-            found += [back] if back is not None else []
+        scenario, expect, quiet_s = self.scenario, self.scenario.expect, self.quiet_s
+        measured: dict[str, float | None] = {"hit_share_min": hits["share"]}
+        measured |= hits_back_s(hits, expect, quiet_s, self.traffic_until_s)
+        if scenario.load is not None:
+            measured["failed_requests_max"] = len(self.log.failed)
         if self.options.gossip:
-            quiet_s = self.quiet_s
-            census, cluster = self.watch.census, self.scenario.cluster
-            deaths = len(census.false_deaths) if census.rounds else None
-            rate = census.bytes_per_node_s(cluster.nodes, self.scenario.for_s + self.steps.late_s)
-            same_s = census.same_s(max(quiet_s, self.traffic_until_s))
-            measured: list[tuple[str, float | None, float | None]] = [
-                ("all agree who runs, s", expect.agree_s, census.agree_s(quiet_s)),
-                ("route tables equal, s", expect.same_routes_s, same_s),
-                ("deaths known, s", expect.dead_s, census.dead_s()),
-                ("false deaths", expect.false_deaths_max, deaths),
-                ("gossip sent, bytes/s and node", expect.bytes_per_node_s_max, rate),
-                ("learned at others, s", expect.learned_s, None),
-            ]
-            found += [at_most(name, bound, value) for name, bound, value in measured if bound is not None]
-        return found
+            census, ran_s = self.watch.census, scenario.for_s + self.steps.late_s
+            measured |= {
+                "agree_s": census.agree_s(quiet_s),
+                "same_routes_s": census.same_s(max(quiet_s, self.traffic_until_s)),
+                "dead_s": census.dead_s(),
+                "false_deaths_max": len(census.false_deaths) if census.rounds else None,
+                "bytes_per_node_s_max": census.bytes_per_node_s(scenario.cluster.nodes, ran_s),
+                "learned_s": None,
+            }
+        return judge(expect, measured)
 
 
-def core_of(scenario: Scenario) -> frozenset[int] | None:
-    """Those who alone are judged in the end; None: all."""
-    cores = [frozenset(chosen(step.nodes)) for step in scenario.steps if step.do == "core"]
-    return cores[-1] if cores else None
-
-
-async def run_scenario(scenario: Scenario, way: Way, options: Options, folder: Path, say: Say) -> Outcome:
+async def run_scenario(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Report) -> Outcome:
     """One run. `scenario` must be settled; `folder` gets logs, keys and state files."""
-    return await Run(scenario, way, options, folder, say).run()
+    return await Run(scenario, mode, options, folder, report).run()

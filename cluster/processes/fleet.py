@@ -1,7 +1,7 @@
 """The processes of a chaos run: started, killed, paused, slowed, starved, and ended with the run.
 
 A process that ends without having been told to is entered as a crash. Nothing is left behind, however the run ends:
-each child is tied to this process (`up_guard`), is let go on when it is paused, and is ended by its own process id.
+each child is tied to this process (`guard`), is let go on when it is paused, and is ended by its own process id.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 import trio
 
 from cluster.processes.children import Child, Command, start, stop, tail, wait_end, wait_ready
-from cluster.processes.request_log import Books
+from cluster.processes.request_log import RequestLog
 
 READY_S = 60.0
 DRAIN_S = 40.0
@@ -33,16 +33,19 @@ STALL_FACTOR = 1000.0
 SPARE_DESCRIPTORS = 4
 """What an exhausted process has left beyond what it holds: enough to begin something, not to finish it."""
 
+Undo = Callable[[], Awaitable[None]] | None
+"""What ends a fault; None where there is nothing to end."""
+
 
 @dataclass(slots=True)
 class Member:
-    """One node or engine. `who` is what the books call it: a node's IP, an engine's name."""
+    """One node or engine. `who` is what the log call it: a node's IP, an engine's name."""
 
     name: str
     who: str
     command: Callable[[], Command]
     child: Child | None = None
-    boots: int = 0
+    generation: int = 0
     wanted: bool = False
     still: int = 0  # how many things keep it from running just now
     slowing: trio.CancelScope | None = None
@@ -62,7 +65,7 @@ class Member:
 class Fleet:
     """All of them. `clock` is the run's."""
 
-    books: Books
+    log: RequestLog
     logs: Path
     clock: Callable[[], float]
     nursery: trio.Nursery
@@ -72,9 +75,9 @@ class Fleet:
         """Start and wait until it says that it is ready. Raises ChildNotReady, OSError."""
         if member.running:
             return
-        member.boots += 1
+        member.generation += 1
         command = member.command()
-        name = command.name if member.boots == 1 else f"{command.name}-{member.boots}"
+        name = command.name if member.generation == 1 else f"{command.name}-{member.generation}"
         member.wanted = True
         member.child = child = start(replace(command, name=name), self.logs)
         self.children.append(child)
@@ -99,7 +102,7 @@ class Fleet:
         code = await wait_end(child)
         if not child.stopping:
             last = tail(child.log)
-            self.books.crashes.append(f"{member.name} ended by itself with code {code}; {child.log}:\n{last}")
+            self.log.crashes.append(f"{member.name} ended by itself with code {code}; {child.log}:\n{last}")
             self.note(f"{member.name} CRASHED with code {code}")
 
     async def kill(self, member: Member) -> None:
@@ -110,7 +113,7 @@ class Fleet:
         if child is None or not member.running:
             return
         child.stopping = True
-        self.books.died(self.clock(), member.who)
+        self.log.died(self.clock(), member.who)
         child.process.kill()
         self.note(f"{member.name} killed")
         await wait_end(child)
@@ -128,31 +131,42 @@ class Fleet:
             code = await wait_end(child)
             self.note(f"{member.name} stopped with code {code}")
             if code != 0:
-                self.books.crashes.append(f"{member.name} stopped with code {code}; {child.log}:\n{tail(child.log)}")
+                self.log.crashes.append(f"{member.name} stopped with code {code}; {child.log}:\n{tail(child.log)}")
             return
-        self.books.crashes.append(f"{member.name} did not stop within {DRAIN_S:g} s")
+        self.log.crashes.append(f"{member.name} did not stop within {DRAIN_S:g} s")
         child.process.kill()
 
-    async def pause(self, member: Member, for_s: float) -> None:
-        """SIGSTOP, wait, SIGCONT."""
+    def pause(self, member: Member) -> Undo:
+        """SIGSTOP, and SIGCONT to undo it."""
         if not member.running:
-            return
-        self.note(f"{member.name} paused for {for_s:g} s")
+            return None
+        self.note(f"{member.name} paused")
         member.still += 1
         self.signal(member, signal.SIGSTOP)
-        try:
-            await trio.sleep(for_s)
-        finally:
-            self.signal(member, signal.SIGCONT)
+
+        async def undo() -> None:
             member.still -= 1
+            if not member.still:
+                self.signal(member, signal.SIGCONT)
             self.note(f"{member.name} goes on")
 
-    async def slow(self, member: Member, factor: float, for_s: float) -> None:
-        """Let it run a part of the time only; `for_s` 0: until it ends or the run does."""
+        return undo
+
+    def slow(self, member: Member, factor: float) -> Undo:
+        """Let it run a part of the time only, until that is undone."""
         self.end_slowing(member)
         self.note(f"{member.name} slowed {factor:g} times")
-        with trio.move_on_after(for_s or math.inf) as scope:
-            member.slowing = scope
+        member.slowing = scope = trio.CancelScope()
+        self.nursery.start_soon(self.run_slowed, member, factor, scope)
+
+        async def undo() -> None:
+            if member.slowing is scope:
+                self.end_slowing(member)
+
+        return undo
+
+    async def run_slowed(self, member: Member, factor: float, scope: trio.CancelScope) -> None:
+        with scope:
             try:
                 while member.running:
                     self.signal(member, signal.SIGSTOP)
@@ -163,21 +177,22 @@ class Fleet:
                 self.signal(member, signal.SIGCONT)
                 self.note(f"{member.name} is as fast as ever")
 
-    async def exhaust(self, member: Member, for_s: float) -> None:
-        """Leave it hardly a file descriptor beyond those it has; afterwards its old limit again. Linux."""
+    def exhaust(self, member: Member) -> Undo:
+        """Leave it hardly a file descriptor beyond those it has; its old limit again to undo it. Linux."""
         if not member.running:
-            return
+            return None
         before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
         limit = limit_leaving(SPARE_DESCRIPTORS, {int(name) for name in os.listdir(f"/proc/{member.pid}/fd")})
         resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
-        self.note(f"{member.name} has {SPARE_DESCRIPTORS} descriptors left for {for_s:g} s")
+        self.note(f"{member.name} has {SPARE_DESCRIPTORS} descriptors left")
         child = member.child
-        try:
-            await trio.sleep(for_s)
-        finally:
+
+        async def undo() -> None:
             if member.running and member.child is child:
                 resource.prlimit(member.pid, resource.RLIMIT_NOFILE, before)
                 self.note(f"{member.name} has descriptors again")
+
+        return undo
 
     def wake(self, member: Member) -> None:
         """Neither paused nor slowed any more."""
@@ -194,7 +209,7 @@ class Fleet:
             member.child.process.send_signal(number)
 
     def note(self, text: str) -> None:
-        self.books.note(self.clock(), text)
+        self.log.note(self.clock(), text)
 
     async def end(self) -> None:
         """End all, also when the run is being cancelled."""

@@ -1,12 +1,12 @@
-"""How the nodes of a chaos run are connected, and how a link between them is cut. Three ways, and the run says which.
+"""How the nodes of a chaos run are connected, and how a link between them is cut. Three modes, and the run says which.
 
 *namespaces*: each node has a network of its own (Linux, root or user namespaces), joined by a bridge. A direction is
 cut by a neighbour entry that leads nowhere, or refused by a route that says so. Nodes resolve names by the lab's DNS,
 and their state files lie on small disks of their own. It needs only `ip`; no packet filter, which not every kernel has.
-*relay*: all on loopback, gossip through `proc_relay`: cuts by plane, loss, delay, and a record of what passed.
+*relay*: all on loopback, gossip through `relay`: cuts by plane, loss, delay, and a record of what passed.
 *direct*: all on loopback, nothing between; nothing can be cut.
 
-What a way cannot do is refused before the run begins (`refusal`), never skipped. Nothing here leaves the machine.
+What a mode cannot do is refused before the run begins (`refusal`), never skipped. Nothing here leaves the machine.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
-from cluster.processes.relay import Condition, Links
-from cluster.scenario import Scenario, Step
+from cluster.network.links import PLANES, Links
+from cluster.scenario import VERBS, Scenario, Step
+from ranvier_py.core.gossip.gossip_values import Plane
 
-WAYS = ("auto", "namespaces", "relay", "direct")
-CARRIED_OUT = (
-    *("start", "stop", "kill", "restart", "roll", "pause", "slow", "descriptors", "disk_full", "keys", "foreign"),
-    *("cut", "link", "heal", "core", "dns", "engine_stop", "engine_restart", "engine_slow", "load"),
-)
-"""The verbs that `proc_steps` has. Every other one is the simulator's."""
-
+LINK_MODES = ("auto", "namespaces", "relay", "direct")
 PRIVATE_FLAG = "--inside"
 PROBE_S = 10.0
 STATE_BYTES_MAX = 1024 * 1024
@@ -41,22 +36,20 @@ BRIDGE_IP = "10.77.0.1"
 NOWHERE = "02:00:00:00:00:ff"
 """A hardware address that no interface of the lab has (locally administered)."""
 
-BOTH = frozenset(("udp", "tcp"))
-
 
 class CannotDo(Exception):
-    """The run asks for what this machine or this way cannot do. Nothing was started."""
+    """The run asks for what this machine or this mode cannot do. Nothing was started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Which way was taken and why."""
+class LinkMode:
+    """How links are made, and why so."""
 
     name: str
     why: str
 
 
-# --- which way ------------------------------------------------------------------------------------------------------
+# --- which mode ------------------------------------------------------------------------------------------------------
 
 
 def private_command() -> list[str]:
@@ -84,49 +77,49 @@ def can_be_private() -> str:
     return "" if done.returncode == 0 else f"namespaces cannot be made ({words[-1] if words else done.returncode})"
 
 
-def choose(wanted: str, scenario: Scenario) -> Way:
-    """The way for this scenario on this machine. Raises CannotDo."""
-    if wanted not in WAYS:
-        raise CannotDo(f"no way {wanted!r}; there are: {', '.join(WAYS)}")
+def choose(wanted: str, scenario: Scenario) -> LinkMode:
+    """The mode for this scenario on this machine. Raises CannotDo."""
+    if wanted not in LINK_MODES:
+        raise CannotDo(f"no mode {wanted!r}; there are: {', '.join(LINK_MODES)}")
     if wanted in ("relay", "direct"):
-        return checked(Way(wanted, "asked for"), scenario)
+        return checked(LinkMode(wanted, "asked for"), scenario)
     obstacle = can_be_private()
     if wanted == "namespaces":
         if obstacle:
             raise CannotDo(f"namespaces were asked for: {obstacle}")
-        return checked(Way(wanted, "asked for"), scenario)
+        return checked(LinkMode(wanted, "asked for"), scenario)
     in_kernel = refusal("namespaces", scenario)
     if not obstacle and not in_kernel:
-        return Way("namespaces", "this machine can make them")
-    return checked(Way("relay", obstacle or in_kernel), scenario)
+        return LinkMode("namespaces", "this machine can make them")
+    return checked(LinkMode("relay", obstacle or in_kernel), scenario)
 
 
-def checked(way: Way, scenario: Scenario) -> Way:
-    if word := refusal(way.name, scenario):
-        raise CannotDo(f"{word} (why {way.name}: {way.why})")
-    return way
+def checked(mode: LinkMode, scenario: Scenario) -> LinkMode:
+    if reason := refusal(mode.name, scenario):
+        raise CannotDo(f"{reason} (why {mode.name}: {mode.why})")
+    return mode
 
 
-def refusal(way: str, scenario: Scenario) -> str:
-    """What of this scenario this way cannot do; empty when it can do all."""
+def refusal(mode: str, scenario: Scenario) -> str:
+    """What of this scenario this mode cannot do; empty when it can do all."""
     if scenario.cluster.log_entries:
         return "[cluster] log_entries: a node has no such setting"
-    if scenario.cluster.dns != "all" and way != "namespaces":
+    if scenario.cluster.dns != "all" and mode != "namespaces":
         return f"[cluster] dns = {scenario.cluster.dns}: only nodes in namespaces ask the lab's DNS"
-    return next((word for step in scenario.steps if (word := step_refusal(way, step))), "")
+    return next((word for step in scenario.steps if (word := step_refusal(mode, step))), "")
 
 
-def step_refusal(way: str, step: Step) -> str:
+def step_refusal(mode: str, step: Step) -> str:
     where = f"step at {step.at_s:g} s ({step.do})"
-    if step.do not in CARRIED_OUT:
+    if "processes" not in VERBS[step.do].runs_on:
         return f"{where}: only the simulator does that"
-    if step.do in ("dns", "disk_full") and way != "namespaces":
+    if step.do in ("dns", "disk_full") and mode != "namespaces":
         return f"{where}: needs namespaces (names and disks of the nodes' own)"
-    if step.do == "link" and way != "relay":
+    if step.do == "link" and mode != "relay":
         return f"{where}: needs the relay"
-    if step.do == "cut" and (way == "direct" or (way == "namespaces" and frozenset(step.planes) != BOTH)):
-        return f"{where}: needs {'the relay, to cut one plane' if way == 'namespaces' else 'namespaces or the relay'}"
-    if step.do == "cut" and step.refuse and way != "namespaces":
+    if step.do == "cut" and (mode == "direct" or (mode == "namespaces" and set(step.planes) != set(PLANES))):
+        return f"{where}: needs {'the relay, to cut one plane' if mode == 'namespaces' else 'namespaces or the relay'}"
+    if step.do == "cut" and step.refuse and mode != "namespaces":
         return f"{where}: needs namespaces, to refuse"
     return ""
 
@@ -137,47 +130,39 @@ def enter_private(argv: Sequence[str]) -> None:
     os.execv(command[0], command)  # noqa: S606  # no shell is what is wanted
 
 
-# --- the ways -------------------------------------------------------------------------------------------------------
+# --- the modes -------------------------------------------------------------------------------------------------------
 
 
-class Network(Protocol):
-    """What a run needs of its way."""
+class LinkControl:
+    """Direct, and through the relay, which looks at the links itself: `wake` lets its streams look again."""
 
-    def prefix(self, node: int) -> tuple[str, ...]:
-        """What stands before a node's command."""
-
-    async def apply(self, sender: int, receiver: int, condition: Condition, *, refuse: bool) -> None:
-        """Let this direction be so from now on."""
-
-    async def disk(self, node: int, *, full: bool) -> None:
-        """Fill the node's disk, or make room again."""
-
-
-class LoopbackNetwork:
-    """Direct, and through the relay: `links` are the relay's."""
-
-    def __init__(self, links: Links) -> None:
-        self.links = links
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.wake = wake
 
     def prefix(self, node: int) -> tuple[str, ...]:  # noqa: ARG002
+        """What stands before a node's command."""
         return ()
 
-    async def apply(self, sender: int, receiver: int, condition: Condition, *, refuse: bool) -> None:
-        assert not refuse, "refusals are refused before the run"
-        self.links.set(sender, receiver, condition)
+    async def apply(self) -> None:
+        """Let the links be as their rules say."""
+        self.wake()
 
     async def disk(self, node: int, *, full: bool) -> None:  # noqa: ARG002
+        """Fill the node's disk, or make room again."""
         assert not full, "refused before the run"
 
 
-class NamespaceNetwork:
+class NamespaceControl(LinkControl):
     """A network for each node, in the private one of this process. Everything ends with the last process inside."""
 
-    def __init__(self, nodes: int, states: Sequence[Path], resolv: Path) -> None:
+    def __init__(self, links: Links, nodes: int, states: Sequence[Path], resolv: Path) -> None:
+        super().__init__()
+        self.links = links
         self.nodes = nodes
         self.states = states
         self.resolv = resolv
         self.ip = shutil.which("ip") or "ip"
+        self.applied: dict[tuple[int, int], tuple[bool, bool]] = {}  # (cut, refuse) of each direction that is not open
 
     async def set_up(self) -> None:
         """Bridge, nodes, disks, and the resolver's file. Raises CannotDo."""
@@ -201,15 +186,22 @@ class NamespaceNetwork:
     def prefix(self, node: int) -> tuple[str, ...]:
         return (self.ip, "netns", "exec", f"n{node}")
 
-    async def apply(self, sender: int, receiver: int, condition: Condition, *, refuse: bool) -> None:
-        """Of a condition only the cut of both planes: everything else was refused before."""
-        assert replace(condition, cut=frozenset()) == Condition()
+    async def apply(self) -> None:
+        """Of a link's conditions only the cut of both planes: everything else was refused before."""
+        for pair in permutations(range(self.nodes), 2):
+            link = self.links.link(*pair, Plane.DATAGRAM)
+            wanted = link.cut, link.refuse
+            if self.applied.get(pair, (False, False)) != wanted:
+                self.applied[pair] = wanted
+                await self.set(*pair, cut=link.cut, refuse=link.refuse)
+
+    async def set(self, sender: int, receiver: int, *, cut: bool, refuse: bool) -> None:
         name, ip = f"n{sender}", node_ip(receiver)
         await run("ip", "-n", name, "neigh", "del", ip, "dev", "eth0", must=False)
         await run("ip", "-n", name, "route", "del", "unreachable", f"{ip}/32", must=False)
-        if condition.cut and refuse:
+        if cut and refuse:
             await run("ip", "-n", name, "route", "add", "unreachable", f"{ip}/32")
-        elif condition.cut:
+        elif cut:
             entry = ("lladdr", NOWHERE, "dev", "eth0", "nud", "permanent")
             await run("ip", "-n", name, "neigh", "replace", ip, *entry)
 

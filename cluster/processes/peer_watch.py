@@ -1,9 +1,9 @@
 """What nodes say of their peers while a chaos run goes on, asked at their control ports; what follows for its bounds.
 
-Each round asks every node that should run for its view of the cluster. Truth is what each says of itself: its session.
-`Census` judges the rounds and is pure: since when all agree, how long each death took to be known, who was held for
-dead and was not, since when all route tables are equal, what gossip costs in bytes. A node that does not answer in time
-agrees with nobody. Nodes of different labels are different clusters and judged apart.
+Each round asks every node that should run for its view of the cluster. What each says of itself, its session, is what
+counts. `Census` judges the rounds and is pure: since when all agree, how long each death took to be known, who was held
+for dead and was not, since when all route tables are equal, what gossip costs in bytes. A node that does not answer in
+time agrees with nobody. Nodes of different labels are different clusters and judged apart.
 
 A round every POLL_S: times are that coarse, and a node spends a millisecond of each second on being asked.
 """
@@ -13,28 +13,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 import trio
 
+from cluster.expectations import LIVING, Difference, difference, disagreement, groups
 from cluster.load.http_client import ExchangeFailed, fetch
 from cluster.processes.chaos_plan import Plan
 from cluster.processes.fleet import Member
+from ranvier_py.core.gossip.wire.messages import State
 
 POLL_S = 0.25
 ANSWER_S = 1.0
 """A node that says nothing for so long is not well."""
 
-LIVING = ("alive", "suspect")
-
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One node's word. `states` by session; `sums` are bucket fingerprints of its routes, where they were asked."""
+    """What one node says. `states` by session; `sums` are bucket fingerprints of its routes, where they were asked."""
 
     session: str
-    states: Mapping[str, str]
+    states: Mapping[str, State]
     sent_bytes: int = 0
     sums: bytes = b""
 
@@ -87,7 +88,7 @@ class Census:
         self.rounds += 1
         self.note_false_deaths(at_s, views, well)
         self.note_deaths(at_s, views)
-        self.disagreement = disagreement(self.asked(views), labels, ghosts=self.core is None)
+        self.disagreement = first_of(self.asked(views), labels, partial(disagreement, ghosts=self.core is None))
         self.agreed_at_s = None if self.disagreement else at_s if self.agreed_at_s is None else self.agreed_at_s
         for node, view in views.items():
             if view is not None:
@@ -96,7 +97,7 @@ class Census:
 
     def tables(self, at_s: float, views: Mapping[int, View | None], labels: Mapping[int, str]) -> None:
         """One look at the route tables, when there is no traffic."""
-        self.difference = difference(self.asked(views), labels)
+        self.difference = first_of(self.asked(views), labels, differing)
         self.same_at_s = None if self.difference else at_s if self.same_at_s is None else self.same_at_s
 
     def asked(self, views: Mapping[int, View | None]) -> Mapping[int, View | None]:
@@ -115,7 +116,7 @@ class Census:
                 continue
             for session, state in view.states.items():
                 missed = session in self.goodbyes and before[1] and well.get(observer, False)
-                if state == "dead" and before[0].states.get(session) in LIVING and (session in sound or missed):
+                if state is State.DEAD and before[0].states.get(session) in LIVING and (session in sound or missed):
                     self.false_deaths.setdefault((observer, session), at_s)
 
     def was_well(self, node: int, session: str) -> bool:
@@ -156,47 +157,23 @@ class Census:
         return sum(self.sent.values()) / nodes / seconds if self.sent else None
 
 
-def groups(views: Mapping[int, View | None], labels: Mapping[int, str]) -> list[dict[int, View | None]]:
-    """Those who belong together."""
-    found: dict[str, dict[int, View | None]] = {}
-    for node, view in views.items():
-        found.setdefault(labels.get(node, ""), {})[node] = view
-    return list(found.values())
-
-
-def disagreement(views: Mapping[int, View | None], labels: Mapping[int, str], *, ghosts: bool = True) -> str:
-    """The first who is wrong about who runs, in words; empty when all are right. `ghosts`: past sessions count too."""
+def first_of(
+    views: Mapping[int, View | None], labels: Mapping[int, str], look: Callable[..., Difference | None]
+) -> str:
+    """What is wrong in the first cluster in which something is; empty when all is well."""
     for group in groups(views, labels):
-        running = {view.session: node for node, view in group.items() if view is not None}
-        for observer, view in group.items():
-            if view is None:
-                return f"node {observer} does not answer"
-            for session, node in running.items():
-                if session != view.session and view.states.get(session) != "alive":
-                    return f"node {observer} holds node {node} for {view.states.get(session, 'nobody')}"
-            for session, state in view.states.items():
-                if ghosts and state in LIVING and session not in running:
-                    return f"node {observer} holds the past session {session} for {state}"
+        found = look({node: views[node] for node in group})
+        if found is not None:
+            return found.text
     return ""
 
 
-def difference(views: Mapping[int, View | None], labels: Mapping[int, str]) -> str:
-    """Two whose tables differ, in words; empty when none do."""
-    for group in groups(views, labels):
-        known = {node: view.sums for node, view in group.items() if view is not None and view.sums}
-        if len(known) < len(group):
-            return "a node does not tell its sums"
-        (first, sums), *others = known.items()
-        for node, theirs in others:
-            if theirs != sums:
-                return f"{buckets(sums, theirs)} buckets of nodes {first} and {node} differ"
-    return ""
-
-
-def buckets(one: bytes, other: bytes, size_bytes: int = 8) -> int:
-    """How many differ."""
-    ends = range(0, max(len(one), len(other)), size_bytes)
-    return sum(one[at : at + size_bytes] != other[at : at + size_bytes] for at in ends)
+def differing(views: Mapping[int, View | None]) -> Difference | None:
+    """Two of a cluster whose tables differ."""
+    sums = {node: memoryview(view.sums).cast("Q").tolist() for node, view in views.items() if view and view.sums}
+    if len(sums) < len(views):
+        return Difference((), "a node does not give its sums")
+    return difference(sums)
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------
@@ -204,7 +181,7 @@ def buckets(one: bytes, other: bytes, size_bytes: int = 8) -> int:
 
 @dataclass(slots=True)
 class Watch:
-    """Asks, round after round, and tells the census."""
+    """Asks, round after round, and gives the census what it gets."""
 
     plan: Plan
     nodes: Sequence[Member]
@@ -248,17 +225,17 @@ class Watch:
             status, body = await fetch(*get, "/admin/cluster", api_key=self.plan.control_key)
             if status != 200:
                 return None
-            told, table = 0, b""
+            answered, table = 0, b""
             if sums:
-                told, table = await fetch(*get, "/admin/cluster/sums", api_key=self.plan.control_key)
+                answered, table = await fetch(*get, "/admin/cluster/sums", api_key=self.plan.control_key)
         except ExchangeFailed:
             return None
-        return read_view(orjson.loads(body), table if told == 200 else b"")
+        return read_view(orjson.loads(body), table if answered == 200 else b"")
 
 
 def read_view(body: Mapping[str, Any], sums: bytes) -> View:
     """The part of a node's answer that counts here. Raises LookupError when it is another one."""
-    states = {str(member["session"]): str(member["state"]) for member in body["members"]}
-    states.setdefault(str(body["session"]), str(body["state"]))
+    states = {str(member["session"]): State[member["state"].upper()] for member in body["members"]}
+    states.setdefault(str(body["session"]), State[body["state"].upper()])
     sent = sum(int(topic["sent"]["bytes"]) for topic in body["topics"].values())
     return View(str(body["session"]), states, sent, sums)

@@ -1,18 +1,20 @@
-"""The books of a chaos run: every request of every client, every death, and what follows from both. Pure.
+"""The log of a chaos run: every request of every client, every death, and what follows from both. Pure.
 
 A request is *ok*, *excused* or *failed*; `cancelled` are those that the end of the run cut. Excused is one thing only:
 its answer had begun, and the node or the engine that was answering was killed before it ended. What got no first byte
 is retried at the next address, as any client does; such retries are counted apart, and a request that ends well after
 them is ok.
 
-Hit rates are the engines' own words: cached tokens over prompt tokens of the requests that began in a span of time.
+Hit rates are the engines' own counts: cached tokens over prompt tokens of the requests that began in a span of time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from cluster.scenario import Expect
 
 RECOVERED_SHARE = 0.95
 WINDOW_S = 5.0
@@ -32,7 +34,7 @@ class Entry:
     began_s: float
     ended_s: float | None = None
     node: str = ""  # IP of the node that was asked last
-    engine: str = ""  # name, as far as the answer told
+    engine: str = ""  # name, as far as the answer said
     retries: list[str] = field(default_factory=list)  # why each earlier try got no first byte
     first_byte: bool = False
     reason: str = ""  # why it failed; empty when it did not
@@ -62,7 +64,7 @@ class Event:
     text: str
 
 
-class Books:
+class RequestLog:
     """Everything that happened in one run."""
 
     def __init__(self) -> None:
@@ -147,45 +149,27 @@ class Books:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One bound of the scenario against what was measured. `holds` None: could not be measured, which is not good."""
-
-    name: str
-    bound: float | None
-    measured: float | None
-    holds: bool | None
-
-
-def at_most(name: str, bound: float, measured: float | None) -> Verdict:
-    return Verdict(name, bound, measured, None if measured is None else measured <= bound)
-
-
-def at_least(name: str, bound: float, measured: float | None) -> Verdict:
-    return Verdict(name, bound, measured, None if measured is None else measured >= bound)
-
-
-def hits_back(bound_s: float, hits: Mapping[str, float | None], quiet_s: float, for_s: float) -> Verdict | None:
-    """Whether hits were back in time. None where steps ended so late, on a slow machine, that no traffic could tell."""
+def hits_back_s(
+    hits: Mapping[str, float | None], expect: Expect, quiet_s: float, for_s: float
+) -> dict[str, float | None]:
+    """What the bound of that name is about; nothing where steps ended so late that no traffic could tell."""
     back_s = hits["recovered_after_last_step_s"]
-    if back_s is None and quiet_s + bound_s + WINDOW_S > for_s:
-        return None
-    return at_most("95 % of the hit rate is back, s", bound_s, back_s)
+    if back_s is None and quiet_s + (expect.hits_back_s or 0.0) + WINDOW_S > for_s:
+        return {}
+    return {"hits_back_s": back_s}
 
 
-def hit_report(books: Books, first_step_s: float, quiet_s: float, for_s: float) -> dict[str, float | None]:
+def hit_report(log: RequestLog, first_step_s: float, quiet_s: float, for_s: float) -> dict[str, float | None]:
     """Hit rates before, after and in between. `quiet_s`: when the last step had happened and undone itself."""
-    before = books.hit_rate(0.0, first_step_s)
-    last = books.hit_rate(for_s * 2 / 3, for_s)
+    before = log.hit_rate(0.0, first_step_s)
+    last = log.hit_rate(for_s * 2 / 3, for_s)
     disturbed = first_step_s < for_s
     return {
         "before": before,
         "last_third": last,
         "share": last / before if last is not None and before else None,
-        "recovered_after_first_step_s": books.recovered_s(before, first_step_s, for_s)
-        if before and disturbed
-        else None,
-        "recovered_after_last_step_s": books.recovered_s(before, quiet_s, for_s) if before and disturbed else None,
+        "recovered_after_first_step_s": log.recovered_s(before, first_step_s, for_s) if before and disturbed else None,
+        "recovered_after_last_step_s": log.recovered_s(before, quiet_s, for_s) if before and disturbed else None,
     }
 
 
@@ -194,13 +178,3 @@ def tally(words: Iterable[str]) -> dict[str, int]:
     for word in words:
         found[word] = found.get(word, 0) + 1
     return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """For a screen, one line each."""
-    words = {True: "ok", False: "MISSED", None: "NOT MEASURED"}
-    return [f"{one.name}: {number(one.measured)} (bound {number(one.bound)}) {words[one.holds]}" for one in verdicts]
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

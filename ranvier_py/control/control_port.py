@@ -5,7 +5,7 @@
     GET  /admin/kv-index/stats  /admin/kv-index/backends       POST /admin/kv-index/clear
     GET  /admin/decisions  /admin/config  /admin/cluster  /admin/cluster/sums      POST /explain
     POST /add_worker?url=  /remove_worker?url=   GET /list_workers       as SGLang's router answers them
-    POST /internal/eviction  /internal/sync      GET /internal/scheme  /internal/workers       control/worker_reports.py
+    POST /internal/eviction  /internal/sync  /internal/events     GET /internal/workers        control/worker_reports.py
 
 Rules: it never touches a proxied request, and no answer of its own takes long: a method of the port it serves is one
 synchronous call, or gives way meanwhile. With a key, everything but /healthz and /readyz needs it as bearer key

@@ -27,6 +27,7 @@ import trio
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.endpoints import HostPort, is_wildcard, spelled
+from ranvier_py.core.metrics import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -57,29 +58,29 @@ class DiscoveryOptions:
     loopback: bool = False  # we advertise a loopback address
 
 
-@dataclass(frozen=True, slots=True)
-class DiscoveryStatistics:
-    addresses: int  # known now
-    lookups: int
-    failures: int  # NXDOMAIN, SERVFAIL, no resolver
-    slow: int  # rounds in which the lookup before was still running
-    abandoned: int  # lookups that hung
-    empty: int  # answers without an address that is of use to us
-    ignored: int  # addresses left out: see the module's rules
+@dataclass(slots=True)
+class DiscoveryCounters:
+    addresses: int = gauge("Addresses of peers known now.")
+    lookups: int = counter("Lookups begun.")
+    failures: int = counter("Lookups that failed: NXDOMAIN, SERVFAIL, no resolver.")
+    slow: int = counter("Rounds in which the lookup before was still running.")
+    abandoned: int = counter("Lookups that hung.")
+    empty: int = counter("Answers without an address that is of use to us.")
+    ignored: int = counter("Addresses left out: see the module's rules.")
 
 
 @dataclass(slots=True)
 class Name:
-    """One entry of `join`. `known` outlives failed lookups; `trouble` is what was told last."""
+    """One entry of `join`. `known` outlives failed lookups; `trouble` is what was logged last."""
 
-    place: HostPort
+    endpoint: HostPort
     known: tuple[HostPort, ...] = ()
     asking: bool = False
     trouble: str = ""
 
 
 class Discovery:
-    """Tells `contact` about addresses, for ever. `alone` says whether we have no peer; `own` is what we advertise."""
+    """Hands `contact` addresses, for ever. `alone` says whether we have no peer; `own` is what we advertise."""
 
     def __init__(
         self,
@@ -95,10 +96,10 @@ class Discovery:
         self.rng = rng
         self.options = options
         self.own = own
-        self.lookups = self.failures = self.slow = self.abandoned = self.empty = self.ignored = 0
+        self.counters = DiscoveryCounters()
         self._warned = False
         self._alone_since: float | None = None
-        self._told_alone = False
+        self._warned_alone = False
         self._wait_alone_s = options.interval_alone_s
         entries = list(dict.fromkeys(join))
         self.literals = tuple(self._useful(where for where in entries if is_address(where[0])))
@@ -106,17 +107,10 @@ class Discovery:
         if len(self.names) > NAMES_MAX:
             log.warning("gossip.names_ignored %d of join: at most %d are looked up", len(self.names), NAMES_MAX)
             del self.names[NAMES_MAX:]
+        self._count()
 
-    def statistics(self) -> DiscoveryStatistics:
-        return DiscoveryStatistics(
-            addresses=len(self.literals) + sum(len(name.known) for name in self.names),
-            lookups=self.lookups,
-            failures=self.failures,
-            slow=self.slow,
-            abandoned=self.abandoned,
-            empty=self.empty,
-            ignored=self.ignored,
-        )
+    def _count(self) -> None:
+        self.counters.addresses = len(self.literals) + sum(len(name.known) for name in self.names)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. Never raises for the sake of a resolver."""
@@ -126,7 +120,7 @@ class Discovery:
                 self._try(self.literals)
                 for name in self.names:
                     if name.asking:
-                        self.slow += 1
+                        self.counters.slow += 1
                         self._try(name.known)
                     else:
                         name.asking = True
@@ -147,16 +141,16 @@ class Discovery:
                 return
 
     def _watch_loneliness(self) -> None:
-        """Tell once when nobody answers: from outside, a wrong key looks like a cluster of one."""
+        """Log once when nobody answers: from outside, a wrong key looks like a cluster of one."""
         now = trio.current_time()
         if not self.alone():
-            self._alone_since, self._told_alone = None, False
+            self._alone_since, self._warned_alone = None, False
         elif self._alone_since is None:
             self._alone_since = now
-        elif now - self._alone_since >= self.options.lonely_s and not self._told_alone:
+        elif now - self._alone_since >= self.options.lonely_s and not self._warned_alone:
             asked = [*self.literals, *(where for name in self.names for where in name.known)]
             if asked:
-                self._told_alone = True
+                self._warned_alone = True
                 more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
                 why = "not started, another key or cluster_name, or UDP and TCP are blocked"
                 log.warning("gossip.alone nobody answers at %s%s: %s", spelled(asked[0]), more, why)
@@ -168,18 +162,20 @@ class Discovery:
     # --- one name ---------------------------------------------------------------------------------------------------
 
     async def _look_up(self, name: Name) -> None:
-        self.lookups += 1
+        self.counters.lookups += 1
         try:
-            with trio.move_on_after(self.options.give_up_s if self.abandoned < ABANDONED_MAX else inf) as patience:
-                found = await resolved(name.place, self.options.family)
+            with trio.move_on_after(
+                self.options.give_up_s if self.counters.abandoned < ABANDONED_MAX else inf
+            ) as patience:
+                found = await resolved(name.endpoint, self.options.family)
             if patience.cancelled_caught:
-                self.abandoned += 1
-                self._tell(name, "no answer")
+                self.counters.abandoned += 1
+                self._log_trouble(name, "no answer")
             else:
                 self._answered(name, found)
         except (OSError, ValueError) as error:  # ValueError: a name that no resolver can be asked for
-            self.failures += 1
-            self._tell(name, str(error) or type(error).__name__)
+            self.counters.failures += 1
+            self._log_trouble(name, str(error) or type(error).__name__)
         finally:
             name.asking = False
         self._try(name.known)
@@ -188,17 +184,18 @@ class Discovery:
         useful = tuple(self._useful(found))
         if useful:
             name.known = useful[:KNOWN_MAX]
-            self._tell(name, "")
+            self._count()
+            self._log_trouble(name, "")
             return
-        self.empty += 1
-        self._tell(name, "no address but our own" if found else "no address")
+        self.counters.empty += 1
+        self._log_trouble(name, "no address but our own" if found else "no address")
 
-    def _tell(self, name: Name, trouble: str) -> None:
+    def _log_trouble(self, name: Name, trouble: str) -> None:
         """Log when it changes, not whenever it is so."""
         if trouble and not name.trouble:
-            log.warning("gossip.name_failed %s: %s; asking on", spelled(name.place), trouble)
+            log.warning("gossip.name_failed %s: %s; asking on", spelled(name.endpoint), trouble)
         elif name.trouble and not trouble:
-            log.info("gossip.name_found %s: %d addresses", spelled(name.place), len(name.known))
+            log.info("gossip.name_found %s: %d addresses", spelled(name.endpoint), len(name.known))
         name.trouble = trouble
 
     def _useful(self, addresses: Iterable[HostPort]) -> Iterator[HostPort]:
@@ -208,9 +205,9 @@ class Discovery:
             if where == self.own:
                 continue
             if not fits(where[0], options.family):
-                self.ignored += 1
+                self.counters.ignored += 1
             elif options.loopback and not is_loopback(where[0]):
-                self.ignored += 1
+                self.counters.ignored += 1
                 if not self._warned:
                     log.error("gossip.loopback %s can't reach a node that advertises loopback", spelled(where))
                 self._warned = True

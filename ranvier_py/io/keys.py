@@ -26,6 +26,7 @@ import trio
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing, insecure_ring, key_of, parse_key_ring
+from ranvier_py.core.metrics import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +45,11 @@ class Keys(NamedTuple):
         return f"Keys({self.ring!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFileStatistics:
-    changes: int
-    failures: int  # looks that found a file of no use
-    keys: int  # in the ring
+@dataclass(slots=True)
+class KeyFileCounters:
+    changes: int = counter("New rings read from the file.")
+    failures: int = counter("Looks that found a file of no use.")
+    keys: int = gauge("Keys in the ring.")
 
 
 def fingerprint_secret(key: bytes) -> bytes:
@@ -123,10 +124,7 @@ class KeyFile:
         self.keys = read_keys(path)
         self._in_use = self.keys.fingerprint_secret
         self._trouble = ""
-        self._changes = self._failures = 0
-
-    def statistics(self) -> KeyFileStatistics:
-        return KeyFileStatistics(self._changes, self._failures, len(self.keys.ring.keys))
+        self.counters = KeyFileCounters(keys=len(self.keys.ring.keys))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled. In the main thread only, where signals are."""
@@ -149,7 +147,7 @@ class KeyFile:
         try:
             keys = await trio.to_thread.run_sync(read_keys, self.path, abandon_on_cancel=True)
         except ConfigError as error:
-            self._failures += 1
+            self.counters.failures += 1
             if self._trouble != str(error):
                 log.error("gossip.keys_refused %s; going on with the old ones", "; ".join(error.problems))
             self._trouble = str(error)
@@ -166,7 +164,8 @@ class KeyFile:
                 self.path,
             )
         if (keys.ring.keys, keys.ring.primary) != (before.ring.keys, before.ring.primary):
-            self._changes += 1
+            self.counters.changes += 1
+            self.counters.keys = len(keys.ring.keys)
             log.info("gossip.keys_changed ids %s, first %d", list(keys.ring.keys), keys.ring.primary)
             self.changed(keys.ring)
 

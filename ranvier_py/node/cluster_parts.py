@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import ip_address
 from random import SystemRandom
@@ -20,7 +20,6 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.endpoints import GossipEndpoints, HostPort, is_wildcard, spelled
@@ -28,16 +27,17 @@ from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.gossip_values import MemberChange
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.peer import PeerSettings, RouterPeer
+from ranvier_py.core.gossip.port_traffic import TrafficRates
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 from ranvier_py.io.discovery import Discovery, DiscoveryOptions, own_host
-from ranvier_py.io.gossip.gossip_port import GossipNet, GossipSockets, open_sockets
+from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
+from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 from ranvier_py.io.gossip.state_file import StateFile
-from ranvier_py.io.gossip.traffic_rates import Rates
 from ranvier_py.io.keys import KeyFile, Keys, insecure_keys, keys_of
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster o
 FINGERPRINT_VERSION = b"2"
 """Of how fingerprints are made from tokens and texts; raised when core/prompts/fingerprint.py changes its results."""
 
-NET_GAUGES = ("streams_out", "streams_in", "queued_bytes", "receive_buffer_bytes")
 PROFILES = {"lan": LAN, "wan": WAN}
 
 
@@ -117,7 +116,7 @@ async def open_cluster(
     assert places is not None, "there are keys, so there is a place"
     sockets = await open_sockets(*places.listen, udp=config.gossip_udp)
     try:
-        own = await own_place(places, sockets)
+        own = await own_address(places, sockets)
         state_file = StateFile(config.gossip_state_file) if config.gossip_state_file else None
         state = await trio.to_thread.run_sync(state_file.read) if state_file else b""
         return Clustering(config, keys, router, scheme, hooks, Ground(sockets, own, state_file, state))
@@ -126,7 +125,7 @@ async def open_cluster(
         raise
 
 
-async def own_place(places: GossipEndpoints, sockets: GossipSockets) -> HostPort:
+async def own_address(places: GossipEndpoints, sockets: GossipSockets) -> HostPort:
     """Where peers reach this node."""
     host, port = places.advertise or (await own_host(places.join, sockets.family), 0)
     return str(ip_address(host)), port or sockets.port
@@ -155,19 +154,26 @@ class Clustering:
         self.peer = RouterPeer(router, settings, ring, rng, self._started_at)
         if self._key_file is not None:
             self._key_file.changed = self.peer.rekey
-        self.net = GossipNet(self.peer, ground.sockets, rng, changed=self._log_changes)
-        self.rates = Rates()
+        sockets = ground.sockets
+        self.port = port = GossipPort(self.peer, sockets, changed=self._log_changes)
+        self._inbound = InboundStreams(sockets.listener, port)
+        host = "" if is_wildcard(sockets.host) else sockets.host
+        self._outbound = OutboundStreams(sockets.listener.family, host, port, rng)
+        port.send_stream = self._outbound.send
+        self.rates = TrafficRates()
         self._given_up = 0
-        self.peer.woken = self.net.poke
+        self.peer.woken = port.poke
         places = config.gossip_endpoints
         join = places.join if places else ()
-        options = DiscoveryOptions(family=ground.sockets.family, loopback=is_loopback(self.own[0]))
-        self.discovery = Discovery(join, self.net.contact, lambda: self.peer.alone, rng, options, self.own)
+        options = DiscoveryOptions(family=sockets.family, loopback=is_loopback(self.own[0]))
+        self.discovery = Discovery(join, port.contact, lambda: self.peer.alone, rng, options, self.own)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self.net.run)
+            await nursery.start(self._outbound.run)
+            nursery.start_soon(self._inbound.run)
+            await nursery.start(self.port.run)
             if self._key_file is not None:
                 await nursery.start(self._key_file.run)
             if self.state_file is not None:
@@ -189,19 +195,18 @@ class Clustering:
             for command in peer.commands():
                 hooks.follow(command)
             if self.rates.due(now := time.monotonic()):
-                statistics = self.net.statistics()
-                self.rates.look(now, statistics.bytes_sent, statistics.bytes_received)
-                self._complain()
+                self.rates.look(now, self.port.counters.bytes_sent, self.port.counters.bytes_received)
+                self._warn()
 
-    def _complain(self) -> None:
-        """Of what peers make no noise about, and only the operator can mend."""
+    def _warn(self) -> None:
+        """Log what peers do not report, and only the operator can mend."""
         if (stranger := self.peer.unopened()) is not None:
             text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
-            self.net.traffic.complain("unopened", text)
+            self.port.complain("unopened", text)
         given_up = self.peer.gossip.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
-            self.net.traffic.complain("datagrams", text)
+            self.port.complain("datagrams", text)
         self._given_up = given_up
 
     def _log_changes(self, changes: Sequence[MemberChange]) -> None:
@@ -219,7 +224,7 @@ class Clustering:
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
         if self.peer.signed_commands.give(verb, url, weight, name):
-            self.net.poke()
+            self.port.poke()
 
     @property
     def synced(self) -> bool:
@@ -229,7 +234,7 @@ class Clustering:
     async def leave(self) -> None:
         """Say goodbye, and wait until it has spread."""
         alone = self.peer.alone
-        self.net.leave()
+        self.port.leave()
         if alone:
             return
         left_at = self.peer.gossip.members.left_at
@@ -240,39 +245,39 @@ class Clustering:
     def view(self) -> dict[str, Any]:
         """This node among its peers, for the control port."""
         now = time.monotonic()
-        traffic = self.net.statistics()
+        traffic = self.port.counters
         return {
             **self.peer.view(now),
             "label": self.label,
             "bytes_per_s": self.rates.per_s(now, traffic.bytes_sent, traffic.bytes_received),
-            "traffic": asdict(traffic),
-            **{name: asdict(statistics) for name, statistics in self._files_and_names().items()},
+            "traffic": values(traffic),
+            **{name: values(counters) for name, counters in self._beside().items()},
         }
 
-    def _files_and_names(self) -> dict[str, Any]:
-        """Statistics of what stands beside the peer itself: frozen dataclasses by name."""
+    def _beside(self) -> dict[str, Any]:
+        """Counters of what stands beside the peer itself, by name."""
         parts = {"discovery": self.discovery, "state_file": self.state_file, "key_file": self._key_file}
-        return {name: part.statistics() for name, part in parts.items() if part is not None}
+        return {name: part.counters for name, part in parts.items() if part is not None}
 
     def samples(self) -> Iterator[Sample]:
         """For /metrics."""
-        peer, net = self.peer, self.net
+        peer, port = self.peer, self.port
         gossip = peer.gossip
         yield from samples("gossip", gossip.counters)
         yield from samples("gossip_members", gossip.members.statistics())
         yield from samples("gossip_sessions", gossip.sessions.statistics())
+        refused = peer.signed_commands.refused
+        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
         yield from samples("gossip_routes", gossip.routes.counters)
         yield from samples("gossip_route_sync", peer.routes.counters)
         yield from samples("gossip_facts", peer.facts.counters)
-        refused = peer.signed_commands.refused
-        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
-        yield from plain_samples("gossip_net", net.statistics(), NET_GAUGES)
+        yield from samples("gossip_port", port.counters)
         yield from peer.streams.samples()
-        for name, statistics in self._files_and_names().items():
-            yield from plain_samples(f"gossip_{name}", statistics, ("addresses", "keys"))
+        for name, counters in self._beside().items():
+            yield from samples(f"gossip_{name}", counters)
         lag = "From being learned anywhere to being received here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
-        yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", net.lateness_s)
+        yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", port.lateness_s)
 
     async def route_sums(self) -> bytes:
         """Bucket fingerprints of the route table, made in steps."""
@@ -283,7 +288,7 @@ class Clustering:
         return b""
 
 
-def public_place(listen: str, own: str) -> str:
+def public_address(listen: str, own: str) -> str:
     """Where clients reach this node, as peers show it: nobody can call 0.0.0.0."""
     host, port = host_port(listen)
     return spelled((own if is_wildcard(host) else host, port))
@@ -303,7 +308,7 @@ def peer_settings(config: Config, scheme: FingerprintScheme, own: HostPort, stat
         port=port,
         session=secrets.randbits(64) or 1,
         label=config.cluster_name,
-        public=public_place(config.listen, host),
+        public=public_address(config.listen, host),
         wall_ms=int(time.time() * 1000),
         state=state,
         datagrams=config.gossip_udp,

@@ -55,7 +55,7 @@ from ranvier_py.node.parts import (
     shadows_of,
     tls_context,
 )
-from ranvier_py.node.push_parts import Pushing
+from ranvier_py.node.push_parts import WorkerReports
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.pipeline import Pipeline
 from ranvier_py.proxy.server import DataServer
@@ -102,9 +102,7 @@ class Node:
         self.tokenizer_worker = TokenizerWorker(tokenizer, keys.hasher, self.router, queue_max=config.learn_queue_max)
         self.upstream = Upstream(config.upstream)
         self.engine_events = EngineEvents(self.router, rng, log_transitions)
-        self.pushing = Pushing(
-            self.router, self.engine_events.engine_caches, keys, self.scheme.identity, self.scheme.key
-        )
+        self.worker_reports = WorkerReports(self.router, self.engine_events.engine_caches, keys)
         self.asking = UsageAsking(enabled=config.ask_usage)
         self.calibrating = calibrating_of(config, self.router, self.asking, self.engine_events)
         self.poller = EnginePoller(
@@ -269,10 +267,12 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
         await nursery.start(node.poller.run)
         await nursery.start(node.engine_events.run)
         await nursery.start(node.calibrating.run)
-        await nursery.start(node.pushing.run)
+        await nursery.start(node.worker_reports.run)
         settings = control_settings(config)
         with listening_on(config.control):
-            serve = partial(control.serve, node.admin, settings, render, internal=node.pushing, shutdown=shutdown)
+            serve = partial(
+                control.serve, node.admin, settings, render, internal=node.worker_reports, shutdown=shutdown
+            )
             url = await nursery.start(serve)
         await nursery.start(node.stop_on_signal)
         with trio.move_on_after(config.polls.probe_timeout_s):  # who serves which model, before the first request asks

@@ -165,7 +165,7 @@ class Admin:
         return [
             *samples,
             *recorded,
-            *node.pushing.samples(),
+            *node.worker_reports.samples(),
             *shadowed,
             *indexed,
             *(node.clustering.samples() if node.clustering is not None else ()),

@@ -36,13 +36,13 @@ from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.shadow import Shadows, make_shadow
 from ranvier_py.core.routing.speculation import Speculation
-from ranvier_py.io.key_inbox import KeyInbox
 from ranvier_py.io.recorder import Recorder
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.node.calibration_parts import Calibrating
 from ranvier_py.node.cluster_parts import FingerprintScheme
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import IndexedBackend, Indexing
+from ranvier_py.node.push_parts import KeyInbox
 
 
 def load_tokenizer(config: Config) -> ChatTokenizer:

@@ -1,164 +1,181 @@
-"""What workers push becomes engine truth: joins the maps of `core/engine_cache/sources/push_state` to the sink, and
-keys to fingerprints.
+"""What workers push: event batches become event streams (`pushed_events`), prefix hashes of the Purdue report routes.
 
-Hashes that are our own fingerprints go to the sink as they are: such a worker is known EXACT once a comparison found no
-difference. The report's prefix hashes say one depth each, so such a worker stays ESTIMATED, and what it says of a key
-becomes a claim, or a withdrawal, at the fingerprints that the key is known to stand for (`Links`). A prompt that is new
-to this node is tokenized before it is placed; its key is noted in the thread that does it, and is brought to the event
-loop before the prompt is placed, so that a router that was restarted finds the holders that the workers told it.
+A prefix hash stands for one depth, so a worker that reports such hashes alone stays ESTIMATED, and what it reports of a
+hash becomes a route, or a withdrawal, at the fingerprints that the hash is known to stand for (`Links`). A prompt that
+is new to this node is tokenized before it is placed; its hash is noted in the thread that does it, and reaches the
+event loop before the prompt is placed, so that a router that was restarted finds the holders that workers reported.
 
-Speculation is the router's own: requests in flight, then what was served, as any claim that is learned. A worker whose
-keys are known to us has to confirm such a claim within a lease, else it is withdrawn. A silent worker's claims
-are left to age.
+Speculation is the router's own: requests in flight, then what was served, as any route that is learned. A worker that
+reports prefix hashes has to confirm such a route within a lease, else it is withdrawn. A silent worker's routes are
+left to age.
 
 Rules: all of it runs on the event loop; threads only append to a bounded deque, and may wait until it was emptied.
-Bounds: those of PushMap and Links; leases, of which the oldest is dropped and counted. Cost: 100 us for a prompt whose
-key is brought to the loop, only while somebody pushes prefix hashes; a large snapshot gives way every few milliseconds.
+Bounds: those of PushMap, Links and Leases; INBOX_MAX keys of prompts. A large sync gives way every few milliseconds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
 import trio
 
 from ranvier_py.core.answers.answer_stream import Answer
-from ranvier_py.core.engine_cache.block_namespaces import Names
-from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Held
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefixes import Change
 from ranvier_py.core.engine_cache.residency_values import Changes
 from ranvier_py.core.engine_cache.sources.event_values import Tier
-from ranvier_py.core.engine_cache.sources.push_keys import LENGTHS_MAX
-from ranvier_py.core.engine_cache.sources.push_leases import Leases
-from ranvier_py.core.engine_cache.sources.push_links import Link, Links
-from ranvier_py.core.engine_cache.sources.push_messages import PREFIX_HASH, Eviction, Sync
-from ranvier_py.core.engine_cache.sources.push_reports import Said, names_of, source_of
-from ranvier_py.core.engine_cache.sources.push_state import PushMap, PushSettings, Word, Worker
-from ranvier_py.core.engine_cache.sources.push_table import Entry, tier_in
+from ranvier_py.core.engine_cache.sources.push_keys import (
+    LENGTHS_MAX,
+    PREFIX_TOKENS,
+    KeyedPrefix,
+    KeyHasher,
+    Link,
+    Links,
+)
+from ranvier_py.core.engine_cache.sources.push_map import SLICE_HASHES, Leases, PushMap, Worker
+from ranvier_py.core.engine_cache.sources.push_messages import EventReport, PrefixReport
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.prompts.fingerprint import UNCOMPUTED_TOKENS
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Backend, Outcome
-from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_len_of
-from ranvier_py.core.routing.request_record import scheme_mark
+from ranvier_py.core.routing.placement.sticky_least_loaded import StickyLeastLoaded, prefix_len_of
 from ranvier_py.core.routing.router import Router
-from ranvier_py.io.key_inbox import KeyInbox
+from ranvier_py.node.pushed_events import PushedEvents
 
 TICK_S = 0.5
 LINKS_PER_TICK = 100
-"""Claims of what workers hold by key are refreshed so many at a time: 1 ms, and each well within its time to live."""
+"""Routes of what workers hold by prefix hash are refreshed so many at a time, each well within its time to live."""
 
-SLICE_BUCKETS = 8  # of a snapshot of 100,000 hashes: some 800, about 1 ms
 SLICE_LINKS = 500
 MODELS_MAX = 4096
+INBOX_MAX = 65_536  # half a second's new prompts at most wait; emptied twice a second
+CHANNEL = "prefix_hashes"
+REASON = "prefix hashes stand for one depth each"
 
 
-@dataclass(slots=True)
-class PushingCounts:
-    """Counters since start."""
+class KeyInbox:
+    """Where threads that hash prompts leave the prefix hashes that they meet; `hasher` hashes the prompts.
 
-    keys_noted: int = 0
-    keys_foreign: int = 0  # of prompts with a salt, or of a model that nobody lists
-    leases_kept: int = 0  # that a worker confirmed
-    leases_ended: int = 0  # that nobody did
-
-
-@dataclass(frozen=True, slots=True)
-class PushScheme:
-    """What a reporter has to know to name prefixes as this node does."""
-
-    identity: str
-    mark: str
-    key: bytes
-    block_tokens: int
-    prefix_tokens: int
-
-
-class Pushing:
-    """The port of control/worker_reports.py; an observer of attempts as soon as a worker reports prefix hashes.
-
-    Args:
-        identity, key: how this node makes fingerprints.
+    While somebody reports such hashes (`urgent`), a thread waits until the inbox was emptied: what workers reported of
+    a prompt has to be found for this very prompt. Hashes are noted from the start where the policy is the report's,
+    else from the first such worker on: prompts that were known before are not linked to theirs.
     """
+
+    def __init__(self, key: bytes, block_tokens: int, policy: str, prefix_tokens: int = PREFIX_TOKENS) -> None:
+        lengths = (prefix_tokens,) if policy == StickyLeastLoaded.name else ()
+        self.hasher = KeyHasher(key, block_tokens, notify=self.put, lengths=lengths, short=UNCOMPUTED_TOKENS)
+        self.prefix_tokens = prefix_tokens
+        self.waiting: deque[KeyedPrefix] = deque(maxlen=INBOX_MAX)
+        self.urgent = False
+        self.loop = 0  # the thread of the event loop
+        self.drain: Callable[[], object] = lambda: None
+
+    def put(self, keyed: KeyedPrefix) -> None:
+        """Any thread. Returns after the keys were taken in where that matters and can be waited for."""
+        self.waiting.append(keyed)
+        if not self.urgent:
+            return
+        if get_ident() == self.loop:
+            self.drain()
+            return
+        try:
+            trio.from_thread.run_sync(self.drain)
+        except (RuntimeError, trio.Cancelled):  # a thread of somebody else's, or the node is going down
+            return
+
+
+class PrefixHolder:
+    """What a worker holds by prefix hash, asked for by our fingerprints (`Held` of EngineCaches)."""
+
+    def __init__(self, links: Links, worker: Worker) -> None:
+        self._links = links
+        self._worker = worker
+
+    def tier(self, fingerprint: Fingerprint) -> Tier:
+        links = self._links.of_fingerprint(fingerprint)
+        return Tier.GPU if any(link.key in self._worker.hashes for link in links) else Tier.ABSENT
+
+
+class WorkerReports:
+    """The port of control/worker_reports.py; an observer of attempts as soon as a worker reports prefix hashes."""
 
     def __init__(
         self,
         router: Router,
         engine_caches: EngineCaches,
         inbox: KeyInbox,
-        identity: str,
-        key: bytes,
         *,
-        settings: PushSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.map = PushMap(settings)
+        self.map = PushMap()
         self.links = Links()
-        self.counts = PushingCounts()
-        block_tokens, prefix_tokens = router.hasher.block_tokens, inbox.prefix_tokens
-        self.scheme = PushScheme(identity, scheme_mark(identity, key), key, block_tokens, prefix_tokens)
+        self.events = PushedEvents(router, engine_caches, clock)
         self._registry = router.registry
         self._router = router
         self._engine_caches = engine_caches
         self._inbox = inbox
         self._clock = clock
-        self._names: dict[BackendId, Names] = {}
         self._generations: dict[BackendId, int] = {}
         self._models: dict[int, str] = {}  # by the running sum that a prompt of the model begins with
         self._models_version = -1
-        self._leases = Leases()
-        self._levels: dict[BackendId, tuple[Level, str]] = {}
+        self._leases = Leases(self.map.counters)
         self._refreshed = 0
         inbox.drain = self.drain
 
     # --- what control/worker_reports.py asks -------------------------------------------------------------------------
 
-    async def evicted(self, message: Eviction) -> Mapping[str, Any]:
+    async def evicted(self, report: PrefixReport) -> Mapping[str, Any]:
         """Raises NotFound for a worker that is no backend."""
-        backend, worker = self._worker(message.worker, message.word)
-        if worker is None:
-            return {"status": "old", "resync": False, "want": None}
-        changes = self.map.evict(backend, message.evicted) + self.map.store(backend, message.stored)
-        for start in range(0, len(changes), SLICE_LINKS):
-            self._tell(backend, worker, changes[start : start + SLICE_LINKS])
+        backend, worker = self._worker(report)
+        keys = list(report.hashes)
+        self.map.evict(backend, keys)
+        for start in range(0, len(keys), SLICE_HASHES):
+            self._changed(backend, worker, keys[start : start + SLICE_HASHES], Tier.ABSENT)
             await trio.lowlevel.checkpoint()
-        self._level(backend)
-        numbered = bool(message.word.incarnation)
-        return {"status": "ok", "resync": numbered and not worker.synced, "want": None}
+        return {"status": "ok"}
 
-    async def synced(self, message: Sync) -> Mapping[str, Any]:
-        """The same for one message of a sync."""
-        backend, worker = self._worker(message.worker, message.word)
-        if worker is None:
-            return {"status": "old", "resync": True, "want": None}
-        first = not worker.synced
-        want: Any = None
-        if message.active is not None:
-            await self._replace(backend, worker, message.active, whole=True)
-        elif message.buckets is not None:
-            await self._replace(backend, worker, message.buckets, whole=False)
-        elif message.sums is not None:
-            want = worker.table.differing(message.sums)
-        else:
-            digest, certain = message.digest or 0, message.certain
-            if not self.map.compare(backend, message.hashes, digest, self._clock(), certain=certain):
-                want = "sums"
-        self._level(backend)
-        if first and worker.synced and worker.scheme == PREFIX_HASH:
+    async def synced(self, report: PrefixReport) -> Mapping[str, Any]:
+        """The same for a sync."""
+        backend, worker = self._worker(report)
+        is_first = worker.synced_at is None
+        for keys, tier in self.map.sync(backend, report.hashes, self._clock()):
+            self._changed(backend, worker, keys, tier)
+            await trio.lowlevel.checkpoint()
+        if is_first and worker.synced_at is not None:
             await self._reconcile(backend, worker)
-        return {"status": "ok", "resync": not worker.synced, "want": want}
+        return {"status": "ok"}
 
-    # --- attempts: a claim that traffic made has to be confirmed -----------------------------------------------------
+    async def batched(self, report: EventReport) -> Mapping[str, Any]:
+        """The same for event batches. Raises Unavailable, too."""
+        return await self.events.take(self._backend(report.worker), report)
+
+    def views(self, key: int | None = None) -> list[dict[str, Any]]:
+        """Each worker that reports; with a prefix hash, whether it holds that."""
+        now, found = self._clock(), self.events.views()
+        for backend, worker in self.map.workers.items():
+            shown: dict[str, Any] = {
+                "backend": self._registry[backend].name,
+                "source": CHANNEL,
+                "level": Level.ESTIMATED.value,
+                "hashes": len(worker.hashes),
+                "report_age_s": now - worker.reported_at,
+                "sync_age_s": None if worker.synced_at is None else now - worker.synced_at,
+            }
+            found.append(shown if key is None else {**shown, "holds": key in worker.hashes})
+        return found
+
+    # --- attempts: a route that traffic made has to be confirmed ------------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
-        """Requests may name another length of their prefix: its keys are noted from then on."""
+        """Requests may name another length of their prefix: its hashes are noted from then on."""
         length, lengths = prefix_len_of(attempt.prompt.body), self._inbox.hasher.lengths
         if length and length not in lengths and len(lengths) < LENGTHS_MAX:
             self._inbox.hasher.keep((*lengths, length))
@@ -172,216 +189,147 @@ class Pushing:
 
     def finished(self, attempt: Attempt, outcome: Outcome, now: float) -> None: ...
 
-    # --- by and by --------------------------------------------------------------------------------------------------
+    # --- by and by ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End leases, notice who went silent, refresh claims, until cancelled."""
+        """End leases, notice who went silent, refresh routes, until cancelled."""
         self._inbox.loop = get_ident()
-        task_status.started()
-        while True:
-            await trio.sleep(TICK_S)
-            self.tick(self._clock())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.events.run)
+            task_status.started()
+            while True:
+                await trio.sleep(TICK_S)
+                self.tick(self._clock())
 
     def tick(self, now: float) -> None:
         self.drain()
         for backend in list(self.map.workers):
             self._look(backend, now)
-        for backend in self.map.silence(now):
-            self._level(backend)
+        self.map.silence(now)
         for backend, fingerprint in self._leases.ended(now):
-            self._end_lease(backend, fingerprint, now)
+            self._end_lease(backend, fingerprint)
         if self._inbox.urgent:
-            self._refresh()
+            part = self.links.part(self._refreshed, LINKS_PER_TICK)
+            self._refreshed = self._refreshed + LINKS_PER_TICK if part else 0
+            for link in part:
+                self._confirm(link)
 
     def drain(self) -> None:
-        """Take in the keys that were met, and claim what workers hold of them."""
+        """Take in the hashes that were met, and confirm what workers hold of them."""
         waiting, models = self._inbox.waiting, self._known_models() if self._inbox.waiting else {}
         while waiting:
             keyed = waiting.popleft()
             model = models.get(keyed.root)
             if model is None:
-                self.counts.keys_foreign += 1
+                self.map.counters.keys_foreign += 1
                 continue
-            self.counts.keys_noted += 1
+            self.map.counters.keys_noted += 1
             link = Link(keyed.key, keyed.fingerprint, keyed.tokens, model)
             self.links.add(link)
-            self._claim(link)
+            self._confirm(link)
 
-    def statistics(self) -> Mapping[str, Any]:
-        return {
-            **asdict(self.map.counts),
-            **asdict(self.counts),
-            "workers": len(self.map.workers),
-            "hashes": len(self.map),
-            "links": self.links.count,
-            "links_forgotten": self.links.forgotten,
-            "leases": len(self._leases),
-            "leases_dropped": self._leases.dropped,
-        }
+    def samples(self) -> Iterator[Sample]:
+        yield from samples("push", self.map.counters)
+        yield from samples("push_events", self.events.counters)
+        for name, help_text, value in (
+            ("workers", "Workers that report prefix hashes.", len(self.map.workers)),
+            ("hashes", "Prefix hashes of all workers.", len(self.map)),
+            ("links", "Prefix hashes that are linked to fingerprints.", len(self.links)),
+            ("leases", "Routes of traffic that a worker has to confirm.", len(self._leases)),
+            ("streams", "Event streams that reporters push.", len(self.events)),
+        ):
+            yield Sample(f"push_{name}", "gauge", help_text, value)
+        yield Sample("push_links_forgotten", "counter", "Links for which there was no room.", self.links.forgotten)
 
-    def samples(self) -> list[Sample]:
-        gauges = ("workers", "hashes", "links", "leases")
-        return [
-            Sample(f"push_{name}", "gauge" if name in gauges else "counter", f"{name} of pushed caches.", value)
-            for name, value in self.statistics().items()
-        ]
+    # --- inside -------------------------------------------------------------------------------------------------------
 
-    def views(self, key: int | None = None) -> list[dict[str, Any]]:
-        """Each worker that reports, for the control port; with a hash, whether it holds that."""
-        names = {backend.id: backend.name for backend in self._registry}
-        found = []
-        for view in self.map.views(self._clock()):
-            shown = {**view._asdict(), "backend": names.get(view.backend, ""), "level": view.level.value}
-            if key is not None:
-                shown["holds"] = key in self.map.workers[view.backend].table
-            found.append(shown)
-        return found
-
-    # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _worker(self, name: str, word: Word) -> tuple[BackendId, Worker | None]:
-        """Who speaks; None for a message that does not count. Raises NotFound."""
+    def _backend(self, name: str) -> Backend:
         backend = self._registry.find(name)
         if backend is None:
             raise NotFound(f"worker_id: no backend {name!r}")
-        now = self._clock()
-        known = self.map.workers.get(backend.id)
-        if known is not None and (known.scheme, known.model) != (word.scheme, word.model):
-            self._close(backend.id, now)
-        if not self.map.hear(backend.id, word, now):
-            return backend.id, None
-        worker = self.map.workers[backend.id]
-        if backend.id not in self._levels:
-            self._open(backend, worker, now)
-        return backend.id, worker
+        return backend
 
-    def _open(self, backend: Backend, worker: Worker, now: float) -> None:
-        held: Held = Said(self.links, worker)
-        if worker.scheme == PREFIX_HASH:
+    def _worker(self, report: PrefixReport) -> tuple[BackendId, Worker]:
+        backend, now = self._backend(report.worker), self._clock()
+        known = self.map.workers.get(backend.id)
+        worker = self.map.report(backend.id, report.model, now)
+        if worker is not known:
             self._inbox.urgent = True
-            self._inbox.hasher.keep((*self._inbox.hasher.lengths, self.scheme.prefix_tokens))
+            self._inbox.hasher.keep((*self._inbox.hasher.lengths, self._inbox.prefix_tokens))
             if self not in self._router.observers:
                 self._router.observers += (self,)
-        else:
-            names = names_of(backend, worker)
-            self._names[backend.id] = Names(self._router.hasher, self._router.reader.namespace_of, names)
-            held = self._names[backend.id].held(worker)
-        self._generations[backend.id] = backend.generation
-        self._engine_caches.open(source_of(backend.id), held, now)
-        self._level(backend.id)
+            self._generations[backend.id] = backend.generation
+            source = Source(backend.id, CHANNEL)
+            self._engine_caches.open(source, PrefixHolder(self.links, worker), now)
+            self._engine_caches.set_level(source, Level.ESTIMATED, REASON, now)
+        return backend.id, worker
 
     def _close(self, backend: BackendId, now: float) -> None:
         self.map.forget(backend)
-        self._engine_caches.close(source_of(backend), now)
-        self._levels.pop(backend, None)
-        self._names.pop(backend, None)
+        self._engine_caches.close(Source(backend, CHANNEL), now)
         self._generations.pop(backend, None)
-        self._inbox.urgent = any(worker.scheme == PREFIX_HASH for worker in self.map.workers.values())
+        self._inbox.urgent = bool(self.map.workers)
 
     def _look(self, id_: BackendId, now: float) -> None:
         """Is it still the engine that was reported of? A restarted one holds nothing, whatever its reporter knows."""
         backend = self._registry.slots[id_]
-        if backend is None or backend.removed:
+        if backend is None or backend.removed or self._generations[id_] != backend.generation:
             self._close(id_, now)
-        elif id_ in self._names and self._names[id_].base != names_of(backend, self.map.workers[id_]):
-            self._close(id_, now)  # its names are in every fingerprint: all is told again
-        elif self._generations.setdefault(id_, backend.generation) != backend.generation:
-            self._generations[id_] = backend.generation
-            self.map.empty(id_, "the engine was restarted")
-            self._level(id_)
 
-    def _level(self, backend: BackendId) -> None:
-        """Say how well a worker is known, where that has changed."""
-        worker = self.map.workers[backend]
-        level, why = worker.level, worker.why
-        if worker.scheme == PREFIX_HASH:
-            level, why = Level.ESTIMATED, f"prefix hashes tell one depth each: {worker.why}"
-        if self._levels.get(backend) != (level, why):
-            self._levels[backend] = (level, why)
-            self._engine_caches.set_level(source_of(backend), level, why, self._clock())
+    def _changed(self, backend: BackendId, worker: Worker, keys: Iterable[int], tier: Tier) -> None:
+        """What became of prefix hashes, as what became of prefixes."""
+        links = [link for key in keys for link in self.links.of_key(key, worker.model)]
+        for link in links:
+            self._leases.settle(backend, link.fingerprint)
+        self._report(backend, links, tier)
 
-    async def _replace(
-        self, backend: BackendId, worker: Worker, buckets: Mapping[int, Mapping[int, Entry]], *, whole: bool
-    ) -> None:
-        filling = self.map.begin(backend)
-        for number, (place, entries) in enumerate(buckets.items()):
-            self._tell(backend, worker, self.map.replace(backend, filling, place, entries))
-            if number % SLICE_BUCKETS == 0:
-                await trio.lowlevel.checkpoint()
-        self.map.finish(backend, filling, self._clock(), whole=whole)
+    def _report(self, backend: BackendId, links: Sequence[Link], tier: Tier) -> None:
+        if links:
+            changes = tuple(Change(link.fingerprint, link.tokens, tier, UNKNOWN) for link in links)
+            found = Changes(cleared=False, changes=changes, complete=True)
+            self._engine_caches.changed(Source(backend, CHANNEL), found, self._clock())
 
-    def _tell(self, backend: BackendId, worker: Worker, changes: Sequence[Change]) -> None:
-        """What became of hashes, as what became of prefixes."""
-        if worker.scheme == PREFIX_HASH:
-            found = []
-            for change in changes:
-                for link in self.links.of_key(change.fingerprint, worker.model):
-                    self._leases.settle(backend, link.fingerprint)
-                    found.append(Change(link.fingerprint, link.tokens, change.tier, UNKNOWN))
-            changes = found
-        if changes:
-            told = Changes(False, tuple(changes), complete=True)
-            names = self._names.get(backend)
-            self._engine_caches.changed(source_of(backend), told if names is None else names.told(told), self._clock())
-
-    def _claim(self, link: Link) -> None:
-        """Those who hold this key hold this prefix."""
+    def _confirm(self, link: Link) -> None:
+        """Those who hold this hash hold this prefix; routes age, as all do."""
         for backend in self.map.holders(link.key):
             worker = self.map.workers[backend]
-            packed = worker.table.get(link.key)
-            if worker.scheme == PREFIX_HASH and worker.model in ("", link.model) and packed is not None:
-                self._tell(backend, worker, [Change(Fingerprint(link.key), 0, tier_in(packed), UNKNOWN)])
-
-    def _refresh(self) -> None:
-        """Claims of what is held by key are learned again, a few at a time, for they age as all do."""
-        part = self.links.part(self._refreshed, LINKS_PER_TICK)
-        self._refreshed = self._refreshed + LINKS_PER_TICK if part else 0
-        for link in part:
-            self._claim(link)
+            if worker.model in ("", link.model):
+                self._changed(backend, worker, (link.key,), Tier.GPU)
 
     async def _reconcile(self, backend: BackendId, worker: Worker) -> None:
-        """A worker said all that it holds for the first time: what else we believe of its keys is wrong."""
+        """A worker reported all that it holds for the first time: what else we believe of its hashes is wrong."""
         start = 0
         while part := self.links.part(start, SLICE_LINKS):
             start += SLICE_LINKS
-            lost = [link for link in part if self._is_unfounded(backend, worker, link)]
-            gone = tuple(Change(link.fingerprint, link.tokens, Tier.ABSENT, UNKNOWN) for link in lost)
-            if gone:
-                self._engine_caches.changed(source_of(backend), Changes(False, gone, complete=True), self._clock())
+            self._report(backend, [link for link in part if self._is_unfounded(backend, worker, link)], Tier.ABSENT)
             await trio.lowlevel.checkpoint()
 
     def _is_unfounded(self, backend: BackendId, worker: Worker, link: Link) -> bool:
         if worker.model not in ("", link.model) or (backend, link.fingerprint) in self._leases:
             return False
-        return not any(each.key in worker.table for each in self.links.of_fingerprint(link.fingerprint))
+        return not any(each.key in worker.hashes for each in self.links.of_fingerprint(link.fingerprint))
 
     # Leases
 
     def _lease(self, backend: BackendId, end: Boundary, now: float) -> None:
-        """Something was learned of this worker: has it said so itself, or will it?"""
-        worker = self.map.workers.get(backend)
-        if worker is None or worker.scheme != PREFIX_HASH or end.tokens < self.scheme.prefix_tokens:
+        """Something was learned of this worker: has it reported it, or will it?"""
+        worker, depth = self.map.workers.get(backend), self._inbox.prefix_tokens
+        if worker is None or end.tokens < depth:
             return
         for tokens, token, _ in end.chain():
-            if tokens == self.scheme.prefix_tokens and token:
-                self._expect(backend, worker, Fingerprint(token), now)
+            links = self.links.of_fingerprint(Fingerprint(token)) if tokens == depth and token else ()
+            if links and not any(link.key in worker.hashes for link in links):
+                self._leases.begin(backend, Fingerprint(token), now)
 
-    def _expect(self, backend: BackendId, worker: Worker, fingerprint: Fingerprint, now: float) -> None:
-        links = self.links.of_fingerprint(fingerprint)
-        if not links or any(link.key in worker.table for link in links):
-            return
-        self._leases.begin(backend, fingerprint, now)
-
-    def _end_lease(self, backend: BackendId, fingerprint: Fingerprint, now: float) -> None:
+    def _end_lease(self, backend: BackendId, fingerprint: Fingerprint) -> None:
         worker, links = self.map.workers.get(backend), self.links.of_fingerprint(fingerprint)
         if worker is None or not links or worker.silent or worker.synced_at is None:
             return  # nobody who could have confirmed it
-        if any(link.key in worker.table for link in links):
-            self.counts.leases_kept += 1
+        if any(link.key in worker.hashes for link in links):
+            self.map.counters.leases_kept += 1
             return
-        self.counts.leases_ended += 1
-        change = Change(fingerprint, links[0].tokens, Tier.ABSENT, UNKNOWN)
-        self._engine_caches.changed(source_of(backend), Changes(False, (change,), complete=True), now)
+        self.map.counters.leases_ended += 1
+        self._report(backend, links[:1], Tier.ABSENT)
 
     # Models
 

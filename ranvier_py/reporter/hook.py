@@ -4,40 +4,119 @@
 
     reporter = EvictionReporter("worker-1", ["http://router:9180"], key=…)
     reporter.start()
-    reporter.store_block(hash)      reporter.free_block(hash)      where the engine caches and evicts; an append each
+    reporter.store_block(hash)      reporter.free_block(hash)      where the engine caches and evicts
     reporter.stop()
 
 Call `free_block` where a block's content is given up, not where a request releases it: a released block stays in the
 cache until it is taken for another content, and is a hit until then.
 
-`hashes` says what a hash is: "given" are the report's prefix hashes, computed by the caller. "prefix_hash" and
-"fingerprint" are engine's names of blocks, told with their tokens and the block that each continues; the reporter's
-thread makes the report's prefix hashes of them, or the router's own fingerprints at every block.
+`hashes` says what a hash is. "given" is the report's prefix hash, computed by the caller: evictions leave every 100 ms,
+all that is held every 5 s. "blocks" are the engine's own names of blocks, stored with their tokens and the block that
+each continues: they leave as event batches, of which routers know every prefix, as of an engine that publishes events.
 
 Rules: the engine's thread appends to a deque, and nothing else: no lock, no wait, no error. A thread of the reporter's
-own sends. With `scan`, which is called in that thread every 5 s and says all that is held (of "given" hashes), what the
-hook missed is found as well; the engine has to allow that.
-Bound: `WAITING_MAX` calls wait; beyond, they are dropped and counted, and what is held is not known any more: it is
-taken as nothing until it is told again or scanned. Cost: less than 1 us a call.
+own sends. With `scan`, which is called in that thread every 5 s and returns all given hashes that are held, what the
+hook missed is found as well; the engine has to allow that. What makes no sense is counted and passed over.
+Bounds: `WAITING_MAX` calls wait; beyond, they are dropped and counted, and what is held is not known any more: it is
+taken as nothing until it is stored again or scanned. PENDING_MAX evictions wait for a router; beyond, all that is held
+is sent instead.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import trio
 
-from ranvier_py.reporter.intake import Call, Cleared, Freed, Intake, Stored
-from ranvier_py.reporter.report_loop import Hashes, Reporting, ReportingSettings
+from ranvier_py.core.engine_cache.sources.event_frames import packed_batch
+from ranvier_py.core.engine_cache.sources.push_messages import ACTIVE_MAX, EVICTED_MAX, hash_in
+from ranvier_py.core.errors import BadRequest
+from ranvier_py.reporter.event_relay import BATCH_S, BEAT_S, EventLog, EventRelay, Posting
+from ranvier_py.reporter.router_link import IDLE_S, RouterLink
 
 log = logging.getLogger(__name__)
 
 WAITING_MAX = 1_000_000
-"""Calls that wait for 100 ms at most: what no engine does in that time."""
+"""Calls that wait for 50 ms at most: what no engine does in that time."""
+
+TURN_CALLS = 20_000
+"""Calls taken in before what they changed is sent: a cache's worth of removals at once."""
+
+PENDING_MAX = EVICTED_MAX
+LAST_WORDS_S = 1.0  # for what is still to be sent when it ends
+EVICTION_PATH, SYNC_PATH = "/internal/eviction", "/internal/sync"
+
+Block = str | int | bytes
+
+
+class _Stored(NamedTuple):
+    block: Block
+    token_ids: Sequence[int]
+    parent: int | bytes | None
+    salt: str | None
+    adapter: str | None
+
+
+class _Freed(NamedTuple):
+    block: Block
+
+
+_CLEARED = _Freed("")
+
+
+class PrefixSender:
+    """What one router gets of given hashes. `held` is all that the engine holds now, kept by the owner."""
+
+    def __init__(self, worker: str, model: str, held: Mapping[str, None], sync_s: float = BEAT_S) -> None:
+        self.syncs = self.evictions = self.overflowed = 0
+        self._head = {"worker_id": worker, **({"model": model} if model else {})}
+        self._held = held
+        self._sync_s = sync_s
+        self._pending: dict[str, None] = {}  # evicted since they were last reported
+        self._sent: Sequence[str] = ()
+        self._is_sync = False
+        self._batch_at = self._sync_at = 0.0  # a sync first: the router may know nothing
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._pending and self._sync_at > 0
+
+    def evicted(self, names: Iterable[str]) -> None:
+        self._pending.update(dict.fromkeys(names))
+        if len(self._pending) > PENDING_MAX:
+            self.overflowed += len(self._pending)
+            self.sync()
+
+    def sync(self) -> None:
+        """Send all that is held, soon."""
+        self._pending.clear()
+        self._sync_at = 0.0
+
+    def next(self, now: float) -> Posting | None:
+        """What to POST now, made of what is known now; to be followed by `answered` if it was."""
+        self._is_sync = now >= self._sync_at
+        if not self._is_sync and (not self._pending or now < self._batch_at):
+            return None
+        self._sent = list(self._pending)
+        if self._is_sync:
+            return Posting(SYNC_PATH, {**self._head, "active_hashes": list(self._held)})
+        return Posting(
+            EVICTION_PATH, {**self._head, "evicted_hashes": [one for one in self._sent if one not in self._held]}
+        )
+
+    def answered(self, _: Mapping[str, Any], now: float) -> None:
+        for name in self._sent:
+            self._pending.pop(name, None)
+        self._batch_at = now + BATCH_S
+        if self._is_sync:
+            self._sync_at = now + self._sync_s
+        self.syncs += self._is_sync
+        self.evictions += not self._is_sync
 
 
 class EvictionReporter:
@@ -45,9 +124,9 @@ class EvictionReporter:
 
     Args:
         worker_id: as the routers know it: name or URL of their backend.
-        routers: URLs of control ports; each is told, or one whose peers hear it from it.
+        routers: URLs of control ports; each gets reports, or one whose peers learn of it by gossip.
         key: bearer key: the worker's credential (`ranvier reporter --make-key`) or the control key.
-        model: name of the base model as clients write it; needed for "fingerprint".
+        model: name of the base model as clients write it; needed where the engine serves several.
     """
 
     def __init__(
@@ -56,26 +135,38 @@ class EvictionReporter:
         routers: Sequence[str],
         *,
         key: str = "",
-        hashes: Literal["given", "prefix_hash", "fingerprint"] = "given",
+        hashes: Literal["given", "blocks"] = "given",
         model: str = "",
         scan: Callable[[], Iterable[str]] | None = None,
-        settings: ReportingSettings | None = None,
+        sync_s: float = BEAT_S,
     ) -> None:
         """Raises ValueError for what makes no sense."""
-        self._waiting: deque[Call] = deque()
-        self.dropped = 0  # calls that found no room
-        intake = Intake(self._waiting, self._take_dropped, scan)
-        self.reporting = Reporting(
-            worker_id, routers, intake, key, Hashes(hashes), model, settings or ReportingSettings()
-        )
-        self._told_dropped = 0
+        if not worker_id or not routers:
+            raise ValueError("a reporter needs a worker_id and at least one router")
+        if hashes not in ("given", "blocks"):
+            raise ValueError("hashes: given or blocks")
+        self.dropped = self.odd = self.scans_failed = 0  # calls without room, calls that made no sense, …
+        self.held: dict[str, None] = {}
+        self.events = EventLog()
+        self.links = [RouterLink(url, key) for url in dict.fromkeys(routers)]
+        head = {"worker_id": worker_id, "model": model}
+        self.senders: list[PrefixSender | EventRelay] = [
+            PrefixSender(worker_id, model, self.held, sync_s) if hashes == "given" else EventRelay(head, self.events)
+            for _ in self.links
+        ]
+        self._given = hashes == "given"
+        self._scan = scan
+        self._sync_s = sync_s
+        self._waiting: deque[_Stored | _Freed] = deque()
+        self._dropped_before = 0
+        self._stopping = False
         self._thread: threading.Thread | None = None
 
     # In the engine's threads
 
     def store_block(
         self,
-        block_hash: str | int | bytes,
+        block_hash: Block,
         token_ids: Sequence[int] = (),
         parent: int | bytes | None = None,
         *,
@@ -84,17 +175,17 @@ class EvictionReporter:
     ) -> None:
         """This can be found in the cache from now on. Tokens and parent are of no use to "given" hashes. The tokens are
         read later, in another thread: they must stay what they are."""
-        self._append(Stored(block_hash, token_ids, parent, salt, adapter))
+        self._append(_Stored(block_hash, token_ids, parent, salt, adapter))
 
-    def free_block(self, block_hash: str | int | bytes) -> None:
+    def free_block(self, block_hash: Block) -> None:
         """This can't be found any more."""
-        self._append(Freed(block_hash))
+        self._append(_Freed(block_hash))
 
     def clear(self) -> None:
         """Nothing can be found any more."""
-        self._append(Cleared())
+        self._append(_CLEARED)
 
-    def _append(self, call: Call) -> None:
+    def _append(self, call: _Stored | _Freed) -> None:
         if len(self._waiting) < WAITING_MAX:
             self._waiting.append(call)
         else:
@@ -110,19 +201,102 @@ class EvictionReporter:
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Say what is still to be said, if that is quick, and end."""
-        self.reporting.stopping = True
+        """Send what is still to be sent, if that is quick, and end."""
+        self._stopping = True
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:
-            trio.run(self.reporting.run)
+            trio.run(self._report)
         except Exception:  # the engine must not notice
             log.exception("reporter.failed")
 
-    def _take_dropped(self) -> int:
-        """How many calls were dropped since this was last asked."""
-        dropped = self.dropped
-        news, self._told_dropped = dropped - self._told_dropped, dropped
-        return news
+    async def _report(self) -> None:
+        scan_at = 0.0
+        async with trio.open_nursery() as nursery:
+            for link, sender in zip(self.links, self.senders, strict=True):
+                nursery.start_soon(link.run, sender)
+            while not self._stopping:
+                if self._scan is not None and trio.current_time() >= scan_at:
+                    scan_at = trio.current_time() + self._sync_s
+                    self._look(self._scan)
+                self._take()
+                await trio.sleep(BATCH_S / 2)
+            self._take()
+            for sender in self.senders:
+                if isinstance(sender, PrefixSender):
+                    sender.sync()
+            with trio.move_on_after(LAST_WORDS_S):
+                while not all(sender.is_idle for sender in self.senders):  # noqa: ASYNC110  # nobody announces it
+                    await trio.sleep(IDLE_S)
+            nursery.cancel_scope.cancel()
+
+    def _take(self) -> None:
+        """Take in what the engine did, and let every sender know."""
+        if self.dropped != self._dropped_before:
+            self._dropped_before = self.dropped
+            self._waiting.appendleft(_CLEARED)
+        gone: dict[str, None] = {}
+        events: list[Mapping[str, Any]] = []
+        for _ in range(min(TURN_CALLS, len(self._waiting))):
+            call = self._waiting.popleft()
+            try:
+                if self._given:
+                    self._hold(call, gone)
+                elif call is _CLEARED:
+                    self.events.restart()  # all that is held follows from number 0
+                    events = [{"type": "AllBlocksCleared"}]
+                else:
+                    events.append(event_of(call))
+            except (BadRequest, TypeError, ValueError, OverflowError):
+                self.odd += 1
+        if events:
+            self.events.append(self.events.next, packed_batch(time.time(), events))
+        self._evicted(gone)
+
+    def _hold(self, call: _Stored | _Freed, gone: dict[str, None]) -> None:
+        if call is _CLEARED:
+            gone.update(self.held)
+            self.held.clear()
+            return
+        name = f"{hash_in(call.block, 'hash'):064x}"
+        if isinstance(call, _Freed):
+            self.held.pop(name, None)
+            gone[name] = None  # also where it was not held: the router may believe so
+        elif len(self.held) < ACTIVE_MAX:
+            self.held[name] = None
+
+    def _look(self, scan: Callable[[], Iterable[str]]) -> None:
+        """Compare what is held with what a scan of the engine says."""
+        try:
+            found = {f"{hash_in(name, 'hash'):064x}": None for name in scan()}
+        except Exception:  # the engine's own code: whatever it raises costs this look
+            self.scans_failed += 1
+            return
+        self._evicted([name for name in self.held if name not in found])
+        self.held.clear()
+        self.held.update(found)
+
+    def _evicted(self, names: Iterable[str]) -> None:
+        for sender in self.senders:
+            if isinstance(sender, PrefixSender) and names:
+                sender.evicted(names)
+
+
+def event_of(call: _Stored | _Freed) -> Mapping[str, Any]:
+    """The same as vLLM's events have it. Raises TypeError, ValueError, OverflowError."""
+    if not isinstance(call.block, int | bytes):
+        raise TypeError("the name of a block is a number or bytes")
+    name = call.block % (1 << 64) if isinstance(call.block, int) else call.block
+    if isinstance(call, _Freed):
+        return {"type": "BlockRemoved", "block_hashes": [name]}
+    return {
+        "type": "BlockStored",
+        "block_hashes": [name],
+        "parent_block_hash": call.parent % (1 << 64) if isinstance(call.parent, int) else call.parent,
+        "token_ids": [int(token) for token in call.token_ids],
+        "block_size": len(call.token_ids),
+        "lora_name": call.adapter,
+        "cache_salt": call.salt,
+    }

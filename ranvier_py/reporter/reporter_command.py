@@ -1,7 +1,8 @@
-"""`ranvier reporter`: tells routers what one engine holds, by the engine's KV events. Runs beside it until a signal.
+"""`ranvier reporter`: sends an engine's KV events to routers that can't reach them. Runs beside it until a signal.
 
-Where the events are is asked of the engine (`--engine`), or said (`--events`, `--replay`, `--ranks`); so is the name of
-its model. All data-parallel ranks of an engine are reported as one worker: what one of them holds, it holds.
+Where the events are is asked of the engine (`--engine`), or given (`--events`, `--replay`, `--ranks`). Each
+data-parallel rank is read once, by a GapMachine that has the engine replay what was lost on the way; what it applied
+goes into an EventLog, and from there to each router as it came.
 """
 
 from __future__ import annotations
@@ -12,34 +13,30 @@ import os
 import secrets
 import signal
 import sys
-from collections import deque
+from functools import partial
 from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
 import trio
 
-from ranvier_py.core.engine_cache.block_namespaces import base_names
-from ranvier_py.core.engine_cache.gap_values import Level, LevelChanged
+from ranvier_py.core.engine_cache.gap_values import GapSettings, Level, LevelChanged
+from ranvier_py.core.engine_cache.gaps import GapMachine
 from ranvier_py.core.engine_cache.sources.engine_polls import PollOptions
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, Publisher, of_operator, parse_endpoint
 from ranvier_py.core.engine_cache.sources.push_credentials import credential
-from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.engine_events.zmq_source import KvSockets, KvSubscriber, NoZmq
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import set_up_logs
-from ranvier_py.reporter.event_input import ReportedStream
-from ranvier_py.reporter.intake import Call, Cleared, Intake
-from ranvier_py.reporter.report_loop import Hashes, Reporting, ReportingSettings
+from ranvier_py.reporter.event_relay import EventLog, EventRelay
 from ranvier_py.reporter.reporter_flags import KEY_VARIABLE
-from ranvier_py.reporter.routers import models_of
+from ranvier_py.reporter.router_link import RouterLink
 
 log = logging.getLogger(__name__)
 
-DEAF_S = 5.0  # an engine that is up has said by then where it publishes
-RETRY_S = 1.0  # between two questions to an engine that is not up yet
+SILENT_S = 5.0  # an engine that is up has answered by then where it publishes
 
 
 def report(options: argparse.Namespace) -> int:
@@ -50,25 +47,17 @@ def report(options: argparse.Namespace) -> int:
             raise ConfigError([f"--make-key: needs the control key, by --key-file or ${KEY_VARIABLE}"])
         print(credential(key, options.make_key))
         return 0
-    problems = list(problems_of(options))
+    problems = problems_of(options)
     if problems:
         raise ConfigError(problems)
-    cluster_secret = secret_in(options.cluster_secret_file)
-    set_up_logs(options.log_level, "text", secrets=[each for each in (key, cluster_secret) if each])
-    settings = ReportingSettings(
-        sender=SenderSettings(sync_s=options.sync_s),
-        prefix_tokens=options.prefix_tokens,
-        plain=options.plain,
-        tells_again=True,
-        cluster_secret=cluster_secret.encode(),
-    )
+    set_up_logs(options.log_level, "text", secrets=[key] if key else [])
     try:
         sockets = KvSockets()
     except NoZmq as error:
         print(f"ranvier: {error}", file=sys.stderr)
         return 1
     with sockets:
-        trio.run(run, options, key, settings, sockets)
+        trio.run(run, options, key, sockets)
     return 0
 
 
@@ -84,19 +73,10 @@ def problems_of(options: argparse.Namespace) -> list[str]:
             problems.append(f"--{name}: must be like tcp://127.0.0.1:5557")
     if not options.engine and not options.events:
         problems.append("--engine or --events: where are the engine's KV events?")
-    fingerprints = options.hashes == Hashes.FINGERPRINT.value
-    if fingerprints and not (options.model or options.engine):
-        problems.append("--model or --engine: fingerprints need the name of the model")
-    if fingerprints and options.plain:
-        problems.append("--plain: is for prefix hashes")
-    if not 16 <= options.prefix_tokens <= 65_536:
-        problems.append("--prefix-tokens: 16 to 65536")
     if not 1 <= options.ranks <= RANKS_MAX:
         problems.append(f"--ranks: 1 to {RANKS_MAX}")
     if options.ranks != 1 and not options.events:
         problems.append("--ranks: needs --events; an engine that is asked says how many it has")
-    if not 0.1 <= options.sync_s <= 3600:
-        problems.append("--sync-s: 0.1 to 3600")
     return problems
 
 
@@ -109,101 +89,80 @@ def secret_in(file: Path | None) -> str:
         raise ConfigError([f"{file}: can't be read: {error.strerror}"]) from error
 
 
-async def run(options: argparse.Namespace, key: str, settings: ReportingSettings, sockets: KvSockets) -> None:
+async def run(options: argparse.Namespace, key: str, sockets: KvSockets) -> None:
     """Until SIGTERM or SIGINT."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, options, key, settings, sockets)
+            reporter = Reporter(options, key, sockets, nursery)
+            if options.events:
+                host = urlsplit(options.engine).hostname or "127.0.0.1"
+                reporter.found(BackendId(0), of_operator(options.events, options.replay, options.ranks, host))
+            else:
+                poller = EnginePoller(PollOptions(), reporter.rng, found=reporter.found)
+                poller.watch(BackendId(0), options.engine)
+                nursery.start_soon(poller.run)
+                nursery.start_soon(reporter.warn)
+            print(f"ranvier reporter for {options.worker_id}", flush=True)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()
 
 
-async def follow(options: argparse.Namespace, key: str, settings: ReportingSettings, sockets: KvSockets) -> None:
-    model = options.model or (await first_model(options.engine) if options.engine else "")
-    waiting: deque[Call] = deque()
-    reporting = Reporting(
-        options.worker_id, options.router, Intake(waiting), key, Hashes(options.hashes), model, settings
-    )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(reporting.run)
-        listening = Listening(nursery, sockets, waiting)
-        reporting.certain = listening.certain
-        if options.events:
-            host = host_of(options.engine)
-            listening.found(BackendId(0), of_operator(options.events, options.replay, options.ranks, host))
-        else:
-            poller = EnginePoller(PollOptions(), listening.rng, found=listening.found)
-            poller.watch(BackendId(0), options.engine)
-            nursery.start_soon(poller.run)
-            nursery.start_soon(listening.tell_deaf, options.engine)
-        print(f"ranvier reporter for {options.worker_id}: {model or 'prefixes'} as {options.hashes}", flush=True)
+class Reporter:
+    """Reads each rank of the engine once, and relays it to each router."""
 
-
-class Listening:
-    """One subscription for each rank."""
-
-    def __init__(self, nursery: trio.Nursery, sockets: KvSockets, waiting: deque[Call]) -> None:
+    def __init__(self, options: argparse.Namespace, key: str, sockets: KvSockets, nursery: trio.Nursery) -> None:
         self.rng = Random(secrets.randbits(64))  # noqa: S311  # only for pauses
-        self._nursery = nursery
+        self._options = options
+        self._key = key
         self._sockets = sockets
-        self._waiting = waiting
-        self._scopes: list[trio.CancelScope] = []
-        self._streams: list[ReportedStream] = []
+        self._nursery = nursery
+        self._scope: trio.CancelScope | None = None  # of what is read now
 
-    def certain(self) -> bool:
-        """Whether the engine is known exactly: every rank of it."""
-        streams = self._streams
-        return bool(streams) and all(each.level is Level.EXACT and each.is_understood for each in streams)
-
-    async def tell_deaf(self, engine: str) -> None:
-        """Say so, if nothing is found to listen to."""
-        await trio.sleep(DEAF_S)
-        if not self._streams:
-            log.warning("reporter.deaf %s publishes no KV events, or does not answer; looking on", engine)
+    async def warn(self) -> None:
+        """Log it, if nothing is found to read."""
+        await trio.sleep(SILENT_S)
+        if self._scope is None:
+            log.warning("reporter.no_events %s publishes none, or does not answer; asking on", self._options.engine)
 
     def found(self, _: BackendId, publishers: tuple[Publisher, ...]) -> None:
         """The engine's streams are here now, and nowhere else."""
-        for stream, scope in zip(self._streams, self._scopes, strict=True):
-            stream.close()
-            scope.cancel()
-        if self._streams:
-            self._waiting.append(Cleared())  # all of it is told anew
-        self._streams, self._scopes = [], []
+        if self._scope is not None:
+            self._scope.cancel()
         if not publishers:
-            log.warning("reporter.deaf the engine publishes no KV events")
-        several = len(publishers) > 1
-        for publisher in publishers:
-            rank = publisher.rank if several else None
-            stream = ReportedStream(self._waiting, replay=publisher.replay is not None, rank=rank)
-            scope = trio.CancelScope()
-            self._streams.append(stream)
-            self._scopes.append(scope)
-            self._nursery.start_soon(self._hear, publisher, stream, scope)
+            log.warning("reporter.no_events the engine publishes none")
+        self._scope = trio.CancelScope()
+        self._nursery.start_soon(self._relay, publishers, self._scope)
 
-    async def _hear(self, publisher: Publisher, stream: ReportedStream, scope: trio.CancelScope) -> None:
-        log.info("reporter.listening %s", publisher.events.endpoint)
+    async def _relay(self, publishers: tuple[Publisher, ...], scope: trio.CancelScope) -> None:
+        ranks = [publisher.rank for publisher in publishers]
         with scope:
-            await KvSubscriber(self._sockets, publisher, stream, self.rng, self._told).run()
+            async with trio.open_nursery() as nursery:
+                for publisher in publishers:
+                    log.info("reporter.reading %s", publisher.events.endpoint)
+                    events = EventLog()
+                    machine = GapMachine(GapSettings(replay=publisher.replay is not None, peers=False))
+                    subscriber = KvSubscriber(self._sockets, publisher, machine, self.rng, partial(taken, events))
+                    nursery.start_soon(subscriber.run)
+                    options = self._options
+                    head = {
+                        "worker_id": options.worker_id,
+                        "model": options.model,
+                        "rank": publisher.rank,
+                        "ranks": ranks,
+                    }
+                    is_connected = partial(is_read, subscriber, machine)
+                    for url in dict.fromkeys(options.router):
+                        relay = EventRelay(head, events, is_connected)
+                        nursery.start_soon(RouterLink(url, self._key).run, relay)
 
-    def _told(self, effect: object) -> None:
-        if isinstance(effect, LevelChanged):
-            log.info("reporter.level %s (%s)", effect.level.value, effect.reason)
+
+def taken(events: EventLog, effect: object) -> None:
+    events.take(effect)
+    if isinstance(effect, LevelChanged):
+        log.info("reporter.level %s (%s)", effect.level.value, effect.reason)
 
 
-async def first_model(engine: str) -> str:
-    """The engine's base model, as soon as it tells one."""
-    told = False
-    while True:
-        cards = (await models_of(engine)).get("data")
-        names = base_names([card for card in cards if isinstance(card, dict)]) if isinstance(cards, list) else ()
-        if names:
-            return names[0]
-        if not told:
-            told = True
-            log.warning("reporter.waiting for %s to say which base model it serves (or --model)", engine)
-        await trio.sleep(RETRY_S)
-
-
-def host_of(engine: str) -> str:
-    return urlsplit(engine).hostname or "127.0.0.1"
+def is_read(subscriber: KvSubscriber, machine: GapMachine) -> bool:
+    """Whether all that the engine published up to now, and that can still be had, is in the log."""
+    return subscriber.is_connected and machine.level is not Level.REPAIRING

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from cluster.dns import addresses as names
-from cluster.dns.addresses import Address, NamesError, RoundRobinResolver, free_port, node_addresses, parse_resolve
+from cluster.dns.addresses import Address, NamesError, free_port, node_addresses, parse_resolve
+from cluster.dns.resolvers import RoundRobinResolver
 
 LAB = [Address("127.0.0.2"), Address("127.0.0.3"), Address("127.0.0.4", 81)]
 

@@ -13,8 +13,8 @@ import trio.testing
 
 from cluster.processes.chaos_run import LATE_S_MAX, LOADING_S, Options, Run
 from cluster.processes.fleet import Fleet, Member
-from cluster.processes.link_control import Way
-from cluster.processes.process_steps import LOOK_S, Steps
+from cluster.processes.link_control import LinkMode
+from cluster.processes.process_steps import LOOK_S, ProcessSteps
 from cluster.scenario import Cluster, Scenario, Step
 
 FOR_S = 60.0
@@ -60,8 +60,8 @@ def lasted(folder: Path, begins_s: float, takes_s: float) -> tuple[float, float,
     """(when the run ended, when all was quiet, what was added), of a scenario of a minute."""
 
     async def main() -> tuple[float, float, float]:
-        run = Run(Scenario("x", "x", FOR_S), Way("direct", "a test"), Options(gossip=False), folder, print)
-        run.steps = cast("Steps", Loads(run, begins_s, takes_s))
+        run = Run(Scenario("x", "x", FOR_S), LinkMode("direct", "a test"), Options(gossip=False), folder, print)
+        run.steps = cast("ProcessSteps", Loads(run, begins_s, takes_s))
         async with trio.open_nursery() as acting:
             acting.start_soon(run.carry_out_steps)
             acting.start_soon(run.watch_peers)
@@ -91,7 +91,7 @@ def test_the_next_is_not_stopped_before_the_last_is_back(tmp_path: Path) -> None
 
     async def main() -> list[tuple[str, str]]:
         scenario = Scenario("x", "x", FOR_S, Cluster(nodes=3, running=(0, 1, 2)))
-        run = Run(scenario, Way("direct", "a test"), Options(gossip=False), tmp_path, print)
+        run = Run(scenario, LinkMode("direct", "a test"), Options(gossip=False), tmp_path, print)
         fleet = SlowFleet(run, 10.0)
         run.steps = run.make_steps(cast("Fleet", fleet))
         step = Step(10.0, "restart", nodes=(0, 1, 2), every_s=4.0)

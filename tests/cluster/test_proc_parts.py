@@ -1,4 +1,4 @@
-"""The parts of a chaos run: its books, its clients against stub nodes, its processes, its links, what it refuses."""
+"""The parts of a chaos run: its log, its clients against stub nodes, its processes, its links, what it refuses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ import trio
 from cluster.dns.addresses import free_port
 from cluster.dns.dns_server import Zone
 from cluster.dns.dns_server import serve as serve_dns
+from cluster.expectations import judge
 from cluster.load.runner import Target
 from cluster.load.workload import Conversation, Turn
+from cluster.network.links import CUT, TCP, UDP, Link, Links, Rule
 from cluster.processes import chaos
 from cluster.processes.chaos_clients import ROUNDS_MAX, Clients, arrivals, conversations, rates_of
 from cluster.processes.chaos_plan import (
@@ -34,30 +36,21 @@ from cluster.processes.chaos_plan import (
 )
 from cluster.processes.children import Command
 from cluster.processes.fleet import Fleet, Member, limit_leaving
-from cluster.processes.link_control import (
-    CARRIED_OUT,
-    PRIVATE_FLAG,
-    CannotDo,
-    LoopbackNetwork,
-    Way,
-    can_be_private,
-    choose,
-    private_command,
-)
-from cluster.processes.process_steps import Faults, Steps, dns_fault
-from cluster.processes.relay import Condition, Links
-from cluster.processes.request_log import Books, Entry, at_least, at_most, hit_report, hits_back
-from cluster.scenario import DNS_WORDS, Cluster, Load, Scenario, Step, load_scenario
+from cluster.processes.link_control import PRIVATE_FLAG, CannotDo, LinkMode, can_be_private, choose, private_command
+from cluster.processes.process_steps import ProcessSteps, dns_fault
+from cluster.processes.request_log import Entry, RequestLog, hit_report, hits_back_s
+from cluster.scenario import DNS_WORDS, VERBS, Cluster, Expect, Load, Scenario, Step, load_scenario
 from ranvier_py.cli import make_parser as node_parser
+from ranvier_py.core.gossip.gossip_values import Plane
 
 DEADLINE_S = 20
 ROOT = Path(chaos.__file__).parents[2]
 
-# --- books ----------------------------------------------------------------------------------------------------------
+# --- log ----------------------------------------------------------------------------------------------------------
 
 
-def entered(books: Books, began_s: float, ended_s: float, **fields: Any) -> Entry:
-    entry = books.begin(began_s)
+def entered(log: RequestLog, began_s: float, ended_s: float, **fields: Any) -> Entry:
+    entry = log.begin(began_s)
     entry.ended_s = ended_s
     for name, value in fields.items():
         setattr(entry, name, value)
@@ -78,26 +71,26 @@ def entered(books: Books, began_s: float, ended_s: float, **fields: Any) -> Entr
     ],
 )
 def test_only_what_streamed_on_a_killed_process_is_excused(change: dict[str, Any], excused: bool) -> None:
-    books = Books()
-    books.died(5.0, "10.0.0.1")
-    books.died(5.0, "engine-1")
+    log = RequestLog()
+    log.died(5.0, "10.0.0.1")
+    log.died(5.0, "engine-1")
     fields: dict[str, Any] = {"reason": "cut", "first_byte": True, "node": "10.0.0.2", "engine": "engine-1"} | change
     began_s, ended_s = fields.pop("began_s", 4.0), fields.pop("ended_s", 5.1)
-    entry = entered(books, began_s, ended_s, **fields)
-    assert books.excused(entry) is excused
-    assert len(books.failed) == (0 if excused or not entry.reason else 1)
+    entry = entered(log, began_s, ended_s, **fields)
+    assert log.excused(entry) is excused
+    assert len(log.failed) == (0 if excused or not entry.reason else 1)
 
 
 def test_every_request_is_counted_exactly_once() -> None:
-    books = Books()
-    books.died(1.0, "n")
-    entered(books, 0, 1)
-    entered(books, 0, 1, retries=["connect: connection refused"] * 2)
-    entered(books, 0, 1, reason="HTTP 502")
-    entered(books, 0, 1, reason="connection lost in mid-answer", first_byte=True, node="n")
-    entered(books, 0, 1, cancelled=True)
-    books.begin(0)
-    counts = books.counts()
+    log = RequestLog()
+    log.died(1.0, "n")
+    entered(log, 0, 1)
+    entered(log, 0, 1, retries=["connect: connection refused"] * 2)
+    entered(log, 0, 1, reason="HTTP 502")
+    entered(log, 0, 1, reason="connection lost in mid-answer", first_byte=True, node="n")
+    entered(log, 0, 1, cancelled=True)
+    log.begin(0)
+    counts = log.counts()
     assert counts == {
         "sent": 6,
         "ok": 2,
@@ -108,21 +101,21 @@ def test_every_request_is_counted_exactly_once() -> None:
         "ok_after_retry": 1,
         "retries": 2,
     }
-    assert [failure["reason"] for failure in books.failures()] == ["HTTP 502"]
+    assert [failure["reason"] for failure in log.failures()] == ["HTTP 502"]
 
 
 def test_hit_rates_come_back_when_a_whole_window_is_good_again() -> None:
-    books = Books()
+    log = RequestLog()
     for second in range(30):
         cached = 20 if 10 <= second < 14 else 80
-        entered(books, second + 0.5, second + 0.6, prompt_tokens=100, cached_tokens=cached)
-    assert books.hit_rate(0, 10) == 0.8
-    assert books.recovered_s(0.8, 10.0, 30.0) == pytest.approx(4.0, abs=0.6)
-    assert books.recovered_s(0.9, 10.0, 30.0) is None
-    report = hit_report(books, 10.0, 12.0, 30.0)
+        entered(log, second + 0.5, second + 0.6, prompt_tokens=100, cached_tokens=cached)
+    assert log.hit_rate(0, 10) == 0.8
+    assert log.recovered_s(0.8, 10.0, 30.0) == pytest.approx(4.0, abs=0.6)
+    assert log.recovered_s(0.9, 10.0, 30.0) is None
+    report = hit_report(log, 10.0, 12.0, 30.0)
     assert report["share"] == 1.0
     assert report["recovered_after_last_step_s"] == pytest.approx(2.0, abs=0.6)
-    assert hit_report(Books(), 10.0, 12.0, 30.0)["before"] is None
+    assert hit_report(RequestLog(), 10.0, 12.0, 30.0)["before"] is None
 
 
 @pytest.mark.parametrize(
@@ -131,19 +124,22 @@ def test_hit_rates_come_back_when_a_whole_window_is_good_again() -> None:
 def test_hits_that_do_not_come_back_in_time_are_no_good(
     back_s: float | None, quiet_s: float, holds: bool | None
 ) -> None:
-    verdict = hits_back(5.0, {"recovered_after_last_step_s": back_s}, quiet_s, 100.0)
-    assert verdict is not None
+    expect = Expect(hits_back_s=5.0)
+    (verdict,) = judge(expect, hits_back_s({"recovered_after_last_step_s": back_s}, expect, quiet_s, 100.0))
     assert verdict.holds is holds
 
 
 def test_where_steps_end_with_the_traffic_nobody_can_tell_whether_hits_are_back() -> None:
-    assert hits_back(5.0, {"recovered_after_last_step_s": None}, 91.0, 100.0) is None
+    assert hits_back_s({"recovered_after_last_step_s": None}, Expect(hits_back_s=5.0), 91.0, 100.0) == {}
 
 
-def test_what_was_not_measured_does_not_hold() -> None:
-    assert at_most("x", 1.0, None).holds is None
-    assert [at_most("x", 1.0, 1.0).holds, at_most("x", 1.0, 1.1).holds] == [True, False]
-    assert [at_least("x", 1.0, 1.0).holds, at_least("x", 1.0, 0.9).holds] == [True, False]
+def test_bounds_are_judged_where_they_are_named_and_what_was_not_measured_does_not_hold() -> None:
+    expect = Expect(agree_s=1.0, hit_share_min=0.9, dead_s=5.0)
+    measured = {"agree_s": None, "hit_share_min": 0.9, "false_deaths_max": 7}
+    verdicts = judge(expect, measured)
+    assert [(one.invariant, one.holds) for one in verdicts] == [("L1", None), ("L3", True)]
+    assert [judge(expect, {"agree_s": value})[0].holds for value in (1.0, 1.1)] == [True, False]
+    assert not judge(expect, {"hit_share_min": 0.89})[0].holds
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -201,14 +197,14 @@ async def stub_nodes(*behaviours: Behaviour) -> AsyncIterator[Clients]:
                 if behaviour is not None:
                     listeners = await trio.open_tcp_listeners(port, host=ip)
                     nursery.start_soon(trio.serve_listeners, handler(behaviour), listeners)
-            yield Clients(Target(CLIENTS_NAME, port, model="m"), Books(), server, Random(1), trio.current_time())
+            yield Clients(Target(CLIENTS_NAME, port, model="m"), RequestLog(), server, trio.current_time())
             nursery.cancel_scope.cancel()
 
 
 async def ask(clients: Clients, turns: int = 1) -> list[Entry]:
     turn = Turn(({"role": "user", "content": "Hello"},))
     await clients.run_open([Conversation("c", (turn,) * turns, start_s=0.0)])
-    return clients.books.entries
+    return clients.requests.entries
 
 
 async def test_each_turn_goes_to_the_next_node() -> None:
@@ -272,12 +268,12 @@ def test_one_seed_gives_one_workload() -> None:
 
 # --- plan and refusals ----------------------------------------------------------------------------------------------
 
-DIRECT = Way("direct", "a test")
+DIRECT = LinkMode("direct", "a test")
 
 
 def test_every_flag_of_a_node_is_one_that_nodes_know(tmp_path: Path) -> None:
     cluster = Cluster(nodes=3, engines=2, budget_bytes_per_s=10_000, route_ttl_s=60.0)
-    plan = make_plan(Way("relay", "a test"), cluster, tmp_path, Random(1))
+    plan = make_plan(LinkMode("relay", "a test"), cluster, tmp_path, Random(1))
     place = plan.nodes[1]
     command = node_command(plan, place, cluster, gossip=True, label="", prefix=("nice",))
     options, unknown = node_parser().parse_known_args(command.argv[4:])
@@ -333,9 +329,9 @@ def test_the_way_is_chosen_by_what_the_scenario_needs_and_says_why(monkeypatch: 
     lossy = Scenario("x", "x", 10.0, steps=(Step(1.0, "link", nodes=(0,), loss=0.1),))
     monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "")
     assert choose("auto", Scenario("x", "x", 10.0)).name == "namespaces"
-    assert choose("auto", lossy) == Way("relay", "step at 1 s (link): needs the relay")
+    assert choose("auto", lossy) == LinkMode("relay", "step at 1 s (link): needs the relay")
     monkeypatch.setattr("cluster.processes.link_control.can_be_private", lambda: "no unshare")
-    assert choose("auto", Scenario("x", "x", 10.0)) == Way("relay", "no unshare")
+    assert choose("auto", Scenario("x", "x", 10.0)) == LinkMode("relay", "no unshare")
     with pytest.raises(CannotDo, match="no unshare"):
         choose("namespaces", Scenario("x", "x", 10.0))
     with pytest.raises(CannotDo, match=r"disk_full.*no unshare"):
@@ -344,7 +340,8 @@ def test_the_way_is_chosen_by_what_the_scenario_needs_and_says_why(monkeypatch: 
 
 def test_every_verb_that_is_not_refused_and_every_word_of_dns_is_known_here() -> None:
     """One that nobody carries out would fail in the middle of a run."""
-    assert sorted(CARRIED_OUT) == sorted(name[3:] for name in dir(Steps) if name.startswith("do_"))
+    verbs = {verb.method or name for name, verb in VERBS.items() if "processes" in verb.runs_on}
+    assert verbs == {name[3:] for name in dir(ProcessSteps) if name.startswith("do_")}
     for word in DNS_WORDS:
         assert word == "flapping" or (dns_fault(word, 6, ("10.0.0.1",)) is None) == (word == "all")
 
@@ -363,27 +360,24 @@ def test_flags_change_the_scenario_and_are_checked() -> None:
 # --- links ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_link_is_open_again_when_the_last_cut_has_ended() -> None:
+def test_a_link_is_open_again_when_the_last_cut_has_ended() -> None:
     links = Links()
-    faults = Faults(LoopbackNetwork(links))
-    udp, tcp = Condition(cut=frozenset(("udp",))), Condition(cut=frozenset(("tcp",)))
-    first = await faults.add([(0, 1)], udp, refuse=False)
-    second = await faults.add([(0, 1), (1, 2)], tcp, refuse=False)
-    assert links.of(0, 1).cut == {"udp", "tcp"}
-    await faults.add([(0, 1)], Condition(loss=0.5), refuse=False)
-    assert links.of(0, 1) == Condition(cut=frozenset(("udp", "tcp")), loss=0.5)
-    await faults.remove(first)
-    assert links.of(0, 1).cut == {"tcp"}
-    await faults.protect(frozenset((1, 2)))
-    assert links.of(0, 1).cut == {"tcp"}
-    assert not links.of(1, 2).cut
-    await faults.add([(1, 2), (2, 0)], udp, refuse=False)
-    assert not links.of(1, 2).cut, "well for good"
-    assert links.of(2, 0).cut == {"udp"}
-    await faults.remove(second)
-    assert links.of(0, 1) == Condition(loss=0.5)
-    await faults.clear()
-    assert links.conditions == {}
+    first = links.add(Rule([0], [1], CUT, one_way=True, planes=UDP))
+    second = links.add(Rule([0, 1], [1, 2], CUT, one_way=True, planes=TCP))
+    links.add(Rule([0], [1], Link(loss=0.5), one_way=True))
+    assert links.link(0, 1, Plane.DATAGRAM) == CUT._replace(loss=0.5)
+    links.remove(first)
+    assert links.link(0, 1, Plane.DATAGRAM) == Link(loss=0.5)
+    assert links.link(0, 1, Plane.BULK).cut
+    links.protect((1, 2))
+    assert not links.link(1, 2, Plane.BULK).cut, "well for good"
+    links.add(Rule([1, 2], [2, 0], CUT, one_way=True))
+    assert not links.link(1, 2, Plane.BULK).cut
+    assert links.link(2, 0, Plane.BULK).cut
+    links.remove(second)
+    assert links.link(0, 1, Plane.BULK) == Link(loss=0.5)
+    links.heal()
+    assert links.link(2, 0, Plane.BULK) == Link()
 
 
 HEAR = """
@@ -414,20 +408,24 @@ import subprocess, sys
 from pathlib import Path
 import trio
 sys.path.insert(0, sys.argv[2])
-from cluster.processes.link_control import BOTH, NamespaceNetwork
-from cluster.processes.relay import Condition
+from cluster.network.links import CUT, Links, Rule
+from cluster.processes.link_control import NamespaceControl
 
 async def main(folder):
     states = [folder / "a", folder / "b"]
     for state in states:
         state.mkdir()
-    network = NamespaceNetwork(2, states, folder / "resolv.conf")
+    links = Links()
+    network = NamespaceControl(links, 2, states, folder / "resolv.conf")
     await network.set_up()
     python = [sys.executable, "-I", "-S", "-c"]
     hearer = subprocess.Popen([*network.prefix(1), *python, HEAR], stdout=subprocess.PIPE)
     hearer.stdout.readline()
     for way, cut, refuse in ((0, 0, 0), (0, 1, 0), (0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 1, 1), (0, 0, 0)):
-        await network.apply(way, 1 - way, Condition(cut=BOTH if cut else frozenset()), refuse=bool(refuse))
+        links.heal()
+        if cut:
+            links.add(Rule([way], [1 - way], CUT._replace(refuse=bool(refuse)), one_way=True))
+        await network.apply()
         done = subprocess.run([*network.prefix(0), *python, SAY], capture_output=True, text=True)
         print(done.stdout.strip() or done.stderr)
     hearer.kill()
@@ -489,10 +487,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
 async def fleet_of_one(tmp_path: Path) -> AsyncIterator[tuple[Fleet, Member]]:
     port = free_port(["127.0.0.1"], Random())
     command = Command("child", (sys.executable, "-c", READY, str(port)), "127.0.0.1", port, "/")
-    books = Books()
+    log = RequestLog()
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            fleet = Fleet(books, tmp_path, trio.current_time, nursery)
+            fleet = Fleet(log, tmp_path, trio.current_time, nursery)
             member = Member("child", "127.0.0.9", lambda: command)
             await fleet.start(member)
             try:
@@ -513,51 +511,54 @@ def state_of(member: Member) -> str:
     return Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-async def test_a_killed_process_is_a_death_in_the_books_and_can_come_back(tmp_path: Path) -> None:
+async def test_a_killed_process_is_a_death_in_the_log_and_can_come_back(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as (fleet, member):
         first = member.pid
         await fleet.kill(member)
-        assert [death.who for death in fleet.books.deaths] == ["127.0.0.9"]
+        assert [death.who for death in fleet.log.deaths] == ["127.0.0.9"]
         await fleet.start(member)
         assert member.pid not in (0, first)
     assert [child.log.name for child in fleet.children] == ["child.log", "child-2.log"]
-    assert fleet.books.crashes == []
+    assert fleet.log.crashes == []
 
 
 async def test_a_process_that_ends_by_itself_is_a_crash(tmp_path: Path) -> None:
     async with fleet_of_one(tmp_path) as (fleet, member):
         assert member.child is not None
         member.child.process.send_signal(signal.SIGABRT)
-        await until(lambda: bool(fleet.books.crashes))
-    assert "ended by itself with code -6" in fleet.books.crashes[0]
-    assert fleet.books.deaths == []
+        await until(lambda: bool(fleet.log.crashes))
+    assert "ended by itself with code -6" in fleet.log.crashes[0]
+    assert fleet.log.deaths == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's process table")
 async def test_a_paused_process_stands_still_and_goes_on(tmp_path: Path) -> None:
-    async with fleet_of_one(tmp_path) as (fleet, member), trio.open_nursery() as nursery:
-        nursery.start_soon(fleet.pause, member, 0.1)
+    async with fleet_of_one(tmp_path) as (fleet, member):
+        undo = fleet.pause(member)
+        assert undo is not None
         await until(lambda: state_of(member) == "T")
+        await undo()
         await until(lambda: state_of(member) != "T")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's process table")
 async def test_a_slowed_process_stands_still_most_of_the_time_until_it_is_killed(tmp_path: Path) -> None:
-    async with fleet_of_one(tmp_path) as (fleet, member), trio.open_nursery() as nursery:
-        nursery.start_soon(fleet.slow, member, 20.0, 0.0)
+    async with fleet_of_one(tmp_path) as (fleet, member):
+        fleet.slow(member, 20.0)
         await until(lambda: state_of(member) == "T")
         await fleet.kill(member)  # ends the slowing too, or the nursery would not close
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 async def test_an_exhausted_process_gets_its_descriptors_back(tmp_path: Path) -> None:
-    async with fleet_of_one(tmp_path) as (fleet, member), trio.open_nursery() as nursery:
+    async with fleet_of_one(tmp_path) as (fleet, member):
         before = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
-        nursery.start_soon(fleet.exhaust, member, 0.1)
-        await trio.testing.wait_all_tasks_blocked()
+        undo = fleet.exhaust(member)
+        assert undo is not None
         assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0] < 64
         assert (limit_leaving(2, {0, 1, 4}), limit_leaving(0, {0}), limit_leaving(3, set())) == (4, 0, 3)
-        await until(lambda: resource.prlimit(member.pid, resource.RLIMIT_NOFILE) == before)
+        await undo()
+        assert resource.prlimit(member.pid, resource.RLIMIT_NOFILE) == before
 
 
 def test_the_flag_for_inside_is_no_word_for_people() -> None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
-from cluster.processes.peer_watch import Census, View, disagreement, read_view
+from cluster.expectations import disagreement
+from cluster.processes.peer_watch import Census, View, first_of, read_view
+from ranvier_py.core.gossip.wire.messages import State
 
 ALL_WELL = {0: True, 1: True, 2: True}
 NO_LABELS: dict[int, str] = {}
 
 
 def view(session: str, sums: bytes = b"12345678", sent_bytes: int = 0, **states: str) -> View:
-    return View(session, states, sent_bytes, sums)
+    return View(session, {name: State[state.upper()] for name, state in states.items()}, sent_bytes, sums)
 
 
 def agreeing(*sessions: str, **others: str) -> dict[int, View | None]:
     """Nodes with these sessions, all alive to each other; `others` is what all say of somebody else."""
     states = dict.fromkeys(sessions, "alive") | others
-    return {number: View(session, states, 0, b"12345678") for number, session in enumerate(sessions)}
+    return {number: view(session, **states) for number, session in enumerate(sessions)}
+
+
+wrong = partial(first_of, look=disagreement)
 
 
 def seen(census: Census, at_s: float, views: Mapping[int, View | None], well: Mapping[int, bool] = ALL_WELL) -> None:
@@ -26,20 +32,18 @@ def seen(census: Census, at_s: float, views: Mapping[int, View | None], well: Ma
 
 
 def test_all_agree_when_each_holds_exactly_those_who_run_for_alive() -> None:
-    assert disagreement(agreeing("a", "b", "c"), NO_LABELS) == ""
-    assert disagreement(agreeing("a", "b", gone="dead"), NO_LABELS) == ""
-    assert (
-        disagreement(agreeing("a", "b", gone="suspect"), NO_LABELS) == "node 0 holds the past session gone for suspect"
-    )
+    assert wrong(agreeing("a", "b", "c"), NO_LABELS) == ""
+    assert wrong(agreeing("a", "b", gone="dead"), NO_LABELS) == ""
+    assert wrong(agreeing("a", "b", gone="suspect"), NO_LABELS) == "node 0 sees a past session gone as suspect"
     lonely: dict[int, View | None] = {0: view("a", a="alive"), 1: view("b", a="alive", b="alive")}
-    assert disagreement(lonely, NO_LABELS) == "node 0 holds node 1 for nobody"
-    assert disagreement({0: view("a", a="alive"), 1: None}, NO_LABELS) == "node 1 does not answer"
+    assert wrong(lonely, NO_LABELS) == "node 0 sees node 1, which runs, as unknown"
+    assert wrong({0: view("a", a="alive"), 1: None}, NO_LABELS) == "node 1 does not answer"
 
 
 def test_nodes_of_another_cluster_are_judged_apart() -> None:
     views: dict[int, View | None] = {0: view("a", a="alive"), 1: view("b", b="alive")}
-    assert disagreement(views, NO_LABELS) != ""
-    assert disagreement(views, {1: "other"}) == ""
+    assert wrong(views, NO_LABELS) != ""
+    assert wrong(views, {1: "other"}) == ""
 
 
 def test_with_a_core_only_the_core_is_asked_and_about_itself() -> None:
@@ -47,7 +51,7 @@ def test_with_a_core_only_the_core_is_asked_and_about_itself() -> None:
     seen(census, 1.0, agreeing("a", "b", ghost="alive") | {2: None})
     assert census.disagreement == ""
     seen(census, 2.0, {0: view("a", a="alive", b="dead"), 1: view("b", a="alive", b="alive"), 2: None})
-    assert census.disagreement == "node 0 holds node 1 for dead"
+    assert census.disagreement == "node 0 sees node 1, which runs, as dead"
 
 
 def test_agreement_counts_from_when_it_lasts() -> None:
@@ -116,12 +120,12 @@ def test_tables_are_equal_from_when_no_bucket_differs_any_more() -> None:
     assert census.same_s(0.0) is None
     one, other = view("a", b"1" * 24), view("b", b"1" * 8 + b"2" * 8 + b"1" * 8)
     census.tables(1.0, {0: one, 1: other}, NO_LABELS)
-    assert census.difference == "1 buckets of nodes 0 and 1 differ"
+    assert census.difference == "the route tables of nodes 0 and 1 differ in 1 of 3 buckets"
     assert census.same_s(0.0) == math.inf
     census.tables(2.0, {0: one, 1: one}, NO_LABELS)
     assert census.same_s(0.5) == 1.5
     census.tables(3.0, {0: one, 1: view("b", b"")}, NO_LABELS)
-    assert census.difference == "a node does not tell its sums"
+    assert census.difference == "a node does not give its sums"
 
 
 def test_bytes_are_summed_over_sessions() -> None:
@@ -139,4 +143,4 @@ def test_a_nodes_answer_is_read_and_counts_itself() -> None:
         "members": [{"session": "0b", "state": "suspect", "name": "n1"}],
         "topics": {"probe": {"sent": {"packets": 1, "bytes": 70}}, "routes": {"sent": {"packets": 1, "bytes": 30}}},
     }
-    assert read_view(body, b"x") == View("0a", {"0b": "suspect", "0a": "alive"}, 100, b"x")
+    assert read_view(body, b"x") == View("0a", {"0b": State.SUSPECT, "0a": State.ALIVE}, 100, b"x")

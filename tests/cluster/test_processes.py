@@ -15,7 +15,7 @@ from cluster.processes import chaos_run as processes
 from cluster.processes.chaos_clients import conversations, rates_of
 from cluster.processes.chaos_plan import CLUSTER_NAME, Engines, key_line
 from cluster.processes.chaos_run import FIRST_KEY, Options, Outcome
-from cluster.processes.link_control import Way
+from cluster.processes.link_control import LinkMode
 from cluster.processes.packet_record import Recorder, text_needles, token_needles
 from cluster.scenario import read_scenario, settle
 from ranvier_py.core.gossip.gossip_values import Plane
@@ -73,25 +73,27 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     async def run() -> Outcome:
         with trio.fail_after(DEADLINE_S):
             folder = tmp_path_factory.mktemp("short")
-            return await processes.run_scenario(scenario, Way("relay", "to record"), options, folder, lambda _: None)
+            return await processes.run_scenario(
+                scenario, LinkMode("relay", "to record"), options, folder, lambda _: None
+            )
 
     return trio.run(run)
 
 
 @pytest.mark.slow
 def test_no_request_fails_but_those_that_streamed_on_the_dead(outcome: Outcome) -> None:
-    books = outcome.books
-    counts = books.counts()
+    log = outcome.log
+    counts = log.counts()
     report = json.dumps(outcome.as_json(), indent=1)
-    assert books.failed == [], report
+    assert log.failed == [], report
     assert outcome.good, report
-    assert [death.who for death in books.deaths if death.who.startswith("127.")], "a node was killed"
-    assert [death.who for death in books.deaths if death.who.startswith("engine-")], "an engine was killed"
+    assert [death.who for death in log.deaths if death.who.startswith("127.")], "a node was killed"
+    assert [death.who for death in log.deaths if death.who.startswith("engine-")], "an engine was killed"
     assert counts["sent"] == counts["ok"] + counts["was_streaming_on_a_killed_process"] > 30, report
     assert counts["ok_after_retry"] > 0, "clients met the dead node and went on to the next"
-    assert sum("started" in event.text for event in books.diary) == 3 + 2 + 1, "the node came back"
-    killed = {death.who: death.at_s for death in books.deaths}
-    assert all(entry.began_s < killed.get(entry.engine, DEADLINE_S) for entry in books.entries if entry.ok), report
+    assert sum("started" in event.text for event in log.diary) == 3 + 2 + 1, "the node came back"
+    killed = {death.who: death.at_s for death in log.deaths}
+    assert all(entry.began_s < killed.get(entry.engine, DEADLINE_S) for entry in log.entries if entry.ok), report
 
 
 @pytest.mark.slow

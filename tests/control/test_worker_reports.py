@@ -13,13 +13,11 @@ import trio
 from ranvier_py.control.control_port import ControlSettings, serve
 from ranvier_py.control.exposition import render
 from ranvier_py.core.engine_cache.sources.push_credentials import credential, worker_of
-from ranvier_py.core.routing.request_record import scheme_mark
 from tests.control.test_control_port import FakePort, error_of
-from tests.node.test_purdue_reports import KEY, World, key
+from tests.node.test_purdue_reports import World, key
 
 CONTROL_KEY = "the-key-of-the-control-port"
-OK = {"status": "ok", "resync": False, "want": None}
-MARK = scheme_mark("t", KEY)
+OK = {"status": "ok"}
 
 
 class Served:
@@ -43,7 +41,7 @@ async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
 
     async def run(task_status: trio.TaskStatus[str]) -> None:
         settings = ControlSettings(port=at, **options)
-        internal = world.pushing
+        internal = world.reports
         await serve(FakePort(), settings, render, internal=internal, shutdown=shutdown, task_status=task_status)
 
     return Served(world, await nursery.start(run))
@@ -69,14 +67,14 @@ async def test_pu4_an_eviction_report_as_the_report_has_it_is_a_200_and_counts(s
     await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hexed(1, 2)})
     answer = await served.post("/internal/eviction", {"worker_id": "w0", "evicted_hashes": hexed(1)})
     assert (answer.status_code, answer.json()) == (200, OK)
-    assert len(served.world.pushing.map) == 1
+    assert len(served.world.reports.map) == 1
 
 
 async def test_pu6_a_snapshot_as_the_report_has_it_is_a_200_and_replaces_what_was_known(served: Served) -> None:
     for hashes in (hexed(1, 2), hexed(2, 3)):
         answer = await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hashes})
         assert (answer.status_code, answer.json()) == (200, OK)
-    assert sorted(served.world.pushing.map.forward()) == sorted((key(2), key(3)))
+    assert sorted(served.world.reports.map.forward()) == sorted((key(2), key(3)))
     workers = (await served.client().get("/internal/workers", params={"hash": hexed(3)[0]})).json()["workers"]
     assert [(each["backend"], each["hashes"], each["holds"]) for each in workers] == [("w0", 2, True)]
 
@@ -87,7 +85,7 @@ async def test_px8_a_large_snapshot_is_taken_in_a_little_at_a_time_while_the_nod
 
     async def look() -> None:
         while True:
-            sizes[len(served.world.pushing.map)] = None
+            sizes[len(served.world.reports.map)] = None
             await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
@@ -95,7 +93,7 @@ async def test_px8_a_large_snapshot_is_taken_in_a_little_at_a_time_while_the_nod
         answer = await served.post("/internal/sync", {"worker_id": "w0", "active_hashes": hashes})
         nursery.cancel_scope.cancel()
     assert answer.json() == OK
-    assert len(served.world.pushing.map) == 40_000
+    assert len(served.world.reports.map) == 40_000
     steps = sorted(sizes)
     assert max(later - earlier for earlier, later in pairwise(steps)) < 1000, "others have their turn every 3 ms"
 
@@ -112,44 +110,15 @@ async def test_px8_a_large_snapshot_is_taken_in_a_little_at_a_time_while_the_nod
         ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": [5]}, 400, "64 hexadecimal digits"),
         ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": ["g" * 64]}, 400, "64 hexadecimal digits"),
         ("/internal/eviction", {"worker_id": "stranger", "evicted_hashes": []}, 404, "no backend"),
-        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": [], "seq": 3}, 400, "needs an incarnation"),
-        (
-            "/internal/eviction",
-            {"worker_id": "w0", "evicted_hashes": [], "incarnation": "i", "seq": -1},
-            400,
-            "seq must be",
-        ),
-        ("/internal/eviction", {"worker_id": "w0", "evicted_hashes": [], "hash_scheme": "vllm"}, 422, "hash_scheme"),
-        (
-            "/internal/eviction",
-            {"worker_id": "w0", "evicted_hashes": [], "hash_scheme": "fingerprint:1234"},
-            422,
-            "hash_scheme",
-        ),
-        (
-            "/internal/eviction",
-            {"worker_id": "w0", "evicted_hashes": [1 << 64], "hash_scheme": f"fingerprint:{MARK}"},
-            400,
-            "64 bits",
-        ),
-        ("/internal/sync", {"worker_id": "w0"}, 400, "exactly one of"),
-        ("/internal/sync", {"worker_id": "w0", "active_hashes": [], "digest": "0" * 16}, 400, "exactly one of"),
-        ("/internal/sync", {"worker_id": "w0", "count": 1, "digest": "0" * 16}, 400, "needs an incarnation"),
-        (
-            "/internal/sync",
-            {"worker_id": "w0", "incarnation": "i", "seq": 1, "count": 1, "digest": "xyz"},
-            400,
-            "16 hexadecimal",
-        ),
-        ("/internal/sync", {"worker_id": "w0", "incarnation": "i", "seq": 1, "sums": "AAAA"}, 400, "1024 numbers"),
-        (
-            "/internal/sync",
-            {"worker_id": "w0", "incarnation": "i", "seq": 1, "buckets": {"9999": []}},
-            400,
-            "0 to 1023",
-        ),
-        ("/internal/sync", {"worker_id": "w0", "active_hashes": [["0" * 64, -4]]}, 400, "tokens"),
-        ("/internal/sync", {"worker_id": "w0", "active_hashes": [["0" * 64, 16, 9]]}, 400, "tier"),
+        ("/internal/sync", {"worker_id": "w0"}, 400, "active_hashes is missing"),
+        ("/internal/sync", {"worker_id": "w0", "active_hashes": [["0" * 64, 16]]}, 400, "64 hexadecimal digits"),
+        ("/internal/sync", {"worker_id": "w0", "active_hashes": [], "model": 3}, 400, "model"),
+        ("/internal/events", {"worker_id": "stranger"}, 404, "no backend"),
+        ("/internal/events", {"worker_id": "w0", "rank": -1}, 400, "rank"),
+        ("/internal/events", {"worker_id": "w0", "rank": 1, "ranks": [0]}, 400, "one of ranks"),
+        ("/internal/events", {"worker_id": "w0", "messages": [[1, "?"]]}, 400, "base64"),
+        ("/internal/events", {"worker_id": "w0", "messages": [1]}, 400, "[number, base64]"),
+        ("/internal/events", {"worker_id": "w0", "messages": [["1", ""]]}, 400, "whole numbers"),
     ],
 )
 async def test_px2_what_makes_no_sense_is_refused_with_words_and_changes_nothing(
@@ -159,7 +128,7 @@ async def test_px2_what_makes_no_sense_is_refused_with_words_and_changes_nothing
     found, _, message = error_of(await served.post(path, body))
     assert found == status
     assert words in message
-    assert len(served.world.pushing.map) == 1
+    assert len(served.world.reports.map) == 1
 
 
 async def test_pu12_without_a_key_nobody_may_report_where_there_is_one(locked: Served) -> None:
@@ -186,35 +155,3 @@ def test_pu12_a_credential_is_made_of_the_control_key_and_the_name() -> None:
     name = credential(CONTROL_KEY, "w0").partition(".")[0]
     for forged in ("", ".", name, f"{name}.", f"{name}.00", "\x00.x", "ä.b", "w" * 5000):
         assert worker_of(forged, CONTROL_KEY) is None
-
-
-async def test_the_key_of_fingerprints_is_told_to_who_shows_a_key_and_only_here(locked: Served, served: Served) -> None:
-    async with locked.client(credential(CONTROL_KEY, "w0")) as client:
-        told = (await client.get("/internal/scheme")).json()
-    assert bytes.fromhex(told["key"]) == KEY
-    assert scheme_mark(told["identity"], KEY) == told["mark"] == MARK
-    assert told["hash_schemes"] == ["prefix_hash", f"fingerprint:{MARK}"]
-    assert (told["block_tokens"], told["prefix_tokens"]) == (16, 64)
-    async with served.client() as client:
-        told = (await client.get("/internal/scheme")).json()
-    assert told["key"] is None
-    assert "no key" in told["withheld"]
-
-
-async def test_the_key_of_fingerprints_does_not_travel_where_somebody_may_listen(nursery: trio.Nursery) -> None:
-    from ranvier_py.control.control_port import make_app  # noqa: PLC0415
-
-    app = make_app(FakePort(), ControlSettings(key=CONTROL_KEY), render, World().pushing)
-    client = app.test_client()
-    headers = {"authorization": f"Bearer {CONTROL_KEY}"}
-    for address, scheme, told in (
-        ("10.1.2.3", "http", False),
-        ("10.1.2.3", "https", True),
-        ("127.0.0.1", "http", True),
-    ):
-        answer = await client.get(
-            "/internal/scheme", headers=headers, scheme=scheme, scope_base={"client": (address, 4711)}
-        )
-        body = await answer.get_json()
-        assert (body["key"] is not None) is told, address
-    nursery.cancel_scope.cancel()

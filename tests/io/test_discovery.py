@@ -167,11 +167,11 @@ async def test_a_name_that_answers_badly_keeps_what_it_said_before(
         await trio.sleep(150)
         assert world.contacts[-1][1] == (("10.0.0.2", PORT),)
         assert len(world.contacts) == len(world.resolver.asked) > 3
-        assert getattr(world.discovery.statistics(), counter) == len(world.contacts) - 1
+        assert getattr(world.discovery.counters, counter) == len(world.contacts) - 1
         await trio.sleep(60)
     assert world.hosts == {"10.0.0.2"}
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert world.discovery.statistics().addresses == 1
+    assert world.discovery.counters.addresses == 1
 
 
 async def test_new_addresses_take_the_place_of_old_ones(autojump_clock: Clock) -> None:
@@ -191,7 +191,7 @@ async def test_a_slow_name_holds_up_neither_others_nor_itself(autojump_clock: Cl
         await trio.sleep(3)
         assert "10.9.9.9" in world.hosts
     assert world.resolver.most == {"slow": 1, "quick": 1}
-    assert world.discovery.statistics().slow == 1
+    assert world.discovery.counters.slow == 1
 
 
 async def test_a_lookup_that_hangs_is_given_up_a_few_times_in_a_life(autojump_clock: Clock) -> None:
@@ -201,7 +201,7 @@ async def test_a_lookup_that_hangs_is_given_up_a_few_times_in_a_life(autojump_cl
         await trio.sleep(3600)
     assert world.resolver.most["hangs"] == 1
     assert len(world.resolver.times("hangs")) == ABANDONED_MAX + 1
-    assert world.discovery.statistics().abandoned == ABANDONED_MAX
+    assert world.discovery.counters.abandoned == ABANDONED_MAX
     assert len(world.resolver.times("quick")) > 100
 
 
@@ -220,7 +220,7 @@ async def test_families_that_we_do_not_speak_are_left_out(autojump_clock: Clock)
     async with running(only4):
         await trio.sleep(1)
     assert only4.hosts == {"10.0.0.2"}
-    assert only4.discovery.statistics().ignored == 1
+    assert only4.discovery.counters.ignored == 1
     both = World({"peers": answers}, ["peers", "fd00::3"])
     async with running(both):
         await trio.sleep(1)
@@ -236,7 +236,7 @@ async def test_a_node_that_advertises_loopback_does_not_greet_remote_ones(
         await trio.sleep(100)
     assert world.hosts == {"127.0.0.2"}
     assert len(caplog.records) == 1
-    assert world.discovery.statistics().ignored >= 4
+    assert world.discovery.counters.ignored >= 4
 
 
 async def test_of_a_large_answer_a_few_are_tried_and_all_in_the_end(autojump_clock: Clock) -> None:
@@ -287,7 +287,7 @@ async def test_a_real_lookup_runs_in_a_thread_of_its_own_and_one_at_a_time(
             await trio.testing.wait_all_tasks_blocked()
             autojump_clock.jump(1)
         assert len(threads) == 1
-        assert hunt.statistics().slow >= 3
+        assert hunt.counters.slow >= 3
         release.set()
         await found.wait()
         nursery.cancel_scope.cancel()

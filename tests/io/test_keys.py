@@ -129,7 +129,7 @@ async def test_a_changed_file_is_read_and_told_once(follower: Follower, caplog: 
     await follower.file.look()
     await follower.file.look()
     assert [len(ring.keys) for ring in follower.rings] == [2]
-    assert follower.file.statistics().changes == 1
+    assert follower.file.counters.changes == 1
     assert follower.file.keys.ring is follower.rings[0]
     assert not any(key[:8] in caplog.text for key in (A, B))
 
@@ -146,7 +146,7 @@ async def test_a_file_of_no_use_changes_nothing_and_is_told_once(
     assert follower.rings == []
     assert len(follower.file.keys.ring.keys) == 1
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3  # cut, empty, gone
-    assert follower.file.statistics().failures == 4
+    assert follower.file.counters.failures == 4
     follower.write(f"{B}\n{A}")
     await follower.file.look()
     assert len(follower.rings) == 1

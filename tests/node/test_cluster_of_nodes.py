@@ -16,7 +16,7 @@ import trio
 from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.gossip.peer import RouterPeer
-from ranvier_py.node.cluster_parts import FingerprintScheme, public_place
+from ranvier_py.node.cluster_parts import FingerprintScheme, public_address
 from ranvier_py.node.node import Addresses, run
 from tests.node.test_node import DEADLINE_S, MODEL, start_engine, turn
 
@@ -334,9 +334,9 @@ async def test_metrics_tell_of_every_part_of_gossip(tmp_path: Path) -> None:
         first, _ = await place.cluster(2, gossip_state_file=tmp_path / "peers")
         text = (await place.http.get(f"{first.control}/metrics")).text
         planes = [
-            f'net_{what}_total{{kind="{plane}"' for what in ("bytes_sent", "packets_received") for plane in PLANES
+            f'port_{what}_total{{plane="{plane}"' for what in ("bytes_sent", "packets_received") for plane in PLANES
         ]
-        parts = ("members_alive", "bytes_sent_total", "net_drops_total", "routes_own", "facts_", "lag_seconds_bucket")
+        parts = ("members_alive", "bytes_sent_total", "port_drops_total", "routes_own", "facts_", "lag_seconds_bucket")
         files = (
             "discovery_failures_total",
             "state_file_failures_total",
@@ -396,7 +396,7 @@ def test_peers_without_a_key_are_refused_unless_it_is_said() -> None:
     [("0.0.0.0:8080", "10.0.0.7:8080"), ("[::]:8080", "10.0.0.7:8080"), ("192.0.2.1:80", "192.0.2.1:80")],
 )
 def test_peers_are_told_a_public_address_that_can_be_called(listen: str, shown: str) -> None:
-    assert public_place(listen, "10.0.0.7") == shown
+    assert public_address(listen, "10.0.0.7") == shown
 
 
 def test_only_who_makes_equal_fingerprints_has_an_equal_schema() -> None:

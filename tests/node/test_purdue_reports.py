@@ -11,15 +11,11 @@ from random import Random
 from typing import Any
 
 import pytest
-import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
-from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.sources import push_state as push
+from ranvier_py.core.engine_cache.sources import push_map as push
 from ranvier_py.core.engine_cache.sources.push_keys import key_of
-from ranvier_py.core.engine_cache.sources.push_leases import LEASE_S
+from ranvier_py.core.engine_cache.sources.push_map import LEASE_S
 from ranvier_py.core.engine_cache.sources.push_messages import read_eviction, read_sync
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
@@ -27,15 +23,12 @@ from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, ProbeResult, Registry
 from ranvier_py.core.routing.placement.policies import PlacementOptions, make_policy
-from ranvier_py.core.routing.request_record import scheme_mark
 from ranvier_py.core.routing.route_table import RouteTable
 from ranvier_py.core.routing.router import COMPLETION_PATH, Attempt, Router
 from ranvier_py.core.routing.speculation import Speculation
-from ranvier_py.io.key_inbox import KeyInbox
-from ranvier_py.node.push_parts import Pushing
+from ranvier_py.node.push_parts import KeyInbox, WorkerReports
 
 KEY = b"k" * 32
-MARK = scheme_mark("t", KEY)
 
 
 class World:
@@ -60,7 +53,7 @@ class World:
             rng=Random(1),
         )
         self.engine_caches = EngineCaches(self.router.routes, lambda backend: registry[backend].generation)
-        self.pushing = Pushing(self.router, self.engine_caches, inbox, "t", KEY, clock=lambda: self.now)
+        self.reports = WorkerReports(self.router, self.engine_caches, inbox, clock=lambda: self.now)
 
     def restart(self) -> None:
         """The router's process ends and begins again."""
@@ -71,7 +64,7 @@ class World:
     def start_attempt(self, ids: Sequence[int], **fields: Any) -> Attempt:
         body = json.dumps({"model": "m", "prompt": list(ids), **fields}).encode()
         prompt = self.router.read(COMPLETION_PATH, body)
-        self.pushing.drain()
+        self.reports.drain()
         decision = self.router.place(prompt, self.router.find(prompt, self.now))
         return self.router.start_attempt(prompt, decision, self.now)
 
@@ -91,11 +84,11 @@ class World:
 
     async def evict(self, worker: str, *keys: int, **more: Any) -> dict[str, Any]:
         body = {"worker_id": worker, "evicted_hashes": [f"{key:064x}" for key in keys], **more}
-        return dict(await self.pushing.evicted(read_eviction(body, MARK)))
+        return dict(await self.reports.evicted(read_eviction(body)))
 
     async def sync(self, worker: str, *keys: int, **more: Any) -> dict[str, Any]:
         body = {"worker_id": worker, "active_hashes": [f"{key:064x}" for key in keys], **more}
-        return dict(await self.pushing.synced(read_sync(body, MARK)))
+        return dict(await self.reports.synced(read_sync(body)))
 
 
 def ids(number: int, length: int = 200) -> list[int]:
@@ -199,7 +192,7 @@ async def test_px4_a_snapshot_does_not_wipe_out_what_was_served_a_moment_ago() -
     await world.sync(first, key(1))
     world.now += LEASE_S
     await world.sync(first, key(1))
-    world.pushing.tick(world.now)
+    world.reports.tick(world.now)
     assert world.serve(ids(1)) == (first, "hit")
 
 
@@ -212,26 +205,26 @@ async def test_px4_what_a_worker_never_confirms_is_withdrawn_at_the_end_of_its_l
     world.now += LEASE_S - 0.1
     for worker in ("w0", "w1"):
         await world.sync(worker)
-    world.pushing.tick(world.now)
+    world.reports.tick(world.now)
     assert world.start_attempt(ids(1)).decision.reason == "hit"
     world.now += 0.2
-    world.pushing.tick(world.now)
-    assert world.pushing.counts.leases_ended == 1
-    assert world.router.routes.match([(64, world.pushing.links.part(0, 1)[0].fingerprint, 0)], [1, 1], world.now) == []
+    world.reports.tick(world.now)
+    assert world.reports.map.counters.leases_ended == 1
+    assert world.router.routes.match([(64, world.reports.links.part(0, 1)[0].fingerprint, 0)], [1, 1], world.now) == []
 
 
 async def test_px7_a_silent_workers_map_is_not_asked_any_more() -> None:
     world = World(2)
     await world.sync("w0", key(1))
     world.now = 20.0
-    world.pushing.tick(world.now)
+    world.reports.tick(world.now)
     assert world.serve(ids(1))[1] == "miss"
-    assert world.pushing.views()[0]["level"] == "estimated"
+    assert world.reports.views()[0]["level"] == "estimated"
 
 
-async def test_px14_what_another_router_had_computed_is_known_from_what_a_worker_stored() -> None:
+async def test_px14_what_another_router_had_computed_is_known_with_the_next_sync() -> None:
     world = World(2)
-    await world.evict("w0", stored=[f"{key(1):064x}"])
+    await world.sync("w0", key(1))
     world.busy("w0")
     assert world.serve(ids(1)) == ("w0", "hit")
 
@@ -240,46 +233,12 @@ def test_pu11_the_map_is_in_memory_and_needs_nothing_beside_the_node() -> None:
     """No store, no broker, no framework: what the maps import comes with Python or is a library of arrays and JSON."""
     allowed = {*sys.stdlib_module_names, "ranvier_py", "numpy", "orjson"}
     modules = sorted((Path(push.__file__).parent).glob("push*.py"))
-    assert len(modules) > 6
+    assert len(modules) == 4
     for path in modules:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {name.partition(".")[0] for name in names} <= allowed, path.name
-
-
-NUMBERS = st.integers(0, 6) | st.sampled_from([(1 << 64) - 1, 1 << 63, 48, 64, 1 << 30])
-DEPTHS = st.sampled_from([0, 16, 32, 48, 64, 128, 5, 1 << 30])
-ITEMS = st.lists(st.tuples(NUMBERS.filter(bool), DEPTHS, st.integers(0, 3), NUMBERS).map(list), max_size=5)
-WORDS = st.tuples(st.sampled_from(["i1", "i2"]), st.integers(0, 6))
-FORMS = st.sampled_from(["stored", "evicted", "active", "digest", "buckets", "tick", "sweep"])
-
-
-@given(st.lists(st.tuples(FORMS, WORDS, ITEMS), max_size=20))
-@settings(max_examples=60, deadline=None)
-def test_whatever_an_admitted_worker_says_costs_its_own_claims_at_most(steps: list[Any]) -> None:
-    """Depths and parents that contradict each other, numbers in any order."""
-    world = World(2)
-
-    async def run() -> None:
-        for form, (incarnation, seq), items in steps:
-            world.now += 1.0
-            head = {"worker_id": "w0", "hash_scheme": f"fingerprint:{MARK}", "incarnation": incarnation, "seq": seq}
-            if form in ("stored", "evicted"):
-                gone = [item[0] for item in items] if form == "evicted" else []
-                body = {**head, "evicted_hashes": gone, "stored": items if form == "stored" else []}
-                await world.pushing.evicted(read_eviction(body, MARK))
-            elif form == "tick":
-                world.pushing.tick(world.now)
-            elif form == "sweep":
-                world.engine_caches.sweep(world.now, 100)
-            else:
-                forms = {"active": {"active_hashes": items}, "buckets": {"buckets": {"1": items}}}
-                more: Any = forms.get(form, {"count": 0, "digest": "0" * 16})
-                await world.pushing.synced(read_sync({**head, **more}, MARK))
-
-    trio.run(run)
-    assert world.serve(ids(1))[0] in ("w0", "w1")
 
 
 async def test_px11_keys_of_one_model_say_nothing_of_another() -> None:
@@ -295,7 +254,7 @@ async def test_pu3_a_prompt_with_a_salt_is_never_taken_for_one_without() -> None
     await world.sync("w0", key(1))
     world.busy("w0")
     assert world.serve(ids(1), cache_salt="tenant")[1] == "miss"
-    assert world.pushing.counts.keys_foreign == 1
+    assert world.reports.map.counters.keys_foreign == 1
 
 
 async def test_a_worker_that_is_no_backend_is_told_so() -> None:
@@ -311,8 +270,8 @@ async def test_claims_of_what_is_held_outlive_their_time_to_live() -> None:
     for _ in range(80):
         world.now += 100.0
         await world.sync("w0", key(1))
-        world.pushing.tick(world.now)
-    link = world.pushing.links.part(0, 1)[0]
+        world.reports.tick(world.now)
+    link = world.reports.links.part(0, 1)[0]
     held = world.router.routes.match([(64, link.fingerprint, 0)], [1, 1], world.now)
     assert [holder.backend for holder in held] == [0]
 
@@ -322,8 +281,8 @@ async def test_a_restarted_engine_holds_nothing_whatever_its_reporter_still_beli
     await world.sync("w0", key(1))
     backend = world.router.registry.by_name["w0"]
     world.router.registry.restart(backend, "test", world.now)
-    world.pushing.tick(world.now)
-    assert len(world.pushing.map) == 0
+    world.reports.tick(world.now)
+    assert len(world.reports.map) == 0
     world.busy("w0")
     assert world.serve(ids(1))[1] == "miss"
 
@@ -332,30 +291,6 @@ async def test_a_worker_that_is_removed_takes_its_map_with_it() -> None:
     world = World(2)
     await world.sync("w0", key(1))
     world.router.registry.remove("w0")
-    world.pushing.tick(0.0)
-    assert len(world.pushing.map) == 0
-    assert world.pushing.views() == []
-
-
-async def test_pushed_fingerprints_are_confirmed_claims_and_a_worker_in_step_is_known_exactly() -> None:
-    world = World(2)
-    hasher, reader = world.router.hasher, world.router.reader
-    import numpy as np  # noqa: PLC0415
-
-    [segment] = hasher.extend(hasher.start(reader.namespace_of("m")), np.array(ids(1), dtype=np.uint32), [200])
-    chain = [*segment.anchors, segment.end]
-    stored, above = [], 0
-    for tokens, fingerprint in chain:
-        stored.append([fingerprint, tokens, 0, above])
-        above = fingerprint
-    head = {"worker_id": "w1", "hash_scheme": f"fingerprint:{MARK}", "incarnation": "i", "model": "m"}
-    body: dict[str, Any] = {**head, "seq": 1, "evicted_hashes": [], "stored": stored}
-    assert (await world.pushing.evicted(read_eviction(body, MARK)))["resync"], "a comparison is wanted first"
-    table = world.pushing.map.workers[world.router.registry.by_name["w1"].id].table
-    body = {**head, "seq": 2, "count": len(chain), "digest": f"{table.total:016x}"}
-    assert (await world.pushing.synced(read_sync(body, MARK)))["want"] is None
-    assert world.engine_caches.level(world.router.registry.by_name["w1"].id) is Level.EXACT
-    world.busy("w1")
-    assert world.serve(ids(1)) == ("w1", "hit")
-    await world.pushing.evicted(read_eviction({**head, "seq": 3, "evicted_hashes": [chain[2][1]]}, MARK))
-    assert world.serve(ids(1))[1] == "miss"
+    world.reports.tick(0.0)
+    assert len(world.reports.map) == 0
+    assert world.reports.views() == []

@@ -42,14 +42,14 @@ class Child:
 
 
 class Wire:
-    """A proxy between reporters and the router. `to_lose` eviction reports are answered with 200 and go no further."""
+    """A proxy between reporters and the router. `to_lose` reports of events are answered with 200 and go no further."""
 
     def __init__(self, router: str) -> None:
         self.router = router
         self.to_lose = 0
         self.lost: list[bytes] = []
         self.seen: list[tuple[str, int]] = []  # path, bytes
-        self.compared: Counter[str] = Counter()  # by worker: comparisons that the router answered
+        self.reports: Counter[str] = Counter()  # by worker: those that the router answered
         self.url = ""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -85,18 +85,18 @@ class Wire:
     async def answer(self, head: h11.Request, body: bytes) -> tuple[int, bytes]:
         path = head.target.decode()
         self.seen.append((path, len(body)))
-        if self.to_lose and path == "/internal/eviction":
+        if self.to_lose and json.loads(body)["messages"]:
             self.to_lose -= 1
             self.lost.append(body)
-            return 200, b'{"status":"ok","resync":false,"want":null}'
+            return 200, b'{"status":"ok","replay":null}'
         headers = {"authorization": dict(head.headers).get(b"authorization", b"").decode()}
         try:
             async with httpx.AsyncClient(trust_env=False, timeout=CLOSE_S) as client:
                 reply = await client.request(head.method.decode(), self.router + path, content=body, headers=headers)
         except httpx.HTTPError:
             return 502, b"{}"
-        if reply.status_code == httpx.codes.OK and b'"digest"' in body:
-            self.compared[json.loads(body)["worker_id"]] += 1
+        if reply.status_code == httpx.codes.OK:
+            self.reports[json.loads(body)["worker_id"]] += 1
         return reply.status_code, reply.content
 
 
@@ -194,20 +194,29 @@ class Lab:
     async def see(self, path: str) -> Any:
         return (await self.http.get(self.control + path, headers={"authorization": f"Bearer {KEY}"})).json()
 
-    async def workers(self, key: str = "") -> Mapping[str, Mapping[str, Any]]:
-        path = f"/internal/workers?hash={key}" if key else "/internal/workers"
-        return {each["backend"]: each for each in (await self.see(path))["workers"]}
+    async def workers(self) -> Mapping[str, Mapping[str, Any]]:
+        return {each["backend"]: each for each in (await self.see("/internal/workers"))["workers"]}
 
-    async def until(self, holds: Callable[[Mapping[str, Mapping[str, Any]]], bool], key: str = "") -> None:
+    async def until(self, holds: Callable[[Mapping[str, Mapping[str, Any]]], bool]) -> None:
         """Wait until what is known of the workers is as expected."""
-        while not holds(await self.workers(key)):  # noqa: ASYNC110  # another process is asked
+        while not holds(await self.workers()):  # noqa: ASYNC110  # another process is asked
             await trio.sleep(0.02)
 
-    async def known(self, key: str, *holders: str) -> None:
-        """Wait until the router knows exactly these workers to hold a hash."""
-        await self.until(
-            lambda workers: sorted(name for name, each in workers.items() if each["holds"]) == sorted(holders), key
-        )
+    async def exact(self) -> None:
+        """Wait until both workers are known exactly."""
+        await self.until(lambda workers: [each["level"] for each in workers.values()] == ["exact", "exact"])
+
+    async def holders(self, prompt: list[int], tokens: int) -> list[str]:
+        """Workers of which the router knows that they hold the beginning of this prompt."""
+        body = {"model": MODEL, "prompt": prompt}
+        headers = {"authorization": f"Bearer {KEY}"}
+        answer = (await self.http.post(f"{self.control}/explain", json=body, headers=headers)).json()
+        return sorted(each["backend"] for each in answer["candidates"] if each["matched_tokens"] >= tokens)
+
+    async def known(self, prompt: list[int], *holders: str, tokens: int = 64) -> None:
+        """Wait until the router knows exactly these workers to hold a beginning of so many tokens."""
+        while await self.holders(prompt, tokens) != sorted(holders):  # noqa: ASYNC110  # another process is asked
+            await trio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import trio
 
-from ranvier_py.core.engine_cache.sources.push_keys import key_of
-from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.reporter import hook
-from ranvier_py.reporter.hook import EvictionReporter
-from ranvier_py.reporter.report_loop import ReportingSettings
+from ranvier_py.reporter.hook import EVICTION_PATH, SYNC_PATH, EvictionReporter, PrefixSender
 from tests.control.test_worker_reports import CONTROL_KEY, Served, start
 
 CALLS = 20_000
 DEADLINE_S = 20.0
-SOON = ReportingSettings(sender=SenderSettings(sync_s=0.5))
+SOON_S = 0.5
 
 
 def hexed(number: int) -> str:
@@ -29,7 +26,7 @@ def hexed(number: int) -> str:
 @asynccontextmanager
 async def reporting(*routers: Served, **options: Any) -> AsyncIterator[EvictionReporter]:
     """A started reporter for worker w0 of these routers."""
-    reporter = EvictionReporter("w0", [router.url for router in routers], **{"settings": SOON, **options})
+    reporter = EvictionReporter("w0", [router.url for router in routers], **{"sync_s": SOON_S, **options})
     reporter.start()
     try:
         yield reporter
@@ -61,7 +58,7 @@ def seconds_each(call: Callable[[int], object]) -> float:
 
 
 def test_pu5_the_engines_thread_pays_less_than_ten_microseconds() -> None:
-    reporter = EvictionReporter("w0", ["http://127.0.0.1:1"], hashes="fingerprint", model="m")
+    reporter = EvictionReporter("w0", ["http://127.0.0.1:1"], hashes="blocks")
     ids = list(range(16))
     assert seconds_each(reporter.free_block) < 10e-6
     assert seconds_each(lambda number: reporter.store_block(number, ids, number - 1)) < 10e-6
@@ -71,14 +68,14 @@ async def test_pu5_ten_thousand_evictions_in_a_moment_are_one_report(router: Ser
     async with reporting(router) as reporter:
         for number in range(1, 10_001):
             reporter.store_block(hexed(number))
-        await until(lambda: len(router.world.pushing.map) == 10_000)
-        sender = reporter.reporting.senders[0]
-        await until(lambda: sender.idle)
-        before = sender.counts.evictions
+        await until(lambda: len(router.world.reports.map) == 10_000)
+        [sender] = reporter.senders
+        assert isinstance(sender, PrefixSender)
         for number in range(1, 10_001):
             reporter.free_block(hexed(number))
-        await until(lambda: len(router.world.pushing.map) == 0)
-        assert sender.counts.evictions - before <= 2, "two where the last batch fell into the middle"
+        await until(lambda: len(router.world.reports.map) == 0)
+        await until(lambda: sender.is_idle)
+        assert sender.evictions <= 2, "two where the last batch fell into the middle"
 
 
 async def test_pu4_a_router_that_is_not_there_costs_the_engine_nothing_and_hears_all_when_it_comes() -> None:
@@ -86,15 +83,15 @@ async def test_pu4_a_router_that_is_not_there_costs_the_engine_nothing_and_hears
         first = await start(nursery)
         port = int(first.url.rpartition(":")[2])
         nursery.cancel_scope.cancel()
-    reporter = EvictionReporter("w0", [first.url], settings=SOON)
+    reporter = EvictionReporter("w0", [first.url], sync_s=SOON_S)
     reporter.start()
     for number in range(1, 100):
         reporter.store_block(hexed(number))
     reporter.free_block(hexed(1))
-    await until(lambda: reporter.reporting.senders[0].counts.failed > 1)
+    await until(lambda: reporter.links[0].failures > 1)
     async with trio.open_nursery() as nursery:
         again = await start(nursery, at=port)
-        await until(lambda: len(again.world.pushing.map) == 98)
+        await until(lambda: len(again.world.reports.map) == 98)
         await trio.to_thread.run_sync(reporter.stop)
         nursery.cancel_scope.cancel()
 
@@ -104,31 +101,37 @@ async def test_several_routers_are_each_told_and_one_that_is_gone_holds_up_nobod
     gone = Served(one.world, "http://127.0.0.1:1")
     async with reporting(one, gone, other) as reporter:
         reporter.store_block(hexed(7))
-        await until(lambda: all(len(each.world.pushing.map) == 1 for each in (one, other)))
+        await until(lambda: all(len(each.world.reports.map) == 1 for each in (one, other)))
         reporter.free_block(hexed(7))
-        await until(lambda: all(len(each.world.pushing.map) == 0 for each in (one, other)))
+        await until(lambda: all(len(each.world.reports.map) == 0 for each in (one, other)))
     nursery.cancel_scope.cancel()
 
 
-async def test_blocks_with_their_tokens_are_told_as_prefix_hashes(router: Served) -> None:
-    async with reporting(router, hashes="prefix_hash") as reporter:
-        for block in range(5):
-            reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
-        key = key_of(list(range(64)))
-        await until(lambda: key in router.world.pushing.map.forward())
-        reporter.free_block(102)
-        await until(lambda: key not in router.world.pushing.map.forward())
-
-
-async def test_blocks_with_their_tokens_are_told_as_the_routers_own_fingerprints(nursery: trio.Nursery) -> None:
+async def test_blocks_with_their_tokens_leave_as_events_and_are_known_exactly(nursery: trio.Nursery) -> None:
     router = await start(nursery, key=CONTROL_KEY)
-    pushing = router.world.pushing
-    async with reporting(router, hashes="fingerprint", model="m", key=CONTROL_KEY) as reporter:
-        for block in range(5):
-            reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
-        await until(lambda: bool(pushing.views()) and pushing.views()[0]["level"] == "exact")
-        await until(lambda: len(pushing.map) == 5)
-        assert router.world.router.routes.counters.claims["confirmed"] == 3, "at 16, 32 and 64 tokens"
+    reports = router.world.reports
+
+    async def tick() -> None:
+        while True:
+            router.world.now += 0.01
+            reports.events.tick(router.world.now)
+            await trio.sleep(0.01)
+
+    async with trio.open_nursery() as ticking:
+        ticking.start_soon(tick)
+        async with reporting(router, hashes="blocks", key=CONTROL_KEY) as reporter:
+            for block in range(5):
+                reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
+            reporter.store_block("odd", range(16))
+            await until(lambda: [(each["level"], each["hashes"]) for each in reports.views()] == [("exact", 5)])
+            assert router.world.router.routes.counters.claims["confirmed"] == 3, "at 16, 32 and 64 tokens"
+            reporter.free_block(102)
+            await until(lambda: reports.views()[0]["hashes"] == 2)
+            reporter.clear()
+            reporter.store_block(7, range(16))
+            await until(lambda: [(each["level"], each["hashes"]) for each in reports.views()] == [("exact", 1)])
+            assert reporter.odd == 1
+        ticking.cancel_scope.cancel()
     nursery.cancel_scope.cancel()
 
 
@@ -136,9 +139,9 @@ async def test_pu10_what_the_hook_missed_a_scan_of_the_engine_finds(router: Serv
     held = {hexed(1), hexed(2)}
     async with reporting(router, scan=lambda: list(held)) as reporter:
         reporter.store_block(hexed(9))  # and its eviction is never told
-        await until(lambda: sorted(router.world.pushing.map.forward()) == sorted(int(name, 16) for name in held))
+        await until(lambda: sorted(router.world.reports.map.forward()) == sorted(int(name, 16) for name in held))
         held.discard(hexed(2))
-        await until(lambda: len(router.world.pushing.map) == 1)
+        await until(lambda: len(router.world.reports.map) == 1)
 
 
 async def test_what_makes_no_sense_is_counted_and_the_rest_is_told(router: Served) -> None:
@@ -150,7 +153,7 @@ async def test_what_makes_no_sense_is_counted_and_the_rest_is_told(router: Serve
             reporter.store_block(odd)  # type: ignore[arg-type]
             reporter.free_block(odd)  # type: ignore[arg-type]
         reporter.store_block(hexed(1))
-        await until(lambda: len(router.world.pushing.map) == 1)
+        await until(lambda: len(router.world.reports.map) == 1)
 
 
 async def test_calls_beyond_the_bound_are_dropped_and_nothing_is_believed_any_more(
@@ -158,20 +161,67 @@ async def test_calls_beyond_the_bound_are_dropped_and_nothing_is_believed_any_mo
 ) -> None:
     async with reporting(router) as reporter:
         reporter.store_block(hexed(1))
-        await until(lambda: len(router.world.pushing.map) == 1)
+        await until(lambda: len(router.world.reports.map) == 1)
         monkeypatch.setattr(hook, "WAITING_MAX", 0)
         reporter.free_block(hexed(5))
         assert reporter.dropped == 1
-        await until(lambda: len(router.world.pushing.map) == 0)
+        await until(lambda: len(router.world.reports.map) == 0)
 
 
 async def test_last_words_are_said_before_it_ends(router: Served) -> None:
-    async with reporting(router, settings=ReportingSettings()) as reporter:
+    async with reporting(router, sync_s=5.0) as reporter:
         reporter.store_block(hexed(1))
-    assert len(router.world.pushing.map) == 1
+    assert len(router.world.reports.map) == 1
 
 
-@pytest.mark.parametrize("options", [{"hashes": "fingerprint"}, {"hashes": "nonsense"}, {"worker_id": ""}])
+@pytest.mark.parametrize("options", [{"hashes": "nonsense"}, {"worker_id": ""}, {"routers": []}])
 def test_what_can_not_work_is_refused_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"fingerprint|Hashes|worker_id"):
+    with pytest.raises(ValueError, match=r"hashes|worker_id"):
         EvictionReporter(**{"worker_id": "w0", "routers": ["http://127.0.0.1:1"], **options})
+
+
+def sent(sender: PrefixSender, now: float) -> tuple[str, Any] | None:
+    """What leaves at this moment, and is answered."""
+    posting = sender.next(now)
+    if posting is not None:
+        sender.answered({}, now)
+    return posting
+
+
+def test_pu4_pu6_the_messages_have_the_members_of_the_listing_and_their_times() -> None:
+    held: dict[str, None] = {"a": None, "b": None}
+    sender = PrefixSender("w1", "", held)
+    assert sent(sender, 0.0) == (SYNC_PATH, {"worker_id": "w1", "active_hashes": ["a", "b"]})
+    assert sent(sender, 0.1) is None, "nothing is sent when there is nothing to say"
+    del held["a"]
+    sender.evicted(["a"])
+    assert sent(sender, 0.2) == (EVICTION_PATH, {"worker_id": "w1", "evicted_hashes": ["a"]})
+    sender.evicted(["c"])
+    assert sent(sender, 0.25) is None, "every 100 ms"
+    syncs = [tenth / 10 for tenth in range(3, 200) if (posting := sent(sender, tenth / 10)) and posting[0] == SYNC_PATH]
+    assert syncs == [5.0, 10.0, 15.0]
+
+
+def test_px6_what_was_not_answered_is_sent_again_as_it_is_by_then() -> None:
+    held: dict[str, None] = {}
+    sender = PrefixSender("w1", "m", held)
+    sent(sender, 0.0)
+    sender.evicted(["a", "b"])
+    assert sender.next(1.0) is not None
+    held["a"] = None  # cached again
+    sender.evicted(["c"])
+    again = sender.next(2.0)
+    assert again == (EVICTION_PATH, {"worker_id": "w1", "model": "m", "evicted_hashes": ["b", "c"]})
+    sender.answered({}, 2.0)
+    assert sender.is_idle
+
+
+def test_px6_what_waits_is_bounded_and_a_sync_says_it_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "PENDING_MAX", 100)
+    sender = PrefixSender("w1", "", {})
+    sent(sender, 0.0)
+    sender.evicted([str(number) for number in range(150)])
+    assert sender.overflowed == 150
+    posting = sender.next(0.1)
+    assert posting is not None
+    assert posting.path == SYNC_PATH

@@ -8,9 +8,7 @@ from typing import Any
 
 import trio
 
-from ranvier_py.core.engine_cache.sources.push_sender import SenderSettings
 from ranvier_py.reporter.hook import EvictionReporter
-from ranvier_py.reporter.report_loop import ReportingSettings
 from tests.node.test_cluster_of_nodes import Node, lab
 from tests.node.test_node import MODEL
 
@@ -36,32 +34,27 @@ async def until(node: Node, holds: Callable[[dict[str, int]], bool]) -> None:
         await trio.sleep(0.02)
 
 
-async def test_what_a_worker_tells_one_router_its_peers_know_and_what_it_takes_back_they_forget(tmp_path: Path) -> None:
+async def test_what_a_worker_reports_to_one_router_its_peers_know_and_forget_with_it(
+    tmp_path: Path,
+) -> None:
     async with lab(tmp_path, engines=3) as place:
         settings: dict[str, Any] = {"control_key": KEY, "probe_interval_s": 1}
         place.http.headers["authorization"] = f"Bearer {KEY}"
-        told, other = await place.cluster(2, **settings)
+        reported, other = await place.cluster(2, **settings)
         worker = place.engines[2]
-        reporter = EvictionReporter(
-            worker,
-            [told.control],
-            key=KEY,
-            hashes="fingerprint",
-            model=MODEL,
-            settings=ReportingSettings(sender=SenderSettings(sync_s=0.5)),
-        )
+        reporter = EvictionReporter(worker, [reported.control], key=KEY, hashes="blocks", model=MODEL)
         reporter.start()
         try:
             for first, prompt in ((500, PROMPT), (600, PROMPT[::-1])):
                 for block in range(12):
                     ids = prompt[16 * block : 16 * block + 16]
                     reporter.store_block(first + block, ids, first + block - 1 if block else None)
-            await until(told, lambda found: found["confirmed"] == 8)
+            await until(reported, lambda found: found["confirmed"] == 8)
             await until(other, lambda found: found["remote"] == 8)
             name = worker.removeprefix("http://")
             assert await complete(other, PROMPT) == (name, "affinity"), "no request came here or there before"
             reporter.free_block(600)
-            await until(told, lambda found: found["confirmed"] == 4)
+            await until(reported, lambda found: found["confirmed"] == 4)
             await until(other, lambda found: found["remote"] == 0)
         finally:
             await trio.to_thread.run_sync(reporter.stop)

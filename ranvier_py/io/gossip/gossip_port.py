@@ -1,41 +1,49 @@
-"""The world as gossip has it: sockets, time and effects around one object that knows none of them.
+"""The world as gossip has it: time, datagrams and effects around one object that knows none of them.
 
-`Gossip` gets bytes and the time and says what to send; this shell carries it. One UDP socket and one TCP listener share
-a port (`gossip_datagrams`, `gossip_inbound`), streams outwards are opened as needed (`gossip_streams`), and one task
-sleeps until the core wants to be woken. After every call into the core its effects are carried out, so nothing waits
-for a later call.
+`RouterPeer` gets bytes and the time and says what to send; this shell carries it. One UDP socket and one TCP listener
+share a port; streams are `gossip_streams`, which the node passes in. One task sleeps until the core wants to be woken.
+After every call into the core its effects are carried out, so nothing waits for a later call.
 
-Rules: whoever calls the core by himself calls `poke` after it: that wakes the timer if the core wants to be woken
-earlier, and costs next to nothing. An exception in the core is a bug: it is counted and told, and costs the packet that
-it came with. Nothing here waits for a peer except the task of that peer's stream.
+Rules: whoever calls the core by himself calls `poke` after it, which wakes the timer if the core wants to be woken
+earlier. An exception in the core is a bug: it is counted and logged, and costs the packet that it came with. A wake-up
+takes at most `drain_max` datagrams or `hold_s`, then timers and requests have their turn. Sending never waits: what the
+kernel does not take is dropped and counted, since a late probe is worth nothing. No error ends the loop
+(chitchat#145: its server returned, and all gossip stopped); one of sending says either something about this machine, or
+that the peer can't be reached, which the core is told (memberlist#242: an unreachable peer was kept alive for ever).
 Invariant: the timer never sleeps past `wake_at`, and never spins: after many ticks without a pause it takes one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from math import inf
-from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import trio
-from trio.lowlevel import ParkingLot
+from trio.lowlevel import ParkingLot, wait_readable
 
-from ranvier_py.core.gossip.endpoints import HostPort, is_wildcard, spelled
-from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.gossip.endpoints import HostPort, spelled
+from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane
+from ranvier_py.core.gossip.peer.router_peer import RouterPeer
+from ranvier_py.core.gossip.port_traffic import (
+    OUR_FAULTS,
+    Drop,
+    LogLimit,
+    PortCounters,
+    PortOptions,
+    SocketAddress,
+    plain_address,
+    socket_address,
+)
 from ranvier_py.core.gossip.wire.frame import MAGIC, PROTOCOL_VERSION
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.io.gossip.datagrams import Datagrams
-from ranvier_py.io.gossip.inbound_streams import Acceptor
-from ranvier_py.io.gossip.outbound_streams import Streams
-from ranvier_py.io.gossip.sockets import SYSTEM, System
-from ranvier_py.io.gossip.traffic_counters import Drop, NetOptions, NetStatistics, Traffic
-
-__all__ = ["Gossip", "GossipNet", "GossipSockets", "NetOptions", "NetStatistics", "open_sockets"]
 
 log = logging.getLogger(__name__)
 
@@ -52,21 +60,10 @@ OURS = MAGIC + bytes((PROTOCOL_VERSION,))  # how each packet begins that can be 
 BIND_TRIES = 16  # for a port that is free for both UDP and TCP, where any will do
 LISTEN_BACKLOG = 256  # connections the kernel holds while we are busy: a cluster that restarts at once
 
-
-class Gossip(Protocol):
-    """The core as its shell needs it. Nothing in it waits; `now` is the clock of this shell, in seconds."""
-
-    @property
-    def wake_at(self) -> float:
-        """When `tick` is wanted next; may become earlier after any call."""
-
-    def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None: ...
-    def contact(self, addresses: Sequence[Address], now: float) -> None: ...
-    def unreachable(self, address: Address, plane: Plane, now: float) -> None: ...
-    def tick(self, now: float) -> None: ...
-    def take(self) -> Sequence[Send]: ...
-    def changes(self) -> Sequence[MemberChange]: ...
-    def leave(self, now: float) -> None: ...
+SO_RXQ_OVFL = 40  # asm-generic/socket.h: with a datagram, how many the kernel has dropped on this socket
+OVERFLOW_SPACE = socket.CMSG_SPACE(4) if sys.platform == "linux" else 0
+RECEIVE_PAUSE_S = (0.01, 1.0)  # after an error of receiving; doubles up to the second
+ADDRESSES_MAX = 4096  # whose spelling for the socket is remembered
 
 
 class GossipSockets(NamedTuple):
@@ -77,7 +74,6 @@ class GossipSockets(NamedTuple):
     host: str
     port: int
     family: int  # of peers: AF_INET, AF_INET6, or AF_UNSPEC where one socket speaks both
-    system: System = SYSTEM  # that they are of
 
     def close(self) -> None:
         self.listener.close()
@@ -100,68 +96,74 @@ async def open_sockets(host: str, port: int, *, udp: bool = True) -> GossipSocke
 
 
 def bound(family: int, address: Any, *, udp: bool) -> GossipSockets:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    datagrams: socket.socket | None = None
-    try:
-        listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # :: speaks IPv4, too
-        listener.bind(address)
-        host, port = listener.getsockname()[:2]
-        if udp:  # without SO_REUSEADDR: two processes must not share it
-            datagrams = socket.socket(family, socket.SOCK_DGRAM)
-            datagrams.setblocking(False)
+    """Raises OSError."""
+    with contextlib.ExitStack() as opened:
+
+        def bind(kind: int, *to: Any) -> socket.socket:
+            sock = socket.socket(family, kind)
+            opened.callback(sock.close)
+            sock.setblocking(False)
+            if kind == socket.SOCK_STREAM:  # two processes must not share the port for UDP
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            datagrams.bind((host, port, *address[2:]))
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # :: speaks IPv4, too
+            sock.bind(to)
+            return sock
+
+        listener = bind(socket.SOCK_STREAM, *address)
+        host, port = listener.getsockname()[:2]
+        datagrams = bind(socket.SOCK_DGRAM, host, port, *address[2:]) if udp else None
         listener.listen(LISTEN_BACKLOG)
-    except BaseException:
-        listener.close()
-        if datagrams is not None:
-            datagrams.close()
-        raise
+        opened.pop_all()
     return GossipSockets(listener, datagrams, host, port, socket.AF_UNSPEC if host == "::" else family)
 
 
-class GossipNet:
-    """Carries a Gossip. Takes the sockets over. `changed` gets what the operator wants to see in the log."""
+class GossipPort:
+    """Carries a peer. Takes the sockets over. `changed` gets what the operator wants to see in the log.
+
+    `send_stream` is who carries what is no datagram: it returns False when that address can't be reached.
+    """
 
     def __init__(
         self,
-        gossip: Gossip,
+        peer: RouterPeer,
         sockets: GossipSockets,
-        rng: Random,
         *,
-        options: NetOptions | None = None,
+        options: PortOptions | None = None,
         changed: Callable[[Sequence[MemberChange]], object] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` must be the one that the core's other callers use."""
-        options = options or NetOptions()
-        self.gossip = gossip
+        self.peer = peer
         self.sockets = sockets
+        self.options = options or PortOptions()
         self.changed = changed
         self.clock = clock
-        self.traffic = traffic = Traffic(clock)
+        self.counters = PortCounters()
         self.lateness_s = Histogram(LATENESS_BUCKETS_S)
-        self.acceptor = Acceptor(sockets.listener, self.receive, traffic, options, sockets.system)
-        self.datagrams: Datagrams | None = None
-        if sockets.datagrams is not None:
-            self.datagrams = Datagrams(sockets.datagrams, self.receive, traffic, options, sockets.system)
-        host = "" if is_wildcard(sockets.host) else sockets.host
-        self.streams = Streams(sockets.listener.family, host, self.broke, traffic, options, rng, sockets.system)
+        self.send_stream: Callable[[Address, Plane, bytes], bool] = lambda *_: True
+        self._log_limit = LogLimit()
+        self._spelled: BoundedDict[Address, SocketAddress | None] = BoundedDict(ADDRESSES_MAX)
         self._asleep_until = -inf
         self._bed = ParkingLot()
+        if sockets.datagrams is not None:
+            self._prepare(sockets.datagrams)
+
+    def _prepare(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, self.options.socket_bytes)
+        if OVERFLOW_SPACE:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+        self.counters.receive_buffer_bytes = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
     async def run(self, *, task_status: trio.TaskStatus[HostPort] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; reports where it listens. Never raises for the sake of a peer or of the network."""
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self.streams.run)
-                nursery.start_soon(self.acceptor.run)
-                if self.datagrams is not None:
-                    nursery.start_soon(self.datagrams.run)
+                if self.sockets.datagrams is not None:
+                    nursery.start_soon(self.receive_datagrams, self.sockets.datagrams)
                 nursery.start_soon(self.keep_time)
                 task_status.started((self.sockets.host, self.sockets.port))
         finally:
@@ -171,54 +173,38 @@ class GossipNet:
 
     def receive(self, data: bytes, source: Address, plane: Plane) -> None:
         if not data.startswith(OURS):
-            self._tell_of_other_major(data, source)
-        now = self.clock()
-        try:
-            self.gossip.receive(data, source, plane, now)
-        except Exception:
-            self.traffic.fault("receive")
-        self.carry(now)
-
-    def _tell_of_other_major(self, data: bytes, source: Address) -> None:
-        """Such a packet is refused and counted where it is opened. Anybody may have sent it, so it is told seldom."""
-        if data.startswith(MAGIC) and len(data) > len(MAGIC):
-            major, where = data[len(MAGIC)], spelled(source)
-            text = f"gossip.version packets of protocol {major} from {where} refused: {PROTOCOL_VERSION} is spoken here"
-            self.traffic.complain("major", text)
+            self._log_other_version(data, source)
+        self._call("receive", self.peer.receive, data, source, plane)
 
     def contact(self, addresses: Sequence[Address]) -> None:
         """Addresses where peers may be: what discovery finds."""
-        now = self.clock()
-        try:
-            self.gossip.contact(addresses, now)
-        except Exception:
-            self.traffic.fault("contact")
-        self.carry(now)
-
-    def broke(self, address: Address, plane: Plane) -> None:
-        now = self.clock()
-        self._unreachable({(address, plane): None}, now)
-        self.carry(now)
+        self._call("contact", self.peer.contact, addresses)
 
     def leave(self) -> None:
         """Say goodbye. Keep running for a moment after it: peers may ask again."""
+        self._call("leave", self.peer.leave)
+
+    def broke(self, address: Address, plane: Plane, error: OSError) -> None:
+        """A stream to a peer ended against our will."""
+        self.failed("stream", error, address)
+        if error.errno not in OUR_FAULTS:
+            self._call("unreachable", self.peer.unreachable, address, plane)
+
+    def tick(self) -> bool:
+        """Whether that went well."""
+        self.counters.ticks += 1
+        faults = self.counters.faults
+        self._call("tick", self.peer.tick)
+        return self.counters.faults == faults
+
+    def _call(self, what: str, call: Callable[..., None], *arguments: object) -> None:
+        """Call the core with the time, and carry out what follows."""
         now = self.clock()
         try:
-            self.gossip.leave(now)
+            call(*arguments, now)
         except Exception:
-            self.traffic.fault("leave")
+            self.fault(what)
         self.carry(now)
-
-    def _unreachable(self, places: dict[tuple[Address, Plane], None], now: float) -> None:
-        for address, plane in places:
-            try:
-                self.gossip.unreachable(address, plane, now)
-            except Exception:
-                self.traffic.fault("unreachable")
-
-    def room(self, address: Address) -> int:
-        """Bytes that can be sent there on BULK just now without being dropped."""
-        return self.streams.room(address)
 
     # --- out of the core --------------------------------------------------------------------------------------------
 
@@ -227,33 +213,94 @@ class GossipNet:
         try:
             for _ in range(ROUNDS_MAX):
                 lost: dict[tuple[Address, Plane], None] = {}
-                for to, plane, data in self.gossip.take():
-                    if not self._send(to, plane, data):
+                for to, plane, data in self.peer.take():
+                    send = self._send_datagram if plane is Plane.DATAGRAM else self.send_stream
+                    if not send(to, plane, data):
                         lost[to, plane] = None
                 if not lost:
                     break
-                self._unreachable(lost, now)
-            changes = self.gossip.changes()
-            if changes:
+                for address, plane in lost:
+                    self.peer.unreachable(address, plane, now)
+            if changes := self.peer.changes():
                 self.changed(changes)
         except Exception:
-            self.traffic.fault("effects")
+            self.fault("effects")
         self.poke()
 
-    def _send(self, to: Address, plane: Plane, data: bytes) -> bool:
+    def _send_datagram(self, to: Address, plane: Plane, data: bytes) -> bool:
         """False when that address can't be reached."""
-        if plane is not Plane.DATAGRAM:
-            return self.streams.send(to, plane, data)
-        if self.datagrams is not None:
-            return self.datagrams.send(to, data)
-        self.traffic.drop(Drop.NO_UDP)
+        counters, sock = self.counters, self.sockets.datagrams
+        if sock is None or len(data) > DATAGRAM_BYTES_MAX:
+            counters.drop(Drop.NO_UDP if sock is None else Drop.TOO_LONG)
+            return True
+        address = self._address(to)
+        if address is None:
+            counters.drop(Drop.NO_SUCH_ADDRESS)
+            return False
+        try:
+            sock.sendto(data, address)
+        except BlockingIOError:
+            counters.drop(Drop.SOCKET_FULL)
+        except OSError as error:
+            counters.drop(Drop.ERROR)
+            self.failed("send", error, to)
+            return error.errno in OUR_FAULTS
+        else:
+            counters.sent(plane, len(data))
         return True
+
+    def _address(self, to: Address) -> SocketAddress | None:
+        try:
+            return self._spelled[to]
+        except KeyError:
+            ipv6 = self.sockets.listener.family == socket.AF_INET6
+            address = self._spelled[to] = socket_address(to, ipv6=ipv6)
+            return address
+
+    # --- datagrams --------------------------------------------------------------------------------------------------
+
+    async def receive_datagrams(self, sock: socket.socket) -> None:
+        """Until cancelled."""
+        pause_s, longest_s = RECEIVE_PAUSE_S
+        while True:
+            await wait_readable(sock)
+            try:
+                self._drain(sock)
+                pause_s = RECEIVE_PAUSE_S[0]
+            except OSError as error:
+                self.failed("receive", error)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, longest_s)
+
+    def _drain(self, sock: socket.socket) -> None:
+        """Take what is there. Raises OSError."""
+        until = self.clock() + self.options.hold_s
+        for _ in range(self.options.drain_max):
+            try:
+                data, ancillary, _, source = sock.recvmsg(DATAGRAM_BYTES_MAX + 1, OVERFLOW_SPACE)
+            except BlockingIOError:
+                return
+            for _, kind, value in ancillary:
+                if kind == SO_RXQ_OVFL:
+                    self._overflowed(int.from_bytes(value, sys.byteorder))
+            self.counters.received(Plane.DATAGRAM, len(data))
+            if len(data) > DATAGRAM_BYTES_MAX:
+                self.counters.drop(Drop.TOO_LONG)
+            else:
+                self.receive(data, plain_address(source), Plane.DATAGRAM)
+            if self.clock() > until:
+                return
+
+    def _overflowed(self, total: int) -> None:
+        if total > self.counters.kernel_drops:
+            self.complain("overflow", f"gossip.overflow {total} datagrams found no room in the socket so far")
+            self.counters.kernel_drops = total
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     def poke(self) -> None:
         """The core was called: wake the timer, if that is due earlier now. Cheap, and as often as one likes."""
-        if self._asleep_until > -inf and self.gossip.wake_at < self._asleep_until:
+        if self._asleep_until > -inf and self.peer.wake_at < self._asleep_until:
             self._asleep_until = -inf
             self._bed.unpark_all()
 
@@ -261,7 +308,7 @@ class GossipNet:
         """Tick when the core wants it, until cancelled. Measures how late the event loop wakes us."""
         hurried = 0
         while True:
-            wake_at = self.gossip.wake_at
+            wake_at = self.peer.wake_at
             sleep_s = wake_at - self.clock()
             if sleep_s > 0:
                 hurried = 0
@@ -281,42 +328,29 @@ class GossipNet:
         if sleep.cancelled_caught and sleep_s <= LOOK_S:
             self.lateness_s.observe(max(0.0, self.clock() - wake_at))
 
-    def tick(self) -> bool:
-        """Whether that went well."""
-        self.traffic.ticks += 1
-        now = self.clock()
-        faults = self.traffic.faults
-        try:
-            self.gossip.tick(now)
-        except Exception:
-            self.traffic.fault("tick")
-        self.carry(now)
-        return self.traffic.faults == faults
+    # --- the log ----------------------------------------------------------------------------------------------------
 
-    # --- seeing it --------------------------------------------------------------------------------------------------
+    def failed(self, doing: str, error: OSError, address: Address | None = None) -> None:
+        """Count an error of the kernel, and log it now and then: as a warning when this machine is to blame."""
+        where = f" {spelled(address)}" if address else ""
+        level = logging.WARNING if error.errno in OUR_FAULTS else logging.INFO
+        kind = f"{doing} {self.counters.error(error)}"
+        self.complain(kind, f"gossip.{doing}_failed{where} {error.strerror or error}", level)
 
-    def statistics(self) -> NetStatistics:
-        traffic = self.traffic
-        return NetStatistics(
-            streams_out=len(self.streams),
-            streams_in=len(self.acceptor),
-            queued_bytes=self.streams.queued_bytes,
-            receive_buffer_bytes=self.datagrams.buffer_bytes if self.datagrams else 0,
-            packets_sent=named(traffic.packets_sent),
-            packets_received=named(traffic.packets_received),
-            bytes_sent=named(traffic.bytes_sent),
-            bytes_received=named(traffic.bytes_received),
-            drops={reason.value: number for reason, number in traffic.drops.items()},
-            errors=dict(traffic.errors),
-            kernel_drops=traffic.kernel_drops,
-            connects=traffic.connects,
-            broken=traffic.broken,
-            accepted=traffic.accepted,
-            closed=dict(traffic.closed),
-            ticks=traffic.ticks,
-            faults=traffic.faults,
-        )
+    def fault(self, where: str) -> None:
+        """The exception of just now is a bug. It costs what was under way, and nobody else's task."""
+        self.counters.faults += 1
+        self.complain(f"fault {where}", f"gossip.fault in {where}", logging.ERROR, traceback=True)
 
+    def complain(self, kind: str, text: str, level: int = logging.WARNING, *, traceback: bool = False) -> None:
+        """Log it, unless one of the kind was logged a moment ago."""
+        suffix = self._log_limit.suffix(kind, self.clock())
+        if suffix is not None:
+            log.log(level, "%s%s", text, suffix, exc_info=traceback)
 
-def named(numbers: dict[Plane, int]) -> dict[str, int]:
-    return {plane.name.lower(): number for plane, number in numbers.items()}
+    def _log_other_version(self, data: bytes, source: Address) -> None:
+        """Such a packet is refused and counted where it is opened. Anybody may have sent it, so it is logged seldom."""
+        if data.startswith(MAGIC) and len(data) > len(MAGIC):
+            version, where = data[len(MAGIC)], spelled(source)
+            text = f"gossip.version packets of protocol {version} from {where} refused: here is {PROTOCOL_VERSION}"
+            self.complain("version", text)

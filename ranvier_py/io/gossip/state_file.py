@@ -22,6 +22,8 @@ from pathlib import Path
 
 import trio
 
+from ranvier_py.core.metrics import counter
+
 log = logging.getLogger(__name__)
 
 STATE_BYTES_MAX = 64 * 1024
@@ -36,11 +38,11 @@ WRITE_INTERVAL_S = 30.0  # as much news may be lost by a crash; peers tell it ag
 LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
 
 
-@dataclass(frozen=True, slots=True)
-class StateFileStatistics:
-    writes: int
-    failures: int  # to write
-    refused: int  # files not used at the start
+@dataclass(slots=True)
+class StateFileCounters:
+    writes: int = counter("Times the file was written.")
+    failures: int = counter("Times it could not be written.")
+    refused: int = counter("Files not used at the start.")
 
 
 class StateFile:
@@ -51,10 +53,7 @@ class StateFile:
         self.interval_s = interval_s
         self._written: bytes | None = None
         self._trouble = ""
-        self._writes = self._failures = self._refused = 0
-
-    def statistics(self) -> StateFileStatistics:
-        return StateFileStatistics(self._writes, self._failures, self._refused)
+        self.counters = StateFileCounters()
 
     def read(self) -> bytes:
         """What an earlier run left; b"" when there is none that can be used. Blocks for one small read."""
@@ -77,7 +76,7 @@ class StateFile:
         return state
 
     def _refuse(self, why: str) -> bytes:
-        self._refused += 1
+        self.counters.refused += 1
         log.warning("gossip.state_refused %s %s; starting without", self.path, why)
         return b""
 
@@ -102,13 +101,13 @@ class StateFile:
                 raise OSError(None, f"{len(state)} bytes are too many")
             await trio.to_thread.run_sync(write_whole, self.path, MARK + digest(state) + state, abandon_on_cancel=True)
         except OSError as error:
-            self._failures += 1
+            self.counters.failures += 1
             if not self._trouble:
                 log.warning("gossip.state_not_written %s: %s; going on without", self.path, error.strerror or error)
             self._trouble = str(error)
             return
         self._written = state
-        self._writes += 1
+        self.counters.writes += 1
         if self._trouble:
             log.info("gossip.state_written %s again", self.path)
         self._trouble = ""

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix, KeyHasher, key_of
-from ranvier_py.core.engine_cache.sources.push_links import Link, Links
+from ranvier_py.core.engine_cache.sources.push_keys import KeyedPrefix, KeyHasher, Link, Links, key_of
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
+from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.routing.placement.sticky_least_loaded import anchor_at, prefix_len_of
 
 KEY = b"k" * 32
@@ -20,16 +19,14 @@ GOLDEN_64 = 0x5F3006CAB71F62DE6D308E4FCE785CAF2A1CB0739E863BA7812739A91C930E5A
 GOLDEN_5 = 0x666AA17826AD39129D061F3C3467D1B7139904B3448383EC9861B51C7522E553
 
 
-def told_of(
-    *turns: list[int], lengths: tuple[int, ...] = (64,), shorter: bool = True, short: int = 0
-) -> list[KeyedPrefix]:
-    """What is told while a prompt grows by these turns."""
-    told: list[KeyedPrefix] = []
-    hasher = KeyHasher(KEY, told=told.append, lengths=lengths, shorter=shorter, short=short)
+def noted_of(*turns: list[int], lengths: tuple[int, ...] = (64,), short: int = 0) -> list[KeyedPrefix]:
+    """What is noted while a prompt grows by these turns."""
+    noted: list[KeyedPrefix] = []
+    hasher = KeyHasher(KEY, notify=noted.append, lengths=lengths, short=short)
     state = hasher.start(Fingerprint(7))
     for ids in turns:
         state = hasher.extend(state, np.array(ids, dtype=np.uint32), [len(ids)])[0].state
-    return told
+    return noted
 
 
 def test_pu1_the_key_is_the_sha256_of_the_ids_as_python_writes_their_tuple() -> None:
@@ -40,7 +37,7 @@ def test_pu1_the_key_is_the_sha256_of_the_ids_as_python_writes_their_tuple() -> 
 
 
 def test_pu1_a_node_finds_the_golden_key_where_it_hashes_a_prompt() -> None:
-    [keyed] = told_of(list(range(900)))
+    [keyed] = noted_of(list(range(900)))
     assert keyed.key == GOLDEN_64
     assert keyed.tokens == 64
     plain = TokenHasher(KEY)
@@ -51,8 +48,8 @@ def test_pu1_a_node_finds_the_golden_key_where_it_hashes_a_prompt() -> None:
 
 def test_pu2_prompts_that_share_64_tokens_share_a_key_and_others_do_not() -> None:
     ids = list(range(200))
-    assert told_of(ids)[0].key == told_of([*ids[:64], 7, 7, 7])[0].key
-    assert told_of(ids)[0].key != told_of([*ids[:63], 7, *ids[64:]])[0].key
+    assert noted_of(ids)[0].key == noted_of([*ids[:64], 7, 7, 7])[0].key
+    assert noted_of(ids)[0].key != noted_of([*ids[:63], 7, *ids[64:]])[0].key
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.sampled_from([0, 3]))
@@ -64,37 +61,22 @@ def test_pu2_a_chat_read_turn_by_turn_has_the_key_of_the_chat_read_at_once(lengt
     for length in lengths:
         turns.append(ids[start : start + length])
         start += length
-    whole = [keyed for keyed in told_of(ids, short=short) if len(ids) >= 64]
-    found = [keyed for keyed in told_of(*turns, short=short) if keyed.tokens == 64 and keyed.key == key_of(ids, 64)]
+    whole = [keyed for keyed in noted_of(ids, short=short) if len(ids) >= 64]
+    found = [keyed for keyed in noted_of(*turns, short=short) if keyed.tokens == 64 and keyed.key == key_of(ids, 64)]
     assert found == whole
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 20])
-def test_pu2_a_prompt_told_in_blocks_of_an_engine_has_the_same_key(blocks: int) -> None:
-    """As residencies hash: another way into the hasher."""
-    told: list[KeyedPrefix] = []
-    hasher = KeyHasher(KEY, told=told.append, shorter=False)
-    state, start = hasher.start(Fingerprint(7)), 0
-    while start < 320:
-        part = np.arange(start, start + 16 * blocks, dtype=np.uint32)
-        totals, _ = hasher.every_block([(state, blocks)], part)
-        start += len(part)
-        state = TokenState(start, totals[-1], ())
-    assert told == told_of(list(range(start)))
-
-
 def test_pu2_other_lengths_stand_at_the_anchor_above_them() -> None:
-    keys = {keyed.key: keyed.tokens for keyed in told_of(list(range(300)), lengths=(16, 100, 256))}
+    keys = {keyed.key: keyed.tokens for keyed in noted_of(list(range(300)), lengths=(16, 100, 256))}
     ids = list(range(300))
     assert keys == {key_of(ids, 16): 16, key_of(ids, 100): 64, key_of(ids, 256): 256}
 
 
 def test_pu2_a_prompt_shorter_than_the_key_has_that_of_all_its_tokens() -> None:
     """As the report has it; it is never the key of what continues it (PX10)."""
-    [keyed] = told_of(list(range(50)))
+    [keyed] = noted_of(list(range(50)))
     assert (keyed.key, keyed.tokens) == (key_of(list(range(50))), 48)
-    assert told_of(list(range(5))) == [], "less than a block has no fingerprint"
-    assert told_of(list(range(50)), shorter=False) == []
+    assert noted_of(list(range(5))) == [], "less than a block has no fingerprint"
 
 
 def test_pu2_the_length_is_that_of_the_request_and_64_where_it_says_none_or_0() -> None:
@@ -130,7 +112,7 @@ def test_links_are_bounded_and_the_oldest_goes_first() -> None:
     links = Links(links_max=2)
     for number in (1, 2, 1, 3):
         links.add(Link(10 + number, Fingerprint(number), 64, ""))
-    assert (links.count, links.forgotten) == (2, 1)
+    assert (len(links), links.forgotten) == (2, 1)
     assert links.of_key(12) == []
     assert links.of_key(11) == [Link(11, Fingerprint(1), 64, "")]
     assert [link.key for link in links.part(0, 9)] == [11, 13]

@@ -10,10 +10,12 @@ from typing import Any
 
 import trio
 
+from ranvier_py.core.gossip.endpoints import is_wildcard
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Plane, Send
-from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES
-from ranvier_py.io.gossip.gossip_port import GossipNet, NetOptions, open_sockets
-from ranvier_py.io.gossip.traffic_counters import FRAME_HEAD
+from ranvier_py.core.gossip.port_traffic import PortOptions
+from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD
+from ranvier_py.io.gossip.gossip_port import GossipPort, GossipSockets, open_sockets
+from ranvier_py.io.gossip.gossip_streams import InboundStreams, OutboundStreams
 
 DEADLINE_S = 15.0
 
@@ -29,7 +31,7 @@ def number_of(data: bytes) -> int:
 
 
 def frame(data: bytes) -> bytes:
-    return FRAME_HEAD.pack(len(data)) + data
+    return STREAM_HEAD.pack(len(data)) + data
 
 
 class FakeGossip:
@@ -39,7 +41,7 @@ class FakeGossip:
         self.calls: list[tuple[str, Any]] = []
         self.wake_at = inf
         self.outbox: list[Send] = []
-        self.news: list[MemberChange] = []
+        self.changed: list[MemberChange] = []
         self.answer: Callable[[bytes, Address, Plane], Sequence[Send]] = lambda data, source, plane: ()
         self.on_tick: Callable[[float], object] = lambda now: setattr(self, "wake_at", inf)
         self.on_unreachable: Callable[[Address, Plane], Sequence[Send]] = lambda address, plane: ()
@@ -72,7 +74,7 @@ class FakeGossip:
         return taken
 
     def changes(self) -> list[MemberChange]:
-        taken, self.news = self.news, []
+        taken, self.changed = self.changed, []
         return taken
 
     def seen(self, call: str) -> list[Any]:
@@ -89,14 +91,37 @@ class FakeGossip:
         return self.seen(call)
 
 
+class Shell(GossipPort):
+    """A gossip port with its streams, as a node composes them."""
+
+    def __init__(self, peer: Any, sockets: GossipSockets, rng: Random, **more: Any) -> None:
+        super().__init__(peer, sockets, **more)
+        host = "" if is_wildcard(sockets.host) else sockets.host
+        self.outbound = OutboundStreams(sockets.listener.family, host, self, rng)
+        self.inbound = InboundStreams(sockets.listener, self)
+        self.send_stream = self.outbound.send
+
+    async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.outbound.run)
+            nursery.start_soon(self.inbound.run)
+            task_status.started(await nursery.start(super().run))
+
+
 @asynccontextmanager
 async def shell(
-    gossip: FakeGossip | None = None, host: str = "127.0.0.1", *, udp: bool = True, **options: Any
-) -> AsyncIterator[tuple[GossipNet, FakeGossip]]:
-    """A running shell on a port of its own."""
+    gossip: FakeGossip | None = None,
+    host: str = "127.0.0.1",
+    *,
+    udp: bool = True,
+    wrap: Callable[[Any], Any] = lambda sock: sock,
+    **options: Any,
+) -> AsyncIterator[tuple[Shell, FakeGossip]]:
+    """A running shell on a port of its own. `wrap` may put something around its datagram socket."""
     gossip = gossip or FakeGossip()
     sockets = await open_sockets(host, 0, udp=udp)
-    net = GossipNet(gossip, sockets, Random(1), options=NetOptions(**options), clock=trio.current_time)
+    sockets = sockets._replace(datagrams=wrap(sockets.datagrams))
+    net = Shell(gossip, sockets, Random(1), options=PortOptions(**options), clock=trio.current_time)
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(net.run)
@@ -104,13 +129,13 @@ async def shell(
             nursery.cancel_scope.cancel()
 
 
-def address_of(net: GossipNet) -> Address:
+def address_of(net: GossipPort) -> Address:
     return net.sockets.host, net.sockets.port
 
 
-def send(net: GossipNet, to: Address, plane: Plane, data: bytes) -> None:
+def send(net: GossipPort, to: Address, plane: Plane, data: bytes) -> None:
     """As if the core had decided to."""
-    gossip = net.gossip
+    gossip = net.peer
     assert isinstance(gossip, FakeGossip)
     gossip.outbox.append(Send(to, plane, data))
     net.carry(net.clock())

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from random import Random
 from typing import Any
 
 import pytest
@@ -17,10 +16,9 @@ import trio
 import trio.testing
 
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Plane, Send
+from ranvier_py.core.gossip.port_traffic import PortOptions
 from ranvier_py.core.gossip.wire.messages import Record, State
-from ranvier_py.io.gossip.datagrams import Datagrams
-from ranvier_py.io.gossip.gossip_port import HURRIED_MAX, LOOK_S, ROUNDS_MAX, GossipNet, open_sockets
-from ranvier_py.io.gossip.traffic_counters import NetOptions, Traffic, plain_address, socket_address
+from ranvier_py.io.gossip.gossip_port import HURRIED_MAX, LOOK_S, ROUNDS_MAX, GossipPort, open_sockets
 from tests.io.gossip.gossip_fakes import FakeGossip, address_of, checkpoints, number_of, packet, send, shell
 
 Clock = trio.testing.MockClock
@@ -47,9 +45,9 @@ class Timer:
     def ticks(self) -> list[float]:
         return [round(at, 6) for at in self.gossip.seen("tick")]
 
-    async def start(self, nursery: trio.Nursery) -> GossipNet:
+    async def start(self, nursery: trio.Nursery) -> GossipPort:
         sockets = await open_sockets("127.0.0.1", 0)
-        net = GossipNet(self.gossip, sockets, Random(1), clock=lambda: trio.current_time() + self.late_s)
+        net = GossipPort(self.gossip, sockets, clock=lambda: trio.current_time() + self.late_s)
         sockets.close()
         nursery.start_soon(net.keep_time)
         await trio.testing.wait_all_tasks_blocked()
@@ -61,7 +59,7 @@ async def test_the_core_is_woken_when_it_wants(autojump_clock: Clock, nursery: t
     net = await timer.start(nursery)
     await trio.sleep(1000)
     assert timer.ticks == [0.5, 0.5, 0.7, 100.25]
-    assert net.statistics().ticks == 4
+    assert net.counters.ticks == 4
 
 
 async def test_a_poke_wakes_the_timer_earlier_and_is_harmless_otherwise(
@@ -116,7 +114,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(
     timer.gossip.wake_at = 0.0
     net = await timer.start(nursery)
     await trio.sleep(20)
-    assert net.statistics().faults == len(timer.ticks) > 100
+    assert net.counters.faults == len(timer.ticks) > 100
     assert len(caplog.records) == 1
     assert "a bug of the core" in caplog.text
     await trio.sleep(20)
@@ -145,7 +143,7 @@ async def test_effects_of_every_call_are_carried_out_at_once() -> None:
             partial(net.contact, [to]),
             net.leave,
             net.tick,
-            partial(net.broke, to, Plane.BULK),
+            partial(net.broke, to, Plane.BULK, ConnectionResetError()),
         ]
         for number, call in enumerate(calls):
             gossip.outbox.append(Send(to, Plane.DATAGRAM, packet(number=number)))
@@ -182,7 +180,7 @@ async def test_changes_of_members_are_passed_on() -> None:
     change = MemberChange("joined", Record("a", 1, 1, 0, State.ALIVE, "10.0.0.2", 7, 1), "")
     async with shell() as (net, gossip):
         net.changed = told.extend
-        gossip.news.append(change)
+        gossip.changed.append(change)
         net.contact([])
         net.contact([])
     assert told == [change]
@@ -200,7 +198,7 @@ async def test_an_exception_in_the_core_costs_the_packet_it_came_with(caplog: py
         for number in (1, 2):
             send(peer, address_of(net), Plane.DATAGRAM, packet(number=number))
         await gossip.until("receive", 2)
-        assert net.statistics().faults == 1
+        assert net.counters.faults == 1
     assert "a bug" in caplog.text
 
 
@@ -232,21 +230,21 @@ async def test_without_udp_datagrams_are_dropped_and_streams_go_on() -> None:
         send(net, address_of(peer), Plane.DATAGRAM, packet())
         send(net, address_of(peer), Plane.PROBE, packet(Plane.PROBE))
         await other.until("receive")
-        assert net.statistics().drops["no_udp"] == 1
+        assert net.counters.drops["no_udp"] == 1
         assert gossip.seen("unreachable") == []
 
 
 async def test_datagrams_that_are_too_long_are_dropped_on_both_sides() -> None:
     async with shell() as (net, gossip), shell() as (peer, _):
         send(net, address_of(peer), Plane.DATAGRAM, packet(size=DATAGRAM_BYTES_MAX + 1))
-        assert net.statistics().drops["too_long"] == 1
+        assert net.counters.drops["too_long"] == 1
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             stranger.sendto(b"x" * (DATAGRAM_BYTES_MAX + 1), address_of(net))
             stranger.sendto(b"", address_of(net))
             stranger.sendto(packet(size=DATAGRAM_BYTES_MAX), address_of(net))
         await gossip.until("receive", 2)
         assert [len(data) for data in gossip.packets()] == [0, DATAGRAM_BYTES_MAX]
-        assert net.statistics().drops["too_long"] == 2
+        assert net.counters.drops["too_long"] == 2
 
 
 async def test_an_address_that_can_not_be_reached_is_told_to_the_core() -> None:
@@ -255,8 +253,8 @@ async def test_an_address_that_can_not_be_reached_is_told_to_the_core() -> None:
         for address in (NOWHERE, ("::1", 9), ("router.example", 9), ("127.0.0.1", 0)):
             send(net, address, Plane.DATAGRAM, packet())
             assert gossip.seen("unreachable")[-1] == (address, Plane.DATAGRAM)
-        assert net.statistics().drops["no_such_address"] == 3
-        assert net.statistics().drops["error"] == sum(net.statistics().errors.values()) == 1
+        assert net.counters.drops["no_such_address"] == 3
+        assert net.counters.drops["error"] == sum(net.counters.errors.values()) == 1
 
 
 class Broken:
@@ -294,37 +292,31 @@ class Broken:
     ],
 )
 async def test_an_error_of_sending_is_counted_and_the_next_datagram_leaves(number: int, reachable: bool) -> None:
-    async with shell() as (net, gossip), shell() as (peer, other):
-        assert net.datagrams is not None
-        net.datagrams.sock = Broken(net.datagrams.sock, sending=[number])  # type: ignore[assignment]
+    async with shell(wrap=partial(Broken, sending=[number])) as (net, gossip), shell() as (peer, other):
         send(net, address_of(peer), Plane.DATAGRAM, packet(number=1))
         send(net, address_of(peer), Plane.DATAGRAM, packet(number=2))
         await other.until("receive")
         assert list(map(number_of, other.packets())) == [2]
         assert (gossip.seen("unreachable") == []) == reachable
-        assert net.statistics().errors == {errno.errorcode[number]: 1}
+        assert net.counters.errors == {errno.errorcode[number]: 1}
 
 
 async def test_errors_of_receiving_do_not_end_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     """chitchat#145: one ECONNREFUSED, and all gossip stopped."""
     caplog.set_level(logging.INFO)
-    async with shell() as (net, gossip), shell() as (peer, _):
-        assert net.datagrams is not None
-        errors = [errno.ECONNREFUSED, errno.ENOBUFS, errno.ECONNREFUSED]
-        net.datagrams.sock = Broken(net.datagrams.sock, receiving=errors)  # type: ignore[assignment]
+    errors = [errno.ECONNREFUSED, errno.ENOBUFS, errno.ECONNREFUSED]
+    async with shell(wrap=partial(Broken, receiving=errors)) as (net, gossip), shell() as (peer, _):
         for number in range(3):
             send(peer, address_of(net), Plane.DATAGRAM, packet(number=number))
         await gossip.until("receive", 3)
-        assert net.statistics().errors == {"ECONNREFUSED": 2, "ENOBUFS": 1}
+        assert net.counters.errors == {"ECONNREFUSED": 2, "ENOBUFS": 1}
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
 async def test_a_full_socket_drops_and_says_nothing_about_the_peer() -> None:
-    async with shell() as (net, gossip), shell() as (peer, _):
-        assert net.datagrams is not None
-        net.datagrams.sock = Broken(net.datagrams.sock, sending=[errno.EAGAIN])  # type: ignore[assignment]
+    async with shell(wrap=partial(Broken, sending=[errno.EAGAIN])) as (net, gossip), shell() as (peer, _):
         send(net, address_of(peer), Plane.DATAGRAM, packet())
-        assert net.statistics().drops["socket_full"] == 1
+        assert net.counters.drops["socket_full"] == 1
         assert gossip.seen("unreachable") == []
 
 
@@ -361,26 +353,21 @@ def longest_run(gossip: FakeGossip, call: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts them")
 async def test_what_the_kernel_drops_is_counted() -> None:
-    clock = trio.current_time
-    taken: list[bytes] = []
-    traffic = Traffic(clock)
-    sockets = await open_sockets("127.0.0.1", 0)
+    gossip, sockets = FakeGossip(), await open_sockets("127.0.0.1", 0)
     assert sockets.datagrams is not None
-    datagrams = Datagrams(
-        sockets.datagrams, lambda data, source, plane: taken.append(data), traffic, NetOptions(socket_bytes=4096)
-    )
-    assert 4096 <= datagrams.buffer_bytes < 100_000
+    net = GossipPort(gossip, sockets, options=PortOptions(socket_bytes=4096), clock=trio.current_time)  # type: ignore[arg-type]
+    assert 4096 <= net.counters.receive_buffer_bytes < 100_000
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer, trio.fail_after(10):
         for _ in range(200):
             peer.sendto(b"x" * 1200, ("127.0.0.1", sockets.port))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(datagrams.run)
-            await checkpoints(lambda: len(taken) > 0)
+            nursery.start_soon(net.receive_datagrams, sockets.datagrams)
+            await gossip.until("receive")
             await trio.testing.wait_all_tasks_blocked()
             peer.sendto(b"last", ("127.0.0.1", sockets.port))
-            await checkpoints(lambda: taken[-1] == b"last")
+            await checkpoints(lambda: gossip.packets()[-1] == b"last")
             nursery.cancel_scope.cancel()
-    assert traffic.kernel_drops == 201 - len(taken) > 0
+    assert net.counters.kernel_drops == 201 - len(gossip.packets()) > 0
     sockets.close()
 
 
@@ -389,14 +376,12 @@ async def test_statistics_count_packets_and_bytes_by_plane() -> None:
         for plane, size in ((Plane.DATAGRAM, 100), (Plane.PROBE, 200), (Plane.BULK, 300), (Plane.BULK, 300)):
             send(net, address_of(peer), plane, packet(plane, size))
         await other.until("receive", 4)
-        await checkpoints(lambda: net.statistics().queued_bytes == 0)
-        sent, received = net.statistics(), peer.statistics()
+        await checkpoints(lambda: net.counters.queued_bytes == 0)
+        sent, received = net.counters, peer.counters
         assert sent.packets_sent == received.packets_received == {"datagram": 1, "probe": 1, "bulk": 2}
         assert sent.bytes_sent == received.bytes_received == {"datagram": 100, "probe": 204, "bulk": 608}
         assert (sent.streams_out, received.streams_in) == (2, 2)
         assert received.packets_sent == {"datagram": 0, "probe": 0, "bulk": 0}
-        with pytest.raises(AttributeError):
-            sent.ticks = 1  # type: ignore[misc]
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------
@@ -416,12 +401,3 @@ async def test_a_socket_for_everything_knows_ipv4_peers_by_their_ipv4_addresses(
         send(peer, ("127.0.0.1", net.sockets.port), Plane.BULK, packet(Plane.BULK, number=4))
         await gossip.until("receive", 2)
         assert {source[0] for _, source, _ in gossip.seen("receive")} == {"127.0.0.1"}
-
-
-def test_addresses_are_spelled_for_the_socket_and_back() -> None:
-    assert socket_address(("10.0.0.1", 5), socket.AF_INET) == ("10.0.0.1", 5)
-    assert socket_address(("10.0.0.1", 5), socket.AF_INET6) == ("::ffff:10.0.0.1", 5, 0, 0)
-    assert socket_address(("fd00::1", 5), socket.AF_INET6) == ("fd00::1", 5, 0, 0)
-    assert socket_address(("fd00::1", 5), socket.AF_INET) is None
-    assert plain_address(("::ffff:10.0.0.1", 5, 0, 0)) == ("10.0.0.1", 5)
-    assert plain_address(("fd00::1", 5, 0, 0)) == ("fd00::1", 5)

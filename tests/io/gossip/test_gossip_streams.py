@@ -16,12 +16,9 @@ import trio
 import trio.testing
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane, Send
-from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.io.gossip import inbound_streams as gossip_inbound
-from ranvier_py.io.gossip.gossip_port import GossipNet
-from ranvier_py.io.gossip.outbound_streams import Stream, Streams
-from ranvier_py.io.gossip.sockets import System
-from ranvier_py.io.gossip.traffic_counters import FRAME_HEAD, NetOptions, Traffic
+from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, STREAM_HEAD
+from ranvier_py.io.gossip import gossip_streams
+from ranvier_py.io.gossip.gossip_port import GossipPort
 from tests.io.gossip.gossip_fakes import FakeGossip, address_of, checkpoints, frame, number_of, packet, send, shell
 
 BULK, PROBE = Plane.BULK, Plane.PROBE
@@ -66,7 +63,7 @@ async def raw(receive_bytes: int = 0) -> AsyncIterator[tuple[Raw, Address]]:
         peer.close()
 
 
-Dial = Callable[[GossipNet], Awaitable[trio.SocketStream]]
+Dial = Callable[[GossipPort], Awaitable[trio.SocketStream]]
 
 
 @pytest.fixture
@@ -74,7 +71,7 @@ async def dial() -> AsyncIterator[Dial]:
     """Opens streams to a shell, as strangers do."""
     streams: list[trio.SocketStream] = []
 
-    async def opened(net: GossipNet) -> trio.SocketStream:
+    async def opened(net: GossipPort) -> trio.SocketStream:
         streams.append(await trio.open_tcp_stream(*address_of(net)))
         return streams[-1]
 
@@ -84,7 +81,7 @@ async def dial() -> AsyncIterator[Dial]:
 
 
 async def read_frame(stream: trio.SocketStream) -> bytes:
-    (length,) = FRAME_HEAD.unpack(await exactly(stream, FRAME_HEAD.size))
+    (length,) = STREAM_HEAD.unpack(await exactly(stream, STREAM_HEAD.size))
     return await exactly(stream, length)
 
 
@@ -125,7 +122,7 @@ async def test_each_address_and_plane_has_one_stream_that_comes_from_where_we_li
             send(net, address_of(peer), BULK, bulk(number=number))
             send(net, address_of(peer), PROBE, packet(PROBE, number=number))
             await other.until("receive", 2 * number + 2)
-        assert peer.statistics().accepted == net.statistics().connects == 2
+        assert peer.counters.accepted == net.counters.connects == 2
         assert {source[0] for _, source, _ in other.seen("receive")} == {"127.0.0.2"}
         assert sorted(plane for _, _, plane in other.seen("receive")) == [PROBE] * 20 + [BULK] * 20
 
@@ -134,8 +131,8 @@ async def test_a_packet_that_is_too_long_or_empty_is_dropped() -> None:
     async with shell() as (net, _), shell() as (peer, _):
         send(net, address_of(peer), BULK, bulk(FRAME_BYTES_MAX + 1))
         send(net, address_of(peer), BULK, b"")
-        assert net.statistics().drops["too_long"] == 2
-        assert net.statistics().streams_out == 0
+        assert net.counters.drops["too_long"] == 2
+        assert net.counters.streams_out == 0
 
 
 async def test_an_idle_stream_is_closed_and_opened_again_and_nobody_is_blamed() -> None:
@@ -143,11 +140,11 @@ async def test_an_idle_stream_is_closed_and_opened_again_and_nobody_is_blamed() 
         for number in range(3):
             send(net, address_of(peer), BULK, bulk(number=number))
             await other.until("receive", number + 1)
-            await checkpoints(lambda: net.statistics().streams_out == 0)
-        await checkpoints(lambda: peer.statistics().streams_in == 0)
-        assert peer.statistics().closed == {"peer": 3}
+            await checkpoints(lambda: net.counters.streams_out == 0)
+        await checkpoints(lambda: peer.counters.streams_in == 0)
+        assert peer.counters.closed == {"peer": 3}
         assert gossip.seen("unreachable") == []
-        assert net.statistics().broken == 0
+        assert net.counters.broken == 0
 
 
 async def test_a_refused_stream_is_told_and_its_queue_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
@@ -158,10 +155,10 @@ async def test_a_refused_stream_is_told_and_its_queue_is_dropped(caplog: pytest.
         for number in range(3):
             send(net, nowhere, BULK, bulk(number=number))
         assert (await gossip.until("unreachable"))[0] == (nowhere, BULK)
-        statistics = net.statistics()
+        statistics = net.counters
         assert (statistics.drops["broken"], statistics.queued_bytes, statistics.broken) == (3, 0, 1)
         assert statistics.errors == {"ECONNREFUSED": 1}
-        await checkpoints(lambda: net.statistics().streams_out == 0)
+        await checkpoints(lambda: net.counters.streams_out == 0)
     (record,) = caplog.records
     assert record.getMessage() == f"gossip.stream_failed 127.0.0.1:{nowhere[1]} Connection refused"
 
@@ -171,15 +168,15 @@ async def test_a_peer_that_is_refused_again_and_again_is_tried_ever_more_rarely(
         pass
     async with shell(retry_s=0.01, retry_s_max=0.08) as (net, gossip):
         times: list[float] = []
-        stop = 8
+        tries = 8
 
         def insist(address: Address, plane: Plane) -> Sequence[Send]:
             times.append(trio.current_time())
-            return [Send(address, plane, bulk())] if len(times) < stop else []
+            return [Send(address, plane, bulk())] if len(times) < tries else []
 
         gossip.on_unreachable = insist
         send(net, nowhere, BULK, bulk())
-        await gossip.until("unreachable", stop)
+        await gossip.until("unreachable", tries)
         least = [0.005, 0.01, 0.02, 0.04, 0.04, 0.04, 0.04]
         gaps = [later - earlier for earlier, later in pairwise(times)]
         assert all(gap >= wait for gap, wait in zip(gaps, least, strict=True))
@@ -192,7 +189,7 @@ async def test_a_stream_that_its_peer_closes_is_told_and_opened_when_needed() ->
         assert number_of(await read_frame(first)) == 1
         await first.aclose()
         assert await gossip.until("unreachable") == [(address, BULK)]
-        await checkpoints(lambda: net.statistics().streams_out == 0)
+        await checkpoints(lambda: net.counters.streams_out == 0)
         send(net, address, BULK, bulk(number=2))
         second = await peer.accept()
         assert number_of(await read_frame(second)) == 2
@@ -221,41 +218,8 @@ async def test_a_peer_that_takes_nothing_is_given_up_and_others_are_not_held_up(
         send(net, address_of(well), BULK, bulk())
         await other.until("receive")
         assert await gossip.until("unreachable") == [(address, BULK)]
-        assert net.statistics().queued_bytes == 0
-        assert net.statistics().drops["broken"] > 0
-
-
-class SlowTransport:
-    """Takes a frame in so many pieces, one every 9 s."""
-
-    def __init__(self, pieces: int) -> None:
-        self.pieces = pieces
-
-    def send_now(self, parts: Sequence[bytes]) -> int:
-        return 0
-
-    async def send_rest(self, rest: memoryview, progress: Callable[[int], None]) -> None:
-        for _ in range(self.pieces):
-            await trio.sleep(9)
-            progress(len(rest) // self.pieces)
-        if self.pieces == 0:
-            await trio.sleep_forever()
-
-
-async def test_a_slow_peer_that_takes_a_little_again_and_again_is_not_given_up(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    traffic = Traffic(trio.current_time)
-    streams = Streams(socket.AF_INET, "", lambda address, plane: None, traffic, NetOptions(stall_s=10), Random(1))
-    for pieces, expected in ((7, 63.0), (0, 10.0)):
-        stream = Stream(("127.0.0.1", 9), BULK, 1000)
-        stream.queue.append(frame(bulk()))
-        began = trio.current_time()
-        with suppress(TimeoutError):
-            await streams._write(stream, SlowTransport(pieces))  # type: ignore[arg-type]
-        waited = trio.current_time() - began - (NetOptions().idle_out_s if pieces else 0)
-        assert waited == pytest.approx(expected)
-    assert traffic.packets_sent[BULK] == 1
+        assert net.counters.queued_bytes == 0
+        assert net.counters.drops["broken"] > 0
 
 
 async def test_a_connection_that_is_not_made_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +235,7 @@ async def test_a_connection_that_is_not_made_in_time_is_given_up(monkeypatch: py
         async with shell(connect_s=0.05) as (net, gossip):
             send(net, address, BULK, bulk())
             assert await gossip.until("unreachable") == [(address, BULK)]
-            assert net.statistics().errors == {"TimeoutError": 1}
+            assert net.counters.errors == {"TimeoutError": 1}
         for filler in fillers:
             filler.close()
 
@@ -282,38 +246,24 @@ async def test_what_has_no_room_in_its_queue_is_dropped(plane: Plane, bound: int
         for number in range(20):
             send(net, address, plane, packet(plane, 996, number))
         fitting = bound // 1000
-        assert net.statistics().drops["queue_full"] == 20 - fitting
-        assert net.statistics().queued_bytes == 1000 * fitting
+        assert net.counters.drops["queue_full"] == 20 - fitting
+        assert net.counters.queued_bytes == 1000 * fitting
         stream = await peer.accept()
         assert [number_of(await read_frame(stream)) for _ in range(fitting)] == list(range(fitting))
         assert gossip.seen("unreachable") == []
-
-
-async def test_the_core_can_ask_how_much_room_there_is() -> None:
-    async with shell(bulk_queue_bytes=10_000, queued_bytes=12_000) as (net, _), raw() as (peer, address):
-        other = ("127.0.0.1", 9)
-        assert net.room(address) == 10_000
-        send(net, address, PROBE, packet(PROBE, 996))
-        assert (net.room(address), net.room(other)) == (10_000, 10_000)
-        for _ in range(4):
-            send(net, address, BULK, bulk(996))
-        assert (net.room(address), net.room(other)) == (6_000, 7_000)
-        await peer.accept()
-        await peer.accept()
-        await checkpoints(lambda: net.room(address) == 10_000)
 
 
 async def test_all_queues_together_are_bounded_and_so_are_streams() -> None:
     async with shell(queued_bytes=5_000, streams_out=8) as (net, gossip):
         for number in range(10):
             send(net, (f"127.0.0.{number + 3}", 9), BULK, bulk(996))
-        assert net.statistics().queued_bytes == 5_000
-        assert net.statistics().drops["memory"] == 5
+        assert net.counters.queued_bytes == 5_000
+        assert net.counters.drops["memory"] == 5
     async with shell(streams_out=3) as (net, gossip):
         for number in range(10):
             send(net, (f"127.0.0.{number + 3}", 9), BULK, bulk())
-        assert net.statistics().streams_out == 3
-        assert net.statistics().drops["streams"] == 7
+        assert net.counters.streams_out == 3
+        assert net.counters.drops["streams"] == 7
         assert gossip.seen("unreachable") == []
 
 
@@ -321,7 +271,7 @@ async def test_an_address_that_no_stream_can_have_is_told() -> None:
     async with shell() as (net, gossip):
         send(net, ("router.example", 9), BULK, bulk())
         assert gossip.seen("unreachable") == [(("router.example", 9), BULK)]
-        assert net.statistics().streams_out == 0
+        assert net.counters.streams_out == 0
 
 
 async def test_whoever_is_cancelled_in_the_middle_of_a_frame_ends_the_connection(dial: Dial) -> None:
@@ -336,45 +286,47 @@ async def test_whoever_is_cancelled_in_the_middle_of_a_frame_ends_the_connection
         relay = await dial(reader)
         await relay.send_all(half)
         relay.socket.close()
-        await checkpoints(lambda: reader.statistics().closed == {"peer": 1})
+        await checkpoints(lambda: reader.counters.closed == {"peer": 1})
         assert other.packets() == []
 
 
-async def test_want_of_descriptors_is_no_fault_of_the_peer() -> None:
+async def test_want_of_descriptors_is_no_fault_of_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [2]
 
-    def scarce(*args: Any, **kwargs: Any) -> socket.socket:
-        if left[0] > 0:
-            left[0] -= 1
-            raise OSError(errno.EMFILE, "Too many open files")
-        return socket.socket(*args, **kwargs)
-
     async with shell(retry_s=0.001) as (net, gossip), shell() as (peer, other):
-        net.streams.system = System(socket=scarce)
+        real = net.outbound.connect
+
+        async def scarce(address: Address) -> socket.socket:
+            if left[0] > 0:
+                left[0] -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await real(address)
+
+        monkeypatch.setattr(net.outbound, "connect", scarce)
         for number in range(3):
             send(net, address_of(peer), BULK, bulk(number=number))
-            await checkpoints(lambda: net.statistics().queued_bytes == 0)
+            await checkpoints(lambda: net.counters.queued_bytes == 0)
         await other.until("receive")
-        assert net.statistics().errors == {"EMFILE": 2}
+        assert net.counters.errors == {"EMFILE": 2}
         assert gossip.seen("unreachable") == []
 
 
 async def test_a_bug_in_one_stream_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async with shell() as (net, _), shell() as (peer, other):
-        real = net.streams._connect
+        real = net.outbound.connect
 
         async def connect(address: Address) -> Any:
             if address[1] == 9:
                 raise RuntimeError("a bug")
             return await real(address)
 
-        monkeypatch.setattr(net.streams, "_connect", connect)
+        monkeypatch.setattr(net.outbound, "connect", connect)
         send(net, ("127.0.0.1", 9), BULK, bulk())
         send(net, address_of(peer), BULK, bulk())
         await other.until("receive")
-        await checkpoints(lambda: net.statistics().streams_out == 1)
-        assert net.statistics().faults == 1
-        assert net.statistics().queued_bytes == 0
+        await checkpoints(lambda: net.counters.streams_out == 1)
+        assert net.counters.faults == 1
+        assert net.counters.queued_bytes == 0
 
 
 # --- inwards --------------------------------------------------------------------------------------------------------
@@ -386,12 +338,12 @@ async def test_a_bug_in_one_stream_ends_no_other(monkeypatch: pytest.MonkeyPatch
 async def test_a_length_that_can_not_be_ends_its_stream_and_no_other(dial: Dial, head: int) -> None:
     async with shell() as (net, gossip):
         good, bad = [await dial(net) for _ in range(2)]
-        await bad.send_all(frame(bulk(number=1)) + FRAME_HEAD.pack(head) + bytes(100_000))
+        await bad.send_all(frame(bulk(number=1)) + STREAM_HEAD.pack(head) + bytes(100_000))
         await ended(bad)
         await good.send_all(frame(bulk(number=2)))
         await gossip.until("receive", 2)
         assert sorted(map(number_of, gossip.packets())) == [1, 2]
-        assert net.statistics().closed == {"malformed": 1}
+        assert net.counters.closed == {"malformed": 1}
 
 
 async def test_a_frame_that_is_none_of_ours_costs_only_itself(dial: Dial) -> None:
@@ -402,7 +354,7 @@ async def test_a_frame_that_is_none_of_ours_costs_only_itself(dial: Dial) -> Non
         (data, source, plane), *_ = await gossip.until("receive")
         assert (number_of(data), plane) == (1, PROBE)
         assert source == stream.socket.getsockname()
-        assert net.statistics().drops["foreign"] == 2
+        assert net.counters.drops["foreign"] == 2
 
 
 async def test_frames_may_come_in_any_pieces(dial: Dial) -> None:
@@ -423,9 +375,9 @@ async def test_memory_grows_with_what_came_and_not_with_what_was_announced(dial:
     """memberlist#357: the count in a header was allocated."""
     async with shell() as (net, _):
         stream = await dial(net)
-        await stream.send_all(FRAME_HEAD.pack(FRAME_BYTES_MAX) + b"x" * 10)
-        await checkpoints(lambda: any(inbound.buffer for inbound in net.acceptor.inbound.values()))
-        (inbound,) = net.acceptor.inbound.values()
+        await stream.send_all(STREAM_HEAD.pack(FRAME_BYTES_MAX) + b"x" * 10)
+        await checkpoints(lambda: any(inbound.buffer for inbound in net.inbound.inbound.values()))
+        (inbound,) = net.inbound.inbound.values()
         assert len(inbound.buffer) == 14
 
 
@@ -433,7 +385,7 @@ async def test_memory_grows_with_what_came_and_not_with_what_was_announced(dial:
     ("sent", "why"),
     [
         ([], "slow"),
-        ([FRAME_HEAD.pack(1000)], "slow"),
+        ([STREAM_HEAD.pack(1000)], "slow"),
         ([frame(bulk())], "idle"),
         ([frame(bulk()) + b"\x40\x00"], "slow"),
     ],
@@ -444,21 +396,21 @@ async def test_streams_that_say_nothing_or_too_slowly_are_closed(dial: Dial, sen
         for data in sent:
             await stream.send_all(data)
         await ended(stream)
-        await checkpoints(lambda: net.statistics().closed == {why: 1})
+        await checkpoints(lambda: net.counters.closed == {why: 1})
 
 
 async def test_a_frame_that_trickles_does_not_live_for_ever(dial: Dial) -> None:
     """A byte now and then keeps an idle time-out away, and 256 KiB of memory taken."""
     async with shell(first_frame_s=0.1, idle_in_s=60, frame_s=0.1) as (net, _):
         stream = await dial(net)
-        await stream.send_all(frame(bulk()) + FRAME_HEAD.pack(1000))
+        await stream.send_all(frame(bulk()) + STREAM_HEAD.pack(1000))
         began = trio.current_time()
         with suppress(trio.BrokenResourceError):
             while True:
                 await stream.send_all(b"x")
                 await trio.sleep(0.01)
         assert trio.current_time() - began < 5
-        assert net.statistics().closed == {"slow": 1}
+        assert net.counters.closed == {"slow": 1}
 
 
 async def test_at_the_bound_the_stream_that_was_silent_longest_makes_place(dial: Dial) -> None:
@@ -476,8 +428,8 @@ async def test_at_the_bound_the_stream_that_was_silent_longest_makes_place(dial:
         for stream, number in ((streams[0], 20), (streams[2], 21), (newest, 22)):
             await stream.send_all(frame(bulk(number=number)))
         await gossip.until("receive", 7)
-        assert net.statistics().streams_in == 3
-        assert net.statistics().closed == {"displaced": 1}
+        assert net.counters.streams_in == 3
+        assert net.counters.closed == {"displaced": 1}
 
 
 class Scarce:
@@ -498,17 +450,17 @@ class Scarce:
 
 
 async def test_accepting_pauses_while_there_are_no_descriptors(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gossip_inbound, "ACCEPT_PAUSE_S", 0.02)
+    monkeypatch.setattr(gossip_streams, "ACCEPT_PAUSE_S", 0.02)
     async with shell() as (net, gossip):
-        listener = Scarce(net.acceptor.listener, 3)
-        net.acceptor.listener = listener  # type: ignore[assignment]
+        listener = Scarce(net.inbound.listener, 3)
+        net.inbound.listener = listener  # type: ignore[assignment]
         began = trio.current_time()
         streams = [await dial(net) for _ in range(2)]
         for number, stream in enumerate(streams):
             await stream.send_all(frame(bulk(number=number)))
         await gossip.until("receive", 2)
         assert trio.current_time() - began >= 3 * 0.02 * 0.9
-        assert net.statistics().errors == {"EMFILE": 3}
+        assert net.counters.errors == {"EMFILE": 3}
 
 
 async def test_a_stream_full_of_frames_does_not_keep_the_timer_from_ticking(dial: Dial) -> None:
@@ -537,8 +489,8 @@ async def test_an_exception_in_the_core_does_not_end_the_stream(dial: Dial, capl
         stream = await dial(net)
         await stream.send_all(frame(bulk(number=0)) + frame(bulk(number=1)))
         await gossip.until("receive", 2)
-        assert net.statistics().faults == 1
-        assert net.statistics().closed == {}
+        assert net.counters.faults == 1
+        assert net.counters.closed == {}
 
 
 async def test_a_peer_that_resets_its_stream_is_forgotten(dial: Dial) -> None:
@@ -548,8 +500,8 @@ async def test_a_peer_that_resets_its_stream_is_forgotten(dial: Dial) -> None:
         await gossip.until("receive")
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         await stream.aclose()
-        await checkpoints(lambda: net.statistics().closed == {"error": 1})
-        assert net.statistics().streams_in == 0
+        await checkpoints(lambda: net.counters.closed == {"error": 1})
+        assert net.counters.streams_in == 0
 
 
 async def test_many_peers_at_once_get_their_packets_through() -> None:
@@ -565,5 +517,5 @@ async def test_many_peers_at_once_get_their_packets_through() -> None:
                             send(net, address_of(peer), plane, packet(plane, 300, round_number))
         for net, gossip in nodes:
             await gossip.until("receive", 2 * 3 * 30)
-            assert net.statistics().faults == 0
-            assert sum(net.statistics().drops.values()) == 0
+            assert net.counters.faults == 0
+            assert sum(net.counters.drops.values()) == 0

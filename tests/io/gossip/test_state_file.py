@@ -40,7 +40,7 @@ async def test_what_one_run_saves_the_next_one_reads(tmp_path: Path) -> None:
     assert StateFile(path).read() == b"peers and epoch"
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["peers"]
-    assert file.statistics().writes == 1
+    assert file.counters.writes == 1
 
 
 async def test_it_is_written_when_it_changed_and_at_the_end(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
@@ -58,7 +58,7 @@ async def test_it_is_written_when_it_changed_and_at_the_end(tmp_path: Path, mock
         mock_clock.jump(30)
         for _ in range(1_000_000):  # the thread that writes knows nothing of our clock
             await trio.lowlevel.checkpoint()
-            if len(asked) == number and file.statistics().writes == 1:
+            if len(asked) == number and file.counters.writes == 1:
                 return
         raise AssertionError("not written")
 
@@ -68,18 +68,18 @@ async def test_it_is_written_when_it_changed_and_at_the_end(tmp_path: Path, mock
         assert StateFile(path).read() == b"one"
         await next_write(2)
         await next_write(3)
-        assert file.statistics().writes == 1
+        assert file.counters.writes == 1
         now[0] = b"two"
         nursery.cancel_scope.cancel()
     assert StateFile(path).read() == b"two"
-    assert file.statistics().writes == 2
+    assert file.counters.writes == 2
 
 
 async def test_an_unchanged_state_of_the_run_before_is_not_written_again(tmp_path: Path) -> None:
     await StateFile(tmp_path / "peers").save(b"same")
     file = StateFile(tmp_path / "peers")
     await file.save(file.read())
-    assert file.statistics().writes == 0
+    assert file.counters.writes == 0
 
 
 GOOD = MARK + digest(b"state") + b"state"
@@ -104,7 +104,7 @@ def test_a_file_that_is_cut_or_foreign_is_told_and_not_used(
     path.write_bytes(content)
     file = StateFile(path)
     assert file.read() == b""
-    assert file.statistics().refused == 1
+    assert file.counters.refused == 1
     assert len(caplog.records) == 1
     path.write_bytes(GOOD)
     assert file.read() == b"state"
@@ -128,7 +128,7 @@ async def test_a_full_disk_is_told_once_and_the_old_file_stays(
         await file.save(b"new %d" % number)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "No space left on device" in caplog.text
-    assert file.statistics().failures == 5
+    assert file.counters.failures == 5
     assert StateFile(path).read() == b"old"
     assert os.listdir(tmp_path) == ["peers"]
     disk.full = False
@@ -144,7 +144,7 @@ async def test_a_folder_that_is_not_there_and_a_state_that_is_too_large_are_told
     await file.save(b"a")
     await file.save(b"x" * (STATE_BYTES_MAX + 1))
     assert len(caplog.records) == 1
-    assert file.statistics().failures == 2
+    assert file.counters.failures == 2
     assert "No such file" in caplog.text
 
 
@@ -184,5 +184,5 @@ async def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path, make
     with trio.fail_after(5):
         assert await trio.to_thread.run_sync(file.read, abandon_on_cancel=True) == b""
     await file.save(b"peers and epoch")
-    assert (file.statistics().refused, file.statistics().failures) == (1, 1)
+    assert (file.counters.refused, file.counters.failures) == (1, 1)
     assert stat.S_IFMT(path.stat().st_mode) == kind

@@ -10,6 +10,7 @@ does nesting; then the places of its events are returned, for whoever reads them
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
@@ -65,6 +66,12 @@ def event_in(payload: bytes, place: tuple[int, int]) -> object:
     except UNPACK_ERRORS as error:
         raise BadBatch("an event that can't be read") from error
     return found
+
+
+def packed_batch(timestamp_s: float, events: Sequence[Mapping[str, Any]]) -> bytes:
+    """A message of these events, in the map encoding."""
+    packed: bytes = msgpack.packb([timestamp_s, events])
+    return packed
 
 
 def _build(payload: bytes) -> Frame | None:

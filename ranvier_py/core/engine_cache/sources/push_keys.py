@@ -1,24 +1,26 @@
-"""The key of the Purdue report beside our own fingerprints, wherever tokens are hashed.
+"""The prefix hash of the Purdue report beside our own fingerprints, wherever prompts are hashed.
 
-Their key of a prompt is the SHA-256 of its first 64 token ids as Python writes their tuple (`prefix_hash`). It answers
-one depth, and can't be found from hashes of blocks. So a node (and a reporter, which sees the tokens of an engine's
-blocks) notes it while tokens are hashed anyway, together with the fingerprint of ours at that depth, and from there on
-both mean one prefix: what a worker says of the key becomes a claim at the fingerprint.
+The report's hash of a prompt is the SHA-256 of its first 64 token ids as Python writes their tuple (`prefix_hash`). It
+stands for one depth, and can't be computed from fingerprints. So a node notes it while it hashes the tokens of a prompt
+anyway, together with the fingerprint at that depth (`KeyHasher`); `Links` then turns what a worker reports of a prefix
+hash into routes at fingerprints.
 
-Rules: a key of `length` tokens stands at the deepest anchor that is no deeper: 64 of 64, 64 of 100. A prompt that is
-shorter has the key of all its tokens, as in the report, and stands at its last whole block; it never becomes the key of
-what continues it. A prompt of less than one block has no fingerprint and is left alone. `told` may be called in any
-thread that hashes.
-Bounds: heads of prompts that are shorter than a key are remembered, `HEADS_MAX` of them, the oldest forgotten: the key
-of their continuation is never known then. Cost: 13 us for each new prompt, nothing for one that continues.
+Rules: a hash of `length` tokens belongs to the deepest anchor that is no deeper: 64 of 64, 64 of 100. A prompt that is
+shorter has the hash of all its tokens, as in the report, and belongs to its last whole block; it never becomes the hash
+of what continues it. A prompt of less than one block has no fingerprint and is left alone. One hash stands for several
+fingerprints where equal tokens were asked of several models. `notify` may be called in any thread that hashes.
+Bounds: HEADS_MAX beginnings of prompts that are shorter than a length; the hash of what continues a forgotten one is
+never known. `links_max` links; the oldest is forgotten and counted: its routes then end by their time to live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
+from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher, TokenState
@@ -31,11 +33,13 @@ HEADS_MAX = 65_536
 """Half a kilobyte each, if all are nearly as long as a key."""
 
 LENGTHS_MAX = 8
-"""Lengths of keys that one node keeps beside each other: each costs a hash of every new prompt."""
+"""Lengths that one node hashes beside each other: each costs a hash of every new prompt."""
+
+LINKS_MAX = 262_144
 
 
 class KeyedPrefix(NamedTuple):
-    """One prefix by both names. `root` is the running sum of the empty prefix: it tells the namespace."""
+    """One prefix by both names. `root` is the running sum of the empty prefix: it names the namespace."""
 
     root: int
     key: int
@@ -48,96 +52,121 @@ class _Head(NamedTuple):
 
     root: int
     ids: tuple[int, ...]
-    chain: tuple[tuple[int, Fingerprint], ...]
+    anchors: tuple[tuple[int, Fingerprint], ...]
 
 
 def key_of(token_ids: Sequence[int], length: int = 0) -> int:
-    """The report's key as a number. The ids must be Python's own integers."""
+    """The report's prefix hash as a number. The ids must be Python's own integers."""
     return int(prefix_hash(token_ids, length), 16)
 
 
 class KeyHasher(TokenHasher):
-    """Hashes tokens as TokenHasher does, and tells the keys of the prompts whose beginning it sees.
-
-    Args:
-        told: gets each key once for each time that a prompt is hashed from its start.
-        shorter: whether prompts that end before `length` tokens are told of, too.
-    """
+    """Hashes tokens as TokenHasher does, and notifies of the prefix hashes of prompts whose beginning it sees."""
 
     def __init__(
         self,
         key: bytes,
         block_tokens: int = 16,
         *,
-        told: Callable[[KeyedPrefix], object],
+        notify: Callable[[KeyedPrefix], object],
         lengths: Sequence[int] = (PREFIX_TOKENS,),
-        shorter: bool = True,
         short: int = 0,
     ) -> None:
         super().__init__(key, block_tokens, short=short)
-        self._told = told
-        self._shorter = shorter
-        self._heads: dict[TokenState, _Head] = {}
+        self._notify = notify
+        self._heads: BoundedDict[TokenState, _Head] = BoundedDict(HEADS_MAX)
         self.lengths: tuple[int, ...] = ()
         self.keep(lengths)
 
     def keep(self, lengths: Iterable[int]) -> None:
-        """Tell keys of these lengths, in tokens, from now on."""
+        """Notify of hashes of these lengths, in tokens, from now on."""
         self.lengths = tuple(sorted(dict.fromkeys(lengths)))[:LENGTHS_MAX]
 
     def extend_many(self, jobs: Sequence[tuple[TokenState, TokenIds, Sequence[int]]]) -> list[list[Segment]]:
         found = super().extend_many(jobs)
+        reach = self.lengths[-1] + self.short if self.lengths else 0  # the fingerprint of the longest may come later
         for (state, ids, _), segments in zip(jobs, found, strict=True):
-            if segments and state.tokens < self._reach:
-                self._look(state, ids, segments)
+            if segments and state.tokens < reach:
+                self._look(state, ids, segments, reach)
         return found
 
-    def every_block(self, jobs: Sequence[tuple[TokenState, int]], ids: TokenIds) -> tuple[list[int], list[Fingerprint]]:
-        totals, fingerprints = super().every_block(jobs, ids)
-        size, place = self.block_tokens, 0
-        for state, blocks in jobs:
-            if state.tokens < self._reach and blocks:
-                seen = min(blocks, -(-(self._reach - state.tokens) // size))
-                depths = range(state.tokens + size, state.tokens + seen * size + 1, size)
-                ends = zip(depths, totals[place : place + seen], fingerprints[place : place + seen], strict=True)
-                found = [Segment((), (end, name), TokenState(end, total, ())) for end, total, name in ends]
-                self._look(state, ids[place * size : (place + blocks) * size], found)
-            place += blocks
-        return totals, fingerprints
-
-    @property
-    def _reach(self) -> int:
-        """How deep prompts are looked at, in tokens: the longest key, as far as its fingerprint may come later."""
-        return self.lengths[-1] + self.short if self.lengths else 0
-
-    def _look(self, state: TokenState, ids: TokenIds, segments: Sequence[Segment]) -> None:
+    def _look(self, state: TokenState, ids: TokenIds, segments: Sequence[Segment], reach: int) -> None:
         head = self._heads.get(state) if state.tokens else _Head(state.total, (), ())
         if head is None:
             return
-        longest, before, reach = self.lengths[-1], dict(head.chain), segments[-1].state.tokens
-        known = head.ids + tuple(ids[: max(0, longest - state.tokens)].tolist())
-        chain = dict(before)
+        longest, before, seen = self.lengths[-1], dict(head.anchors), segments[-1].state.tokens
+        ids_seen = head.ids + tuple(ids[: max(0, longest - state.tokens)].tolist())
+        anchors = dict(before)
         for segment in segments:
-            chain.update((*segment.anchors, segment.end))
+            anchors.update((*segment.anchors, segment.end))
         for length in self.lengths:
             depth = anchor_at(length, self.block_tokens)
-            if length <= reach and not (length <= state.tokens and depth in before):
-                self._tell(head.root, key_of(known, length), chain, depth)
-        if self._shorter and reach < longest:
-            self._tell(head.root, key_of(known[:reach]), chain, segments[-1].end[0])
+            if length <= seen and not (length <= state.tokens and depth in before):
+                self._found(head.root, key_of(ids_seen, length), anchors, depth)
+        if seen < longest:
+            self._found(head.root, key_of(ids_seen[:seen]), anchors, segments[-1].end[0])
         for segment in segments:
-            if segment.state.tokens < self._reach:
-                kept = {depth: name for depth, name in chain.items() if 0 < depth <= segment.state.tokens}
-                self._remember(segment.state, _Head(head.root, known[: segment.state.tokens], tuple(kept.items())))
+            tokens = segment.state.tokens
+            if tokens < reach:
+                kept = tuple((depth, name) for depth, name in anchors.items() if 0 < depth <= tokens)
+                with suppress(RuntimeError, StopIteration, KeyError):  # another thread was quicker
+                    self._heads[segment.state] = _Head(head.root, ids_seen[:tokens], kept)
 
-    def _tell(self, root: int, key: int, chain: dict[int, Fingerprint], depth: int) -> None:
-        fingerprint = chain.get(depth)
+    def _found(self, root: int, key: int, anchors: dict[int, Fingerprint], depth: int) -> None:
+        fingerprint = anchors.get(depth)
         if depth and fingerprint:
-            self._told(KeyedPrefix(root, key, fingerprint, depth))
+            self._notify(KeyedPrefix(root, key, fingerprint, depth))
 
-    def _remember(self, state: TokenState, head: _Head) -> None:
-        heads = self._heads
-        heads[state] = head
-        if len(heads) > HEADS_MAX:
-            with suppress(RuntimeError, StopIteration):  # another thread was quicker
-                heads.pop(next(iter(heads)), None)
+
+class Link(NamedTuple):
+    key: int
+    fingerprint: Fingerprint
+    tokens: int  # depth of the fingerprint
+    model: str
+
+
+class Links:
+    """Prefix hashes and fingerprints, both ways."""
+
+    def __init__(self, links_max: int = LINKS_MAX) -> None:
+        self._links_max = links_max
+        self._by_key: dict[int, dict[Fingerprint, Link]] = {}
+        self._by_print: dict[Fingerprint, dict[int, Link]] = {}  # oldest first
+        self._count = 0
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, link: Link) -> None:
+        """Two keys of one fingerprint: of 64 tokens and of 70, which belong to one anchor."""
+        links = self._by_print.pop(link.fingerprint, {})
+        self._count += link.key not in links
+        links[link.key] = link
+        self._by_print[link.fingerprint] = links  # the newest now
+        self._by_key.setdefault(link.key, {})[link.fingerprint] = link
+        while self._count > self._links_max:
+            self._forget(next(iter(self._by_print)))
+
+    def of_key(self, key: int, model: str = "") -> list[Link]:
+        """What this key stands for, in one model or in any."""
+        found = self._by_key.get(key)
+        return [link for link in found.values() if model in ("", link.model)] if found else []
+
+    def of_fingerprint(self, fingerprint: Fingerprint) -> Sequence[Link]:
+        found = self._by_print.get(fingerprint)
+        return tuple(found.values()) if found else ()
+
+    def part(self, start: int, most: int) -> list[Link]:
+        """Links of so many fingerprints from this place on, oldest first; none: that was all."""
+        return [link for links in islice(self._by_print.values(), start, start + most) for link in links.values()]
+
+    def _forget(self, fingerprint: Fingerprint) -> None:
+        links = self._by_print.pop(fingerprint)
+        self.forgotten += len(links)
+        self._count -= len(links)
+        for key in links:
+            prints = self._by_key[key]
+            del prints[fingerprint]
+            if not prints:
+                del self._by_key[key]

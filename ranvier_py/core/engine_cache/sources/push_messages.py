@@ -1,225 +1,144 @@
-"""The messages of the push protocol as JSON values: read without trust, written for the other side. Pure.
+"""The messages of reporters as JSON values, read without trust. Pure.
 
-    POST /internal/eviction   {"worker_id":"a","evicted_hashes":["5f30…"]}                        as the report has it
-                              … "stored":[…], "hash_scheme":…, "incarnation":…, "seq":7, "model":…           and ours
-    POST /internal/sync       {"worker_id":"a","active_hashes":["5f30…"]}                 all that it holds, in one
-                              … "count":9, "digest":"16 hex digits"                       are we equal?
-                              … "certain":false                                           but I missed some of my engine
-                              … "sums":"base64 of 1024 numbers of 64 bits"                where not?
-                              … "buckets":{"17":[…]}                                      what is there
-    the answer, always        {"status":"ok" or "old", "resync":true, "want":null, "sums" or [17, …]}
+    POST /internal/eviction   {"worker_id":"a","evicted_hashes":["5f30…"]}       prefix hashes, as the Purdue report
+    POST /internal/sync       {"worker_id":"a","active_hashes":["5f30…"]}        has it; "model":… may be added
+    POST /internal/events     {"worker_id":"a","rank":0,"ranks":[0,1],"connected":true,"begins":false,
+                               "messages":[[17,"base64"],…],"next":18,            an engine's own event batches
+                               "ask":4,"replayed":[[3,"base64"],…],"ended":true}
 
-A hash is written as its scheme has it: `prefix_hash` (the default) 64 hex digits, `fingerprint:MARK` a number. Where
-something is held, an item is a hash alone or [hash, tokens, tier, parent], of which the last may be missing.
+A prefix hash is 64 hexadecimal digits. A message of `events` is the engine's sequence number and its payload;
+`replayed` answers question `ask` of the router, wholly where it has `ended`. `connected`: the engine is read.
+`begins`: the first report of a reporter, of which the router is to ask what it misses. `next`: the number after all
+messages that were reported so far.
+The answer is {"status":"ok"}, to events with "replay":{"ask":4,"first":3} where the router misses messages.
 
-Rules: what is not of this shape raises BadRequest, which says where; an unknown scheme raises UnknownScheme (422), or
-every hash of it would wipe out what is known. Members that are not known are passed over.
-Bounds: hashes in one message; texts. Cost: 2 us for a hash, so that large bodies are read in a thread.
+Rules: what is not of this shape raises BadRequest, which says where. Members that are not known are passed over.
+Bounds: hashes, messages and bytes of one message; large bodies are read in a thread.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ranvier_py.core.engine_cache.sources.event_values import HELD_TIERS
-from ranvier_py.core.engine_cache.sources.push_state import Word, by_bucket
-from ranvier_py.core.engine_cache.sources.push_table import BUCKETS, Entry
-from ranvier_py.core.errors import BadRequest, RequestError
-
-PREFIX_HASH = "prefix_hash"
-FINGERPRINT = "fingerprint:"  # and the mark of the scheme: see `core.recording.scheme_mark`
+from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
+from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX
+from ranvier_py.core.errors import BadRequest
 
 EVICTED_MAX = 200_000
-"""Hashes of one report: a cache that is cleared at once comes as a snapshot."""
+"""Hashes of one report: a cache that is cleared at once comes as a sync."""
 
 ACTIVE_MAX = 1_000_000
-NAME_CHARACTERS_MAX = 300  # of a worker (a URL may be its name), a model, an incarnation
-SEQ_MAX = 1 << 53
-TOKENS_MAX = 1 << 31
+NAME_CHARACTERS_MAX = 300  # of a worker (a URL may be its name), of a model
+HASH_DIGITS = 64
+MESSAGES_MAX = 1_000  # fewer than a GapMachine recognises when they are repeated
+NUMBER_MAX = (1 << 63) - 1
 
 
-class UnknownScheme(RequestError):
-    """These hashes mean nothing here. `known` are those that do."""
-
-    status, code = 422, "unknown_hash_scheme"
-
-
-class Eviction(NamedTuple):
-    worker: str
-    word: Word
-    evicted: Sequence[int]
-    stored: Sequence[Entry]
-
-
-class Sync(NamedTuple):
-    """Exactly one of `active`, `digest`, `sums` and `buckets` is not None; `hashes` and
-    `certain` (nothing of the engine was missed) come with a digest. What is held
-    comes by bucket, and there by hash; `active` has all buckets."""
+class PrefixReport(NamedTuple):
+    """Prefix hashes of one worker: those that it evicted, or all that it holds."""
 
     worker: str
-    word: Word
-    active: Mapping[int, Mapping[int, Entry]] | None = None
-    hashes: int = 0
-    certain: bool = True
-    digest: int | None = None
-    sums: Sequence[int] | None = None
-    buckets: Mapping[int, Mapping[int, Entry]] | None = None
+    model: str
+    hashes: Mapping[int, None]
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+Messages = Sequence[tuple[int, bytes]]
+"""Number and payload, as the engine published them."""
 
 
-def read_eviction(body: Mapping[str, Any], fingerprints: str) -> Eviction:
-    """`fingerprints` is the mark of this node's fingerprints. Raises BadRequest, UnknownScheme."""
-    worker, word = read_head(body, fingerprints)
-    hashes = list_of(body, "evicted_hashes", EVICTED_MAX)
-    stored = list_of(body, "stored", EVICTED_MAX) if "stored" in body else ()
-    read = READERS[word.scheme.partition(":")[0]]
-    return Eviction(
-        worker,
-        word,
-        [read(value, "evicted_hashes") for value in hashes],
-        [entry_of(value, read, "stored") for value in stored],
+class EventReport(NamedTuple):
+    """Event batches of one data-parallel rank. `ranks` are all of its engine; `ask` 0: nothing is replayed."""
+
+    worker: str
+    model: str
+    rank: int
+    ranks: tuple[int, ...]
+    connected: bool
+    begins: bool
+    messages: Messages
+    next: int
+    ask: int
+    replayed: Messages
+    ended: bool
+
+
+def read_eviction(body: Mapping[str, Any]) -> PrefixReport:
+    """Raises BadRequest."""
+    return _prefixes(body, "evicted_hashes", EVICTED_MAX)
+
+
+def read_sync(body: Mapping[str, Any]) -> PrefixReport:
+    """Raises BadRequest."""
+    return _prefixes(body, "active_hashes", ACTIVE_MAX)
+
+
+def read_events(body: Mapping[str, Any]) -> EventReport:
+    """Raises BadRequest."""
+    rank = _number(body.get("rank", 0), "rank", NUMBER_MAX)
+    ranks = tuple(_number(each, "ranks", NUMBER_MAX) for each in _list(body, "ranks", RANKS_MAX, [rank]))
+    if rank not in ranks:
+        raise BadRequest("rank must be one of ranks")
+    return EventReport(
+        _text(body, "worker_id"),
+        _text(body, "model", ""),
+        rank,
+        ranks,
+        body.get("connected", True) is True,
+        body.get("begins", False) is True,
+        _messages(body, "messages"),
+        _number(body.get("next", 0), "next", NUMBER_MAX),
+        _number(body.get("ask", 0), "ask", NUMBER_MAX),
+        _messages(body, "replayed"),
+        body.get("ended", False) is True,
     )
 
 
-def read_sync(body: Mapping[str, Any], fingerprints: str) -> Sync:
-    """The same for a sync."""
-    worker, word = read_head(body, fingerprints)
-    read = READERS[word.scheme.partition(":")[0]]
-    forms = [name for name in ("active_hashes", "digest", "sums", "buckets") if name in body]
-    if len(forms) != 1:
-        raise BadRequest("a sync has exactly one of active_hashes, digest, sums and buckets")
-    if forms == ["active_hashes"]:
-        items = list_of(body, "active_hashes", ACTIVE_MAX)
-        entries = (entry_of(value, read, "active_hashes") for value in items)
-        return Sync(worker, word, by_bucket(entries, range(BUCKETS)))
-    if not word.incarnation:
-        raise BadRequest(f"a sync by {forms[0]} needs an incarnation and a seq")
-    if forms == ["digest"]:
-        count = number_of(body.get("count"), "count", ACTIVE_MAX * 1000)
-        certain = body.get("certain", True)
-        if not isinstance(certain, bool):
-            raise BadRequest("certain must be true or false")
-        return Sync(worker, word, hashes=count, certain=certain, digest=hex_of(body["digest"], "digest", 16))
-    if forms == ["sums"]:
-        return Sync(worker, word, sums=read_sums(body["sums"]))
-    buckets = body["buckets"]
-    if not isinstance(buckets, dict) or len(buckets) > BUCKETS:
-        raise BadRequest("buckets must be an object of buckets")
-    held = list(bucket_items(buckets, read))
-    entries = (entry for _, entries in held for entry in entries)
-    return Sync(worker, word, buckets=by_bucket(entries, [place for place, _ in held]))
+def hash_in(value: object, name: str) -> int:
+    """A prefix hash. Raises BadRequest."""
+    if type(value) is str and len(value) == HASH_DIGITS and not value.strip("0123456789abcdefABCDEF"):
+        return int(value, 16)
+    raise BadRequest(f"{name}: a prefix hash is {HASH_DIGITS} hexadecimal digits")
 
 
-def read_head(body: Mapping[str, Any], fingerprints: str) -> tuple[str, Word]:
-    """Who speaks, in which scheme, at which number; the model that the hashes are of, if that is said."""
-    worker = text_of(body, "worker_id")
-    scheme = text_of(body, "hash_scheme", PREFIX_HASH)
-    if scheme not in (PREFIX_HASH, FINGERPRINT + fingerprints):
-        raise UnknownScheme(f"hash_scheme: this node knows {PREFIX_HASH} and {FINGERPRINT}{fingerprints}")
-    incarnation = text_of(body, "incarnation", "")
-    if not incarnation and "seq" in body:
-        raise BadRequest("a seq needs an incarnation: without, a restart looks like a repetition")
-    seq = number_of(body.get("seq"), "seq", SEQ_MAX) if incarnation else 0
-    return worker, Word(scheme, incarnation, seq, text_of(body, "model", ""))
+def _prefixes(body: Mapping[str, Any], name: str, most: int) -> PrefixReport:
+    worker, model = _text(body, "worker_id"), _text(body, "model", "")
+    return PrefixReport(worker, model, {hash_in(value, name): None for value in _list(body, name, most)})
 
 
-def bucket_items(buckets: Mapping[str, Any], read: Any) -> Iterable[tuple[int, Sequence[Entry]]]:
-    left = ACTIVE_MAX
-    for name, items in buckets.items():
-        place = int(name) if name.isascii() and name.isdigit() and len(name) < 6 else BUCKETS
-        if place >= BUCKETS or not isinstance(items, list):
-            raise BadRequest(f"buckets: lists under the numbers 0 to {BUCKETS - 1}")
-        left -= len(items)
-        if left < 0:
-            raise BadRequest(f"buckets: at most {ACTIVE_MAX} hashes")
-        yield place, [entry_of(value, read, "buckets") for value in items]
+def _messages(body: Mapping[str, Any], name: str) -> Messages:
+    found = []
+    for item in _list(body, name, MESSAGES_MAX, []):
+        if type(item) is not list or len(item) != 2 or type(item[1]) is not str:
+            raise BadRequest(f"{name}: a message is [number, base64]")
+        try:
+            payload = b64decode(item[1], validate=True)
+        except ValueError as error:
+            raise BadRequest(f"{name}: a payload must be base64") from error
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise BadRequest(f"{name}: a payload has at most {PAYLOAD_BYTES_MAX} bytes")
+        found.append((_number(item[0], name, NUMBER_MAX), payload))
+    return found
 
 
-def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
+def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
     value = body.get(name, default)
     if not isinstance(value, str) or len(value) > NAME_CHARACTERS_MAX or (default is None and not value):
         raise BadRequest(f"{name} must be a text of 1 to {NAME_CHARACTERS_MAX} characters")
     return value
 
 
-def list_of(body: Mapping[str, Any], name: str, most: int) -> Sequence[Any]:
-    value = body.get(name)
+def _list(body: Mapping[str, Any], name: str, most: int, default: object = None) -> Sequence[Any]:
+    value = body.get(name, default)
     if not isinstance(value, list):
         raise BadRequest(f"{name} must be a list" if name in body else f"{name} is missing")
     if len(value) > most:
-        raise BadRequest(f"{name}: at most {most} hashes")
+        raise BadRequest(f"{name}: at most {most}")
     return value
 
 
-def number_of(value: object, name: str, most: int) -> int:
+def _number(value: object, name: str, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise BadRequest(f"{name} must be a whole number from 0 to {most}")
+        raise BadRequest(f"{name}: whole numbers from 0 to {most}")
     return value
-
-
-def hex_of(value: object, name: str, digits: int) -> int:
-    if type(value) is str and len(value) == digits and not value.strip("0123456789abcdefABCDEF"):
-        return int(value, 16)
-    raise BadRequest(f"{name}: a hash is {digits} hexadecimal digits here")
-
-
-def read_prefix_hash(value: object, name: str) -> int:
-    return hex_of(value, name, 64)
-
-
-def read_fingerprint(value: object, name: str) -> int:
-    if type(value) is not int or not 0 < value < 1 << 64:
-        raise BadRequest(f"{name}: a fingerprint is a number of 64 bits, and not 0")
-    return value
-
-
-READERS = {PREFIX_HASH: read_prefix_hash, FINGERPRINT[:-1]: read_fingerprint}
-
-
-def entry_of(value: object, read: Any, name: str) -> Entry:
-    if type(value) is not list:
-        return Entry(read(value, name))
-    if not 1 <= len(value) <= 4:
-        raise BadRequest(f"{name}: an item is a hash or [hash, tokens, tier, parent]")
-    tokens = number_of(value[1], f"{name}: tokens", TOKENS_MAX) if len(value) > 1 else 0
-    tier = HELD_TIERS[number_of(value[2], f"{name}: tier", len(HELD_TIERS) - 1)] if len(value) > 2 else HELD_TIERS[0]
-    parent = read(value[3], name) if len(value) > 3 and value[3] else 0
-    return Entry(read(value[0], name), tokens, tier, parent)
-
-
-def read_sums(value: object) -> list[int]:
-    try:
-        data = b64decode(value, validate=True) if type(value) is str else b""
-    except ValueError as error:
-        raise BadRequest("sums must be base64") from error
-    if len(data) != 8 * BUCKETS:
-        raise BadRequest(f"sums must be {BUCKETS} numbers of 64 bits")
-    found: list[int] = np.frombuffer(data, dtype="<u8").tolist()
-    return found
-
-
-# --- writing --------------------------------------------------------------------------------------------------------
-
-
-def written_hash(scheme: str, key: int) -> str | int:
-    return f"{key:064x}" if scheme == PREFIX_HASH else key
-
-
-def written_entry(scheme: str, entry: Entry) -> Any:
-    """As short as it can be said."""
-    name = written_hash(scheme, entry.key)
-    if entry.parent:
-        return [name, entry.tokens, int(entry.tier), written_hash(scheme, entry.parent)]
-    if entry.tier:
-        return [name, entry.tokens, int(entry.tier)]
-    return [name, entry.tokens] if entry.tokens else name
-
-
-def written_sums(sums: Sequence[int]) -> str:
-    return b64encode(np.array(sums, dtype="<u8").tobytes()).decode()

@@ -14,7 +14,7 @@ known, depths are estimates, and the beginning of a long first message is no mat
 What the document lacks is an option: stickiness knows no bound there, one hot prompt is one backend
 (`sticky_limit_factor`: off at 0, else affinity's rule of so many times the median, + `sticky_limit_floor`, among all;
 who exceeds it is no hit); and everything behind one chat template is one key (`multi_depth`: the deepest alone hit).
-What workers push of their caches reaches the route table through `core/engine_cache/sources/push_state`; nothing of it
+What workers push of their caches reaches the route table through `node/push_parts.py`; nothing of it
 is asked here.
 
 Reasons: hit, miss, limited. Cost: O(candidates) for a miss, O(holders) for a hit; the match lists every holder.

@@ -1,0 +1,415 @@
+"""The TCP half of the gossip port: one stream for each address and plane outwards, and those that peers opened.
+
+    frame   4 length of the packet, little-endian | packet
+
+Outwards: `send` never waits; what has no room in the stream's queue is dropped and counted. A stream that can't be
+opened, breaks, is closed by its peer or takes nothing for `stall_s` loses its queue, and the port is told. It is opened
+again when there is something to send, after a pause that doubles, with jitter. One stream is one task that owns its
+socket: whoever cancels it in the middle of a frame resets the connection, so a receiver never takes half a frame for
+the beginning of another. After a minute of silence a stream is closed, of which nobody is told.
+
+Inwards: streams are read, and never written to. A frame's length is checked before the frame is read, and memory grows
+with what came, not with what was announced. A stream ends when it is silent for `idle_in_s`, when its first frame takes
+longer than `first_frame_s` or any frame longer than `frame_s`, or at the first length that can't be; a packet that is
+none of ours costs only itself. At the bound the stream that has been silent longest goes: strangers can't lock peers
+out, who would come back. The packets of all streams together take `hold_s` at a time, then timers and requests have
+their turn. Running out of descriptors pauses accepting, and ends nothing. The source of a packet is the peer's host and
+the port that its stream happens to have: nothing can be sent there.
+
+Invariant: `queued_bytes` is the sum of what waits in all queues, each of which is within the bound of its plane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections import deque
+from random import Random
+from typing import Protocol
+
+import trio
+from trio.lowlevel import ParkingLot, wait_readable, wait_writable
+
+from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Address, Plane
+from ranvier_py.core.gossip.port_traffic import Drop, PortCounters, PortOptions, plain_address, socket_address
+from ranvier_py.core.gossip.wire.frame import HEADER, MAGIC, OVERHEAD_BYTES, STREAM_HEAD
+
+BATCH_BYTES = 64 * 1024  # leave together: one system call, and one copy that is cheap
+RECEIVE_BYTES = 64 * 1024
+ACCEPT_BATCH = 16  # taken before other tasks run again
+ACCEPT_PAUSE_S = 0.1  # after accept failed, mostly for want of descriptors; trio.serve_listeners waits as long
+
+IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen at connect, where many streams may share it
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
+
+STREAM_PLANES = {int(Plane.PROBE): Plane.PROBE, int(Plane.BULK): Plane.BULK}
+
+
+class Port(Protocol):
+    """Whom streams report to; the node passes the gossip port in. Nothing here raises."""
+
+    counters: PortCounters
+    options: PortOptions
+
+    def receive(self, data: bytes, source: Address, plane: Plane) -> None: ...
+    def broke(self, address: Address, plane: Plane, error: OSError) -> None: ...
+    def failed(self, doing: str, error: OSError) -> None: ...
+    def fault(self, where: str) -> None: ...
+    def clock(self) -> float: ...
+
+
+# --- outwards -------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """One direction to one peer on one plane."""
+
+    __slots__ = ("address", "attempts", "bytes_max", "idle", "plane", "queue", "queued_bytes", "sending")
+
+    def __init__(self, address: Address, plane: Plane, bytes_max: int) -> None:
+        self.address = address
+        self.plane = plane
+        self.bytes_max = bytes_max
+        self.queue: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.sending = 0  # packets taken from the queue that have not left yet
+        self.attempts = 0  # in a row that came to nothing
+        self.idle = ParkingLot()
+
+    def take(self) -> bytes:
+        """The next frames together. They count as queued until they have left."""
+        frames = [self.queue.popleft()]
+        size = len(frames[0])
+        while self.queue and size + len(self.queue[0]) <= BATCH_BYTES:
+            frames.append(self.queue.popleft())
+            size += len(frames[-1])
+        self.sending = len(frames)
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+
+class OutboundStreams:
+    """All streams to peers."""
+
+    def __init__(self, family: int, host: str, port: Port, rng: Random) -> None:
+        """`host` is the address that streams come from; empty for whichever faces the peer."""
+        self.family = family
+        self.host = host
+        self.port = port
+        self.counters = port.counters
+        self.options = port.options
+        self.rng = rng
+        self.streams: dict[tuple[Address, Plane], Stream] = {}
+        self.nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self.nursery = nursery
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self.nursery = None
+
+    def send(self, to: Address, plane: Plane, data: bytes) -> bool:
+        """False when that address can't be reached."""
+        drop = self._obstacle(to, plane, data)
+        if drop is not None:
+            self.counters.drop(drop)
+            return drop is not Drop.NO_SUCH_ADDRESS
+        stream = self.streams.get((to, plane))
+        if stream is None:
+            stream = self._open(to, plane)
+        frame = STREAM_HEAD.pack(len(data)) + data
+        if stream.queued_bytes + len(frame) > stream.bytes_max:
+            self.counters.drop(Drop.QUEUE_FULL)
+            return True
+        stream.queue.append(frame)
+        self._queued(stream, len(frame))
+        stream.idle.unpark_all()
+        return True
+
+    def _queued(self, stream: Stream, size: int) -> None:
+        stream.queued_bytes += size
+        self.counters.queued_bytes += size
+
+    def _obstacle(self, to: Address, plane: Plane, data: bytes) -> Drop | None:
+        if not data or len(data) > FRAME_BYTES_MAX:
+            return Drop.TOO_LONG
+        if self.counters.queued_bytes + len(data) > self.options.queued_bytes:
+            return Drop.MEMORY
+        if (to, plane) in self.streams:
+            return None
+        if self.nursery is None or len(self.streams) >= self.options.streams_out:
+            return Drop.STREAMS
+        return None if socket_address(to, ipv6=self.family == socket.AF_INET6) else Drop.NO_SUCH_ADDRESS
+
+    def _open(self, to: Address, plane: Plane) -> Stream:
+        assert self.nursery is not None
+        options = self.options
+        bytes_max = options.bulk_queue_bytes if plane is Plane.BULK else options.probe_queue_bytes
+        stream = self.streams[to, plane] = Stream(to, plane, bytes_max)
+        self.counters.streams_out = len(self.streams)
+        self.nursery.start_soon(self._keep, stream)
+        return stream
+
+    async def _keep(self, stream: Stream) -> None:
+        """Connect, send, try again, until there is nothing to send any more."""
+        options = self.options
+        try:
+            while stream.queue:
+                began = trio.current_time()
+                try:
+                    await self._converse(stream)
+                    continue  # idle, unless something came to be sent just now
+                except OSError as error:
+                    self.counters.broken += 1
+                    self._discard(stream)
+                    self.port.broke(stream.address, stream.plane, error)
+                if trio.current_time() - began > options.settled_s:
+                    stream.attempts = 0
+                pause_s = min(options.retry_s * 2**stream.attempts, options.retry_s_max)
+                stream.attempts += 1
+                await trio.sleep(pause_s * self.rng.uniform(0.5, 1.0))
+        except Exception:
+            self.port.fault("stream")
+        finally:
+            del self.streams[stream.address, stream.plane]
+            self.counters.streams_out = len(self.streams)
+            self._discard(stream)
+
+    def _discard(self, stream: Stream) -> None:
+        self.counters.drop(Drop.BROKEN, len(stream.queue) + stream.sending)
+        stream.queue.clear()
+        stream.sending = 0
+        self._queued(stream, -stream.queued_bytes)
+
+    async def _converse(self, stream: Stream) -> None:
+        """One connection, until it is idle. Raises OSError when it ends against our will."""
+        sock = await self.connect(stream.address)
+        self.counters.connects += 1
+        ended: list[OSError] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch, sock, nursery.cancel_scope, ended)
+                try:
+                    await self._write(stream, sock)
+                except OSError as error:
+                    ended.append(error)
+                nursery.cancel_scope.cancel()
+            if ended:
+                raise ended[0]
+            sock.close()
+        finally:
+            if sock.fileno() >= 0:
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                sock.close()
+
+    async def _write(self, stream: Stream, sock: socket.socket) -> None:
+        """Returns after a time of silence. Raises OSError, TimeoutError when the peer takes nothing."""
+        while True:
+            if not stream.queue:
+                with trio.move_on_after(self.options.idle_out_s):
+                    await stream.idle.park()
+                if not stream.queue:
+                    return
+            batch = stream.take()
+            rest = memoryview(batch)[send_now(sock, batch) :]
+            while rest:
+                with trio.move_on_after(self.options.stall_s) as patience:
+                    await wait_writable(sock)
+                if patience.cancelled_caught:
+                    raise TimeoutError("takes nothing")
+                rest = rest[send_now(sock, rest) :]
+            self._queued(stream, -len(batch))
+            self.counters.sent(stream.plane, len(batch), stream.sending)
+            stream.sending = 0
+
+    async def connect(self, address: Address) -> socket.socket:
+        """Raises OSError, TimeoutError included."""
+        to = socket_address(address, ipv6=self.family == socket.AF_INET6)
+        assert to is not None, "checked before the stream was opened"
+        sock = socket.socket(self.family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError, AttributeError):  # else a half-open peer wedges the stream
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.options.stall_s))
+            if self.host:
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+                sock.bind((self.host, 0))
+            with trio.move_on_after(self.options.connect_s) as patience:
+                try:
+                    sock.connect(to)
+                except BlockingIOError:
+                    await wait_writable(sock)
+                number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if number:
+                    raise OSError(number, os.strerror(number))
+            if patience.cancelled_caught:
+                raise TimeoutError("no connection in time")
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def send_now(sock: socket.socket, data: bytes | memoryview) -> int:
+    """How many bytes the kernel took. Raises OSError."""
+    try:
+        return sock.send(data)
+    except BlockingIOError:
+        return 0
+
+
+async def watch(sock: socket.socket, scope: trio.CancelScope, ended: list[OSError]) -> None:
+    """Nobody answers on a stream to a peer: whatever can be read is its end."""
+    try:
+        await read(sock, 1)
+        ended.append(ConnectionResetError("was closed by the peer"))
+    except OSError as error:
+        ended.append(error)
+    scope.cancel()
+
+
+async def read(sock: socket.socket, bytes_max: int = RECEIVE_BYTES) -> bytes:
+    """The next bytes; b"" at the end. Raises OSError."""
+    while True:
+        await wait_readable(sock)
+        with contextlib.suppress(BlockingIOError):  # the kernel dropped a bad segment after waking us
+            return sock.recv(bytes_max)
+
+
+# --- inwards --------------------------------------------------------------------------------------------------------
+
+
+class Inbound:
+    """One stream that a peer opened."""
+
+    __slots__ = ("buffer", "frames", "scope", "sock", "source", "why")
+
+    def __init__(self, sock: socket.socket, source: Address) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.source = source
+        self.scope = trio.CancelScope()
+        self.buffer = bytearray()
+        self.frames = 0
+        self.why = ""  # it ended
+
+    def whole(self, start: int = 0) -> int:
+        """Where the frame that begins at `start` ends, if it is whole; else 0. A bad length ends the stream."""
+        buffer = self.buffer
+        if len(buffer) - start < STREAM_HEAD.size:
+            return 0
+        (length,) = STREAM_HEAD.unpack_from(buffer, start)
+        if not OVERHEAD_BYTES <= length <= FRAME_BYTES_MAX:
+            self.why = "malformed"
+            return 0
+        end: int = start + STREAM_HEAD.size + length
+        return end if end <= len(buffer) else 0
+
+
+class InboundStreams:
+    """Takes the listening socket over."""
+
+    def __init__(self, listener: socket.socket, port: Port) -> None:
+        self.listener = listener
+        self.port = port
+        self.counters = port.counters
+        self.options = port.options
+        self.inbound: dict[int, Inbound] = {}  # the one that was silent longest first
+        self.one_at_a_time = trio.CapacityLimiter(1)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await wait_readable(self.listener)
+                try:
+                    for _ in range(ACCEPT_BATCH):
+                        sock, source = self.listener.accept()
+                        self._admit(Inbound(sock, plain_address(source)), nursery)
+                except BlockingIOError:
+                    pass
+                except OSError as error:
+                    self.port.failed("accept", error)
+                    if error.errno != errno.ECONNABORTED:  # that one is gone already
+                        await trio.sleep(ACCEPT_PAUSE_S)
+
+    def _admit(self, inbound: Inbound, nursery: trio.Nursery) -> None:
+        self.counters.accepted += 1
+        if len(self.inbound) >= self.options.streams_in:
+            silent = self.inbound.pop(next(iter(self.inbound)))
+            silent.why = "displaced"
+            silent.scope.cancel()
+        self.inbound[id(inbound)] = inbound
+        self.counters.streams_in = len(self.inbound)
+        nursery.start_soon(self._read, inbound)
+
+    async def _read(self, inbound: Inbound) -> None:
+        inbound.scope.deadline = trio.current_time() + self.options.first_frame_s
+        try:
+            with inbound.scope:
+                while not inbound.why:
+                    data = await read(inbound.sock)
+                    if data:
+                        await self._take_in(inbound, data)
+                    else:
+                        inbound.why = "peer"
+            if inbound.scope.cancelled_caught and not inbound.why:
+                inbound.why = "slow" if inbound.buffer or not inbound.frames else "idle"
+        except OSError:
+            inbound.why = "error"
+        except Exception:
+            inbound.why = "error"
+            self.port.fault("reading a stream")
+        finally:
+            self.inbound.pop(id(inbound), None)
+            self.counters.streams_in = len(self.inbound)
+            self.counters.close(inbound.why or "ended")
+            inbound.sock.close()
+
+    async def _take_in(self, inbound: Inbound, data: bytes) -> None:
+        """Hand over the frames that are whole now, one stream at a time and `hold_s` at a stretch."""
+        frames = inbound.frames
+        fresh = not inbound.buffer
+        inbound.buffer += data
+        while not inbound.why and inbound.whole():
+            async with self.one_at_a_time:
+                self._hand_over(inbound)
+        if inbound.frames > frames and id(inbound) in self.inbound:
+            self.inbound[id(inbound)] = self.inbound.pop(id(inbound))
+        if not inbound.frames:
+            return  # the first one has its deadline
+        if not inbound.buffer:
+            inbound.scope.deadline = trio.current_time() + self.options.idle_in_s
+        elif fresh or inbound.frames > frames:
+            inbound.scope.deadline = trio.current_time() + self.options.frame_s
+
+    def _hand_over(self, inbound: Inbound) -> None:
+        until = self.port.clock() + self.options.hold_s
+        start = 0
+        while end := inbound.whole(start):
+            packet = bytes(memoryview(inbound.buffer)[start + STREAM_HEAD.size : end])
+            start = end
+            inbound.frames += 1
+            self._sort(packet, inbound.source)
+            if self.port.clock() > until:
+                break
+        del inbound.buffer[:start]
+
+    def _sort(self, packet: bytes, source: Address) -> None:
+        """The header says which plane a stream serves; the seal holds it to that."""
+        magic, _, _, _, number, _ = HEADER.unpack_from(packet)
+        plane = STREAM_PLANES.get(number)
+        if magic != MAGIC or plane is None:
+            self.counters.drop(Drop.FOREIGN)
+            return
+        self.counters.received(plane, STREAM_HEAD.size + len(packet))
+        self.port.receive(packet, source, plane)

@@ -1,0 +1,202 @@
+"""Event batches that reporters push: each data-parallel rank of a worker is an EventStream, as if it were read here.
+
+A reporter sends its engine's own messages with their numbers; what is missing is asked for in the answer to a report,
+and comes with the next ones. So decoder, gap machine, residency and cache levels are those of engines that this node
+reads itself.
+
+Rules: a rank's stream begins with its first report, and begins anew when the names of its model change, for they are in
+every fingerprint. All ranks of an engine are open from the first report of one: what a rank holds that was not read
+yet must not be taken for not held. A reporter that is silent for SILENT_S is cut off. Several reporters of one engine
+report the same messages, which count once.
+Bounds: one stream for each rank of each worker that is a backend, at most `publishers.RANKS_MAX`; those of EventStream.
+After TURN_S others have their turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ranvier_py.core.engine_cache.block_namespaces import Names, base_names
+from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
+from ranvier_py.core.engine_cache.event_stream import EventStream, StreamEffect
+from ranvier_py.core.engine_cache.gap_values import AskReplay, GapSettings, LevelChanged
+from ranvier_py.core.engine_cache.sources.push_messages import EventReport
+from ranvier_py.core.errors import Unavailable
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.backends import Backend
+from ranvier_py.core.routing.router import Router
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "push"
+SILENT_S = 15.0  # three beats of a reporter
+LOOK_S = 0.5
+PAUSE_S = 0.001  # between two ticks that are due at once
+TURN_S = 0.002
+SETTINGS = GapSettings(peers=False, replay_pause_s=5.0)
+"""A replay comes in several reports, each of which may wait for a busy event loop."""
+
+
+@dataclass(slots=True)
+class PushedEventCounters:
+    reports: int = counter("Reports of event batches.")
+    messages: int = counter("Event batches in reports, repeated ones included.")
+    replays: int = counter("Times that a reporter was asked to replay event batches.")
+    silenced: int = counter("Streams of a reporter that was silent for too long.")
+
+
+class PushedStream:
+    """The stream of one rank, and what its reporter is asked."""
+
+    def __init__(self, stream: EventStream, model: str, now: float) -> None:
+        self.stream = stream
+        self.model = model
+        self.reported_at = now
+        self.connected = False
+        self.question: AskReplay | None = None  # open
+
+    def connect(self, connected: bool, now: float, *, anew: bool = False) -> Iterable[StreamEffect]:
+        if connected is self.connected and not anew:
+            return ()
+        cut = self.stream.disconnected(now) if self.connected else []
+        self.connected, self.question = connected, None
+        return [*cut, *self.stream.connected(now)] if connected else cut
+
+
+class PushedEvents:
+    """The streams of all workers whose events are pushed."""
+
+    def __init__(self, router: Router, engine_caches: EngineCaches, clock: Callable[[], float]) -> None:
+        self.counters = PushedEventCounters()
+        self._registry = router.registry
+        self._hasher = router.hasher.plain()
+        self._namespace_of = router.reader.namespace_of
+        self._engine_caches = engine_caches
+        self._clock = clock
+        self._streams: dict[tuple[BackendId, int], PushedStream] = {}
+        self._due = trio.Event()
+
+    async def take(self, backend: Backend, report: EventReport) -> Mapping[str, Any]:
+        """Raises Unavailable while it is not known of which model the events are."""
+        now = self._clock()
+        pushed = self._opened(backend, report, now)
+        pushed.reported_at = now
+        self.counters.reports += 1
+        self.counters.messages += len(report.messages) + len(report.replayed)
+        self._carry(pushed, pushed.connect(report.connected, now, anew=report.begins))
+        stream = pushed.stream
+        for seq, payload in report.replayed:
+            self._carry(pushed, stream.replayed(report.ask, seq, payload, self._clock()))
+            now = await self._turn(now)
+        if report.ended:
+            if pushed.question is not None and pushed.question.ask == report.ask:
+                pushed.question = None
+            self._carry(pushed, stream.replay_ended(report.ask, self._clock()))
+        for seq, payload in report.messages:
+            self._carry(pushed, stream.live(seq, payload, self._clock()))
+            now = await self._turn(now)
+        if report.connected and pushed.question is None and report.next > stream.machine.next_seq:
+            self._carry(pushed, pushed.connect(True, self._clock(), anew=True))  # a report was lost
+        self._due.set()
+        return {"status": "ok", "replay": None if pushed.question is None else pushed.question._asdict()}
+
+    async def run(self) -> None:
+        """Ticks of the streams, until cancelled."""
+        while True:
+            wait_s = self.tick(self._clock())
+            with trio.move_on_after(max(PAUSE_S, wait_s)):
+                await self._due.wait()
+            self._due = trio.Event()
+
+    def tick(self, now: float) -> float:
+        """What is due by the time. Returns seconds until the next tick."""
+        next_at = now + LOOK_S
+        for key, pushed in list(self._streams.items()):
+            if not self._is_current(key[0], pushed):
+                self._close(key, now)
+                continue
+            if pushed.connected and now >= pushed.reported_at + SILENT_S:
+                self.counters.silenced += 1
+                self._carry(pushed, pushed.connect(False, now))
+            if (wake_at := pushed.stream.wake_at()) is not None and wake_at <= now:
+                self._carry(pushed, pushed.stream.tick(now))
+                wake_at = pushed.stream.wake_at()
+            next_at = min(next_at, wake_at or next_at)
+        return next_at - now
+
+    def views(self) -> list[dict[str, Any]]:
+        """Each rank of each worker, for the control port."""
+        now = self._clock()
+        return [
+            {
+                "backend": self._registry[backend].name,
+                "source": pushed.stream.source.name,
+                "level": pushed.stream.level.value,
+                "connected": pushed.connected,
+                "next": pushed.stream.machine.next_seq,
+                "hashes": pushed.stream.residency.view().prefixes,
+                "report_age_s": now - pushed.reported_at,
+            }
+            for (backend, _), pushed in self._streams.items()
+        ]
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    # Inside
+
+    def _opened(self, backend: Backend, report: EventReport, now: float) -> PushedStream:
+        """The stream of this report; all ranks of its engine are open, and no others."""
+        for key in [key for key in self._streams if key[0] == backend.id]:
+            if key[1] not in report.ranks or self._streams[key].model != report.model:
+                self._close(key, now)
+        for rank in report.ranks:
+            if (backend.id, rank) in self._streams:
+                continue
+            names = names_of(backend, report.model)
+            if not names:
+                raise Unavailable(f"{backend.name}: of which model its events are is not known; name it, or wait")
+            source = Source(backend.id, f"{CHANNEL}/{rank}")
+            own = Names(self._hasher, self._namespace_of, names)
+            stream = EventStream(source, self._engine_caches, self._hasher, own, settings=SETTINGS)
+            stream.open(now)
+            self._streams[backend.id, rank] = PushedStream(stream, report.model, now)
+            log.info("engine_events.pushed %s %s", backend.name, source.name)
+        return self._streams[backend.id, report.rank]
+
+    def _is_current(self, id_: BackendId, pushed: PushedStream) -> bool:
+        backend = self._registry.slots[id_]
+        return (
+            backend is not None and not backend.removed and pushed.stream.names.base == names_of(backend, pushed.model)
+        )
+
+    def _close(self, key: tuple[BackendId, int], now: float) -> None:
+        self._streams.pop(key).stream.close(now)
+
+    def _carry(self, pushed: PushedStream, effects: Iterable[StreamEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, AskReplay):
+                self.counters.replays += 1
+                pushed.question = effect
+            elif isinstance(effect, LevelChanged):
+                name = pushed.stream.source.name
+                log.debug("engine_events.level %s: %s", name, effect.level.value)
+
+    async def _turn(self, began: float) -> float:
+        """Give way where it is time. Returns when this turn began."""
+        if self._clock() < began + TURN_S:
+            return began
+        await trio.lowlevel.checkpoint()
+        return self._clock()
+
+
+def names_of(backend: Backend, model: str) -> tuple[str, ...]:
+    """Names of the model that a worker's events are of, first the one that its reporter gave; none: not known."""
+    bases = base_names(backend.cards) or tuple((backend.models or ())[:1] if len(backend.models or ()) == 1 else ())
+    return tuple(dict.fromkeys((model, *bases))) if model else bases

@@ -1,0 +1,161 @@
+"""What a reporter keeps of an engine's events, and what of it each router gets: the engine's own messages. Pure.
+
+An EventLog has the last messages of one data-parallel rank, in order, as a GapMachine applied them. Each router has an
+EventRelay: it gets each new message, and what it misses (a report was lost, it was restarted, or we were) it asks for
+in its answer to a report; the log is replayed from there, to its end.
+
+    relay.next(now)            what to POST now, or None; the same content again until it was answered
+    relay.answered(reply, now)
+
+Rules: the first report is empty, and has the router ask for what it misses. An engine that began anew is a
+new run, seen by its numbers, which go back. Nothing is sent when there is nothing new, but for one report in BEAT_S, by
+which a router knows that its reporter lives.
+Bounds: the log has `messages_max` messages of `bytes_max`; beyond, its older part goes, and can't be replayed: a router
+that needs it knows the engine less well (level DEGRADED). One report has CHUNK_BYTES and CHUNK_MESSAGES at most, or
+one message.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from ranvier_py.core.engine_cache.gap_values import Apply, Reset
+from ranvier_py.core.engine_cache.sources.push_messages import MESSAGES_MAX, Messages
+
+EVENTS_PATH = "/internal/events"
+
+BATCH_S = 0.1  # as the Purdue report batches evictions
+BEAT_S = 5.0  # as it syncs
+CHUNK_BYTES = 1 << 18
+CHUNK_MESSAGES = MESSAGES_MAX // 2
+
+
+class Posting(NamedTuple):
+    path: str
+    body: Mapping[str, Any]
+
+
+class EventLog:
+    """The last messages of one rank. `runs`: times that its engine began anew."""
+
+    def __init__(self, messages_max: int = 100_000, bytes_max: int = 128 << 20) -> None:
+        self.runs = 0
+        self.dropped = 0
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._messages: list[tuple[int, bytes]] = []
+        self._bytes = 0
+
+    @property
+    def next(self) -> int:
+        """Number after the last message."""
+        return self._messages[-1][0] + 1 if self._messages else 0
+
+    def take(self, effect: object) -> None:
+        """An effect of the GapMachine that reads the engine."""
+        if isinstance(effect, Apply):
+            self.append(effect.seq, effect.payload)
+        elif isinstance(effect, Reset):
+            self.restart()
+
+    def append(self, seq: int, payload: bytes) -> None:
+        """The next message; numbers may be missing between."""
+        self._messages.append((seq, payload))
+        self._bytes += len(payload)
+        if len(self._messages) > self._messages_max or self._bytes > self._bytes_max:
+            oldest = self._messages[: max(1, len(self._messages) // 4)]
+            del self._messages[: len(oldest)]
+            self._bytes -= sum([len(each) for _, each in oldest])
+            self.dropped += len(oldest)
+
+    def restart(self) -> None:
+        """The engine holds nothing of what it published so far; its numbers begin again."""
+        self.runs += 1
+        self._messages.clear()
+        self._bytes = 0
+
+    def since(self, seq: int) -> Messages:
+        """Messages from this number on, as many as one report has."""
+        found: list[tuple[int, bytes]] = []
+        left = CHUNK_BYTES
+        for place in range(bisect_left(self._messages, seq, key=itemgetter(0)), len(self._messages)):
+            found.append(self._messages[place])
+            left -= len(found[-1][1])
+            if left <= 0 or len(found) == CHUNK_MESSAGES:
+                break
+        return found
+
+
+class EventRelay:
+    """What one router gets of one rank.
+
+    Args:
+        head: members of every report: worker_id, model, rank, ranks.
+        is_connected: whether the engine is read now.
+    """
+
+    def __init__(self, head: Mapping[str, Any], log: EventLog, is_connected: Callable[[], bool] = lambda: True) -> None:
+        self._head = head
+        self._log = log
+        self._is_connected = is_connected
+        self._run = log.runs
+        self._next: int | None = None  # to be sent; None: the router did not take our first report yet
+        self._ask = 0  # the router's question that is being answered; 0: none
+        self._first = 0  # the next number of that answer
+        self._was_connected: bool | None = None  # when it was last answered
+        self._said = False
+        self._batch_at = self._beat_at = 0.0
+        self._sent = (0, 0, False)  # `_next` and `_first` after what was last sent, and whether that ended the answer
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything was sent and answered."""
+        return not self._ask and self._next == self._log.next
+
+    def next(self, now: float) -> Posting | None:
+        log = self._log
+        if self._run != log.runs:
+            self._run, self._ask = log.runs, 0
+            self._next = self._next and 0
+        connected = self._is_connected()
+        if not connected:
+            self._ask = 0  # it asks again when the engine is read again
+        is_due = self._ask or connected is not self._was_connected or now >= self._beat_at
+        if not is_due and (now < self._batch_at or self._next == log.next or not connected):
+            return None
+        replayed = log.since(self._first) if self._ask else ()
+        first = replayed[-1][0] + 1 if replayed else self._first
+        ended = bool(self._ask) and first >= log.next
+        start = log.next if self._next is None else self._next
+        messages = log.since(start) if connected and not self._ask else ()
+        self._sent = (messages[-1][0] + 1 if messages else start, first, ended)
+        self._said = connected
+        body: dict[str, Any] = {**self._head, "connected": connected, "next": self._sent[0]}
+        body["messages"] = written(messages)
+        body |= {"begins": True} if self._next is None else {}
+        if self._ask:
+            body |= {"ask": self._ask, "replayed": written(replayed), "ended": ended}
+        return Posting(EVENTS_PATH, body)
+
+    def answered(self, reply: Mapping[str, Any], now: float) -> None:
+        """The router took it in."""
+        self._was_connected = self._said
+        self._batch_at, self._beat_at = now + BATCH_S, now + BEAT_S
+        if self._run != self._log.runs:
+            return
+        self._next, self._first, ended = self._sent
+        if ended:
+            self._ask, self._next = 0, max(self._next, self._first)
+        question = reply.get("replay")
+        if isinstance(question, dict):
+            ask, first = question.get("ask"), question.get("first")
+            if type(ask) is int and type(first) is int and ask != self._ask:
+                self._ask, self._first = ask, first
+
+
+def written(messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, str]]:
+    return [(seq, b64encode(payload).decode()) for seq, payload in messages]

@@ -1,0 +1,93 @@
+"""One router's control port, as a reporter sees it: POSTs, each with a deadline and a bounded answer, until each is
+answered.
+
+Routers are independent: one that is slow or gone holds up nobody else. A report that is not answered is made anew after
+a pause, which doubles; a refusal is waited out. Nothing is ever raised for what a router says; what is wrong is logged
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import httpx
+import orjson
+import trio
+
+from ranvier_py.reporter.event_relay import Posting
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0  # of one exchange: a router that is busy for longer is asked again later
+REPLY_BYTES_MAX = 64 * 1024
+IDLE_S = 0.02  # how late a report may leave
+RETRY_S, RETRY_MAX_S = 0.1, 2.5  # so that a router that came back has it all within one sync
+REFUSED_S = 5.0  # after a 4xx, which will not change at once
+
+
+class Sender(Protocol):
+    """What decides: an EventRelay or a PrefixSender."""
+
+    def next(self, now: float) -> Posting | None: ...
+    def answered(self, reply: Mapping[str, Any], now: float) -> None: ...
+
+
+class RouterLink:
+    """The connection to one router."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url = url.rstrip("/")
+        self.failures = 0
+        self._headers = {"user-agent": "ranvier-reporter", **({"authorization": f"Bearer {key}"} if key else {})}
+        self._trouble = "not asked yet"
+
+    async def run(self, sender: Sender) -> None:
+        """Send what there is to send, for ever."""
+        pause_s = RETRY_S
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=self._headers, timeout=TIMEOUT_S, trust_env=False, follow_redirects=False
+        ) as client:
+            while True:
+                posting = sender.next(trio.current_time())
+                if posting is None:
+                    await trio.sleep(IDLE_S)
+                    continue
+                status, reply, trouble = await ask(client, posting)
+                self._note(trouble)
+                if not trouble:
+                    sender.answered(reply, trio.current_time())
+                    pause_s = RETRY_S
+                    continue
+                self.failures += 1
+                await trio.sleep(
+                    REFUSED_S if 400 <= status < 500 and status != httpx.codes.TOO_MANY_REQUESTS else pause_s
+                )
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def _note(self, trouble: str) -> None:
+        """Log it once."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            level = logging.WARNING if trouble else logging.INFO
+            log.log(level, "reporter.router %s %s", self.url, trouble or "takes reports")
+
+
+async def ask(client: httpx.AsyncClient, posting: Posting) -> tuple[int, Mapping[str, Any], str]:
+    """Status (0: no answer), reply, and what is wrong, in the router's words."""
+    try:
+        with trio.fail_after(TIMEOUT_S):
+            response = await client.post(posting.path, content=orjson.dumps(posting.body))
+    except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError) as error:
+        return 0, {}, f"{type(error).__name__}: {error}"[:200]
+    try:
+        reply = orjson.loads(response.content) if len(response.content) <= REPLY_BYTES_MAX else None
+    except orjson.JSONDecodeError:
+        reply = None
+    reply = reply if isinstance(reply, dict) else {}
+    if response.status_code == httpx.codes.OK:
+        return httpx.codes.OK, reply, ""
+    refusal = reply.get("error")
+    words = refusal.get("message") if isinstance(refusal, dict) else ""
+    return response.status_code, reply, f"{response.status_code}: {words}"[:200]

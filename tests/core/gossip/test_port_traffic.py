@@ -1,0 +1,64 @@
+"""What passes the gossip port, and what is logged of it."""
+
+from ranvier_py.core.gossip.port_traffic import (
+    LOG_INTERVAL_S,
+    LOOK_INTERVAL_S,
+    WINDOW_S,
+    LogLimit,
+    TrafficRates,
+    plain_address,
+    socket_address,
+)
+
+
+def test_a_steady_flow_is_shown_as_what_it_is_each_second_and_way() -> None:
+    rates = TrafficRates()
+    for second in range(30):
+        assert rates.due(float(second))
+        rates.look(float(second), {"bulk": 100 * second, "probe": 0}, {"bulk": 50 * second, "probe": 7})
+    assert rates.per_s(29.5, {"bulk": 2950, "probe": 0}, {"bulk": 1475, "probe": 7}) == {
+        "bulk": {"sent": 100.0, "received": 50.0},
+        "probe": {"sent": 0.0, "received": 0.0},
+    }
+
+
+def test_a_burst_is_forgotten_after_the_window() -> None:
+    rates = TrafficRates()
+    rates.look(0.0, {"bulk": 0}, {"bulk": 0})
+    assert rates.per_s(1.0, {"bulk": 5000}, {"bulk": 0})["bulk"]["sent"] == 5000.0
+    for second in range(1, int(WINDOW_S) + 2):
+        rates.look(float(second), {"bulk": 5000}, {"bulk": 0})
+    assert rates.per_s(WINDOW_S + 1.5, {"bulk": 5000}, {"bulk": 0})["bulk"]["sent"] == 0.0
+
+
+def test_before_the_first_second_is_over_nothing_is_made_of_it() -> None:
+    rates = TrafficRates()
+    assert rates.per_s(5.0, {"bulk": 9}, {"bulk": 9}) == {"bulk": {"sent": 0.0, "received": 0.0}}
+    rates.look(5.0, {"bulk": 9}, {"bulk": 9})
+    assert not rates.due(5.0 + LOOK_INTERVAL_S / 2)
+    assert rates.per_s(5.001, {"bulk": 19}, {"bulk": 9})["bulk"]["sent"] == 10.0
+
+
+def test_the_counters_may_go_on_counting() -> None:
+    rates, sent = TrafficRates(), {"bulk": 0}
+    rates.look(0.0, sent, sent)
+    sent["bulk"] = 1000
+    assert rates.per_s(2.0, sent, sent)["bulk"]["sent"] == 500.0
+
+
+def test_a_kind_of_trouble_is_logged_once_in_its_interval_with_how_often_it_was_not() -> None:
+    limit = LogLimit()
+    assert limit.suffix("send", 0.0) == ""
+    assert [limit.suffix("send", second) for second in (1.0, 2.0)] == [None, None]
+    assert limit.suffix("receive", 2.0) == ""
+    assert limit.suffix("send", LOG_INTERVAL_S) == " (2 more since the last line)"
+    assert limit.suffix("send", 2 * LOG_INTERVAL_S) == ""
+
+
+def test_addresses_are_spelled_for_the_socket_and_back() -> None:
+    assert socket_address(("10.0.0.1", 5), ipv6=False) == ("10.0.0.1", 5)
+    assert socket_address(("10.0.0.1", 5), ipv6=True) == ("::ffff:10.0.0.1", 5, 0, 0)
+    assert socket_address(("fd00::1", 5), ipv6=True) == ("fd00::1", 5, 0, 0)
+    assert socket_address(("fd00::1", 5), ipv6=False) is None
+    assert plain_address(("::ffff:10.0.0.1", 5, 0, 0)) == ("10.0.0.1", 5)
+    assert plain_address(("fd00::1", 5, 0, 0)) == ("fd00::1", 5)
