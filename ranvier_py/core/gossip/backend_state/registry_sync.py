@@ -126,8 +126,8 @@ class RegistrySync:
     def look(self, now: float) -> bool:
         """Note in the facts what changed since the last look. Whether anything is in flight."""
         registry = self.registry
-        if self._version != (registry.added, registry.removed):
-            self._version = (registry.added, registry.removed)
+        if self._version != (registry.counters.backends_added, registry.counters.backends_removed):
+            self._version = (registry.counters.backends_added, registry.counters.backends_removed)
             self._rename(now)
         loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
@@ -145,8 +145,8 @@ class RegistrySync:
     def count_restarts(self, now: float) -> None:
         """Count the restarts that this node saw since the last look, before facts are taken: a peer may have seen the
         same, which would else seem to be others."""
-        if self._restarts != self.registry.restarts:
-            self._restarts = self.registry.restarts
+        if self._restarts != self.registry.counters.backend_restarts:
+            self._restarts = self.registry.counters.backend_restarts
             for key, seen in self._seen.items():
                 if not seen.backend.removed:
                     self._settle(key, seen, now)

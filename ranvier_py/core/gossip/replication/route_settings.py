@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ranvier_py.core.metrics import counter, gauge
+from ranvier_py.core.routing.route_table.route_values import ROUTE_TTL_S
 
 MIN_BYTES_PER_S = 64 * 1024
 """Twice the largest single message under these budgets, all bucket sums. A transfer of rows has a quarter of its."""
@@ -15,7 +16,7 @@ class RouteGossipSettings:
     """`schema` tells how fingerprints are made; `ttl_s` is the table's. Raises ValueError for what can't work."""
 
     schema: int = 0
-    ttl_s: float = 3600.0
+    ttl_s: float = ROUTE_TTL_S
     tick_s: float = 0.05  # the longest that a new route update waits for others on its way out
     mesh_nodes_max: int = 16  # so many nodes send each other everything directly; of more, each sends to `fan_out`
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops

@@ -31,6 +31,7 @@ from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
 from ranvier_py.core.routing.route_table.reconcile import Reconciler
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
+    ROUTE_TTL_S,
     BackendNames,
     Claim,
     ClaimView,
@@ -77,7 +78,7 @@ class RouteTable:
     `outgoing` has what peers have to know, `uses` what claims say of uses. `remote_use` may be set.
     """
 
-    def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = 3600.0) -> None:
+    def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S) -> None:
         if capacity < 1 or ttl_s <= 0:
             raise ValueError("capacity and ttl_s must be positive")
         self._counters = RouteTableCounters(capacity=capacity)
