@@ -17,7 +17,7 @@ from functools import partial
 from typing import Literal, Protocol
 
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
-from ranvier_py.core.engine_cache.calibration.calibration_values import Told
+from ranvier_py.core.engine_cache.calibration.predictions import ReportedCache
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
@@ -81,8 +81,8 @@ class Calibrated:
         for engine, model in enumerate(self._engines):
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
-            told = Told(limits.cache_tokens, limits.block_size)
-            self.calibrations[node].told(known.id, known.url, known.generation, told)
+            told = ReportedCache(limits.cache_tokens, limits.block_size)
+            self.calibrations[node].report(known.id, known.url, known.generation, told)
 
 
 class EventReaders:
