@@ -24,7 +24,7 @@ from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
-from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored
+from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysStored
 from ranvier_py.replay.engine.model import EngineModel
 
 KnowledgeName = Literal["estimated", "calibrated", "events"]
@@ -117,9 +117,9 @@ class EventReaders:
     def _read(self, engine: int, now: float) -> bool:
         blocks = self._blocks[engine]
         for event in self._engines[engine].cache.drain_events():  # a new process has another cache
-            if isinstance(event, BlocksStored):
+            if isinstance(event, KeysStored):
                 blocks.stored(event.keys, event.parent)
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, KeyRemoved):
                 blocks.removed(event.key)
             else:
                 blocks.cleared()
