@@ -145,7 +145,7 @@ def test_a_header_reads_back() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"chain": None}, "found no list of stops"),
+        ({"chain": None}, "found no chain"),
         ({"chain": [[16, "zz"]]}, "found the prefix key"),
         ({"chain": [[16, "00ff00ff00ff00ff"], [16, "00ff00ff00ff00ff"]]}, "ascending"),
         ({"chain": [[16, "0000000000000000"]], "ends": []}, "found the prefix key"),

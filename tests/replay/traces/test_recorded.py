@@ -105,7 +105,7 @@ def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ([HEADER, b"{}"], "node.jsonl:2: found no list of stops"),
+        ([HEADER, b"{}"], "node.jsonl:2: found no chain"),
         ([HEADER, RECORD, b'{"at":', RECORD], "node.jsonl:3: found no JSON"),
         ([replace(HEADER, block_tokens=10), RECORD], "node.jsonl:2: found a prefix key inside a block"),
         ([b'{"ranvier_recording":9}'], "node.jsonl:1: found version 9 of a recording, expected 1"),
