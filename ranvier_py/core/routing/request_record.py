@@ -4,9 +4,9 @@
     {"at":12.5,"model":"m","kind":"chat","chain":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
 
 Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut) and keyed
-fingerprints of token prefixes; no text, no token id, no header, no key. Stops are those of prompt and answer, as far as
-they had been tokenized. One line for each attempt: a request that was tried elsewhere has several, of which replays
-take those that were served. Lines of different `scheme` share no fingerprint.
+fingerprints of token prefixes; no text, no token id, no header, no key. The chain is that of prompt and answer, as
+far as it had been tokenized. One line for each attempt: a request that was tried elsewhere has several, of which
+replays take those that were served. Lines of different `scheme` share no fingerprint.
 Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
 """
 

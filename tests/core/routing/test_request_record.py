@@ -83,7 +83,7 @@ def test_an_answer_extends_the_stops_of_its_prompt() -> None:
     assert record.answer_tokens == 60
 
 
-def test_what_was_never_tokenized_has_no_stops() -> None:
+def test_what_was_never_tokenized_has_no_chain() -> None:
     attempt, _, _ = flown(CHAT, None)
     record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
     assert (record.chain, record.ends) == ((), ())

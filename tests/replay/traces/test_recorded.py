@@ -29,7 +29,7 @@ def loaded(path: Path, *lines: Header | Record | bytes, **options: Any) -> list[
     return list(trace.requests)
 
 
-def test_requests_come_in_order_of_time_with_their_stops(tmp_path: Path) -> None:
+def test_requests_come_in_order_of_time_with_their_chains(tmp_path: Path) -> None:
     one, two = loaded(tmp_path, HEADER, replace(RECORD, at=4.0, model="n"), RECORD)
     assert (one.at, two.at) == (0.0, 2.5)
     assert (one.model, two.model) == ("m", "n")

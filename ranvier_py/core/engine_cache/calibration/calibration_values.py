@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
 
 ERROR_BUCKETS_TOKENS = (
     *(-65_536, -16_384, -4096, -1024, -256, -64, -1),
@@ -61,8 +62,8 @@ class CalibrationView:
 class CalibrationCounts:
     """Counters since start."""
 
-    sampled: int = 0  # attempts whose claims were looked up for the learned capacity
-    skipped: int = 0  # that were not, to keep what it costs small
-    refuted: int = 0
-    appeared: int = 0  # biases
-    changes_dropped: int = 0
+    sampled: int = counter("Attempts whose routes were looked up for the learned capacity.")
+    skipped: int = counter("Attempts whose routes were not, to bound the cost.")
+    refuted: int = counter("Prefixes withdrawn because an answer was cold.")
+    appeared: int = counter("Biases that appeared.")
+    changes_dropped: int = counter("Changes of biases that nobody took.")

@@ -1,9 +1,9 @@
 """What an engine's metrics page says of its cache and its queue: bytes in, one value out.
 
 Names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up to
-0.5.10 its capacity is in labels of `cache_config_info`, then in gauges), TensorRT-LLM's own server and Triton. Ranks of
-one data-parallel engine each report: requests, tokens and capacity add up, of usages the highest counts. SGLang shows one
-number once for each rank of tensor and pipeline parallelism, and by priority beside the sum of all.
+0.5.10 its capacity is in labels of `cache_config_info`, then in gauges), TensorRT-LLM's own server and Triton. Of the
+ranks of one data-parallel engine, requests, tokens and capacity add up, and the highest usage counts. SGLang repeats a
+number for each rank of tensor and pipeline parallelism, and by priority beside the sum of all.
 
 Rules: everything but the names below is skipped unread; a value that is no number, negative, not finite or absurd is as
 if it were not there; labels are read as Prometheus writes them. Nothing raises.
