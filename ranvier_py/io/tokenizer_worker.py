@@ -49,7 +49,7 @@ prompt that is longer is placed by its text alone."""
 
 TOKENIZE_THREADS = 2  # prompts tokenized before placement at one time; more would fight the event loop for its core
 
-UNDER_WAY_MAX = 64  # prompts waiting to be tokenized before placement; a further one would miss its deadline anyway
+FIRST_MAX = 64  # prompts waiting to be tokenized before placement; a further one would miss its deadline anyway
 
 
 class Tokenizer(Protocol):
@@ -99,8 +99,8 @@ class TokenizeJob:
         if self.raw is not None:
             self.answer = read_answer(self.raw, chunked=self.chunked, streamed=prompt.stream, kind=prompt.kind)
         if prompt.kind == "chat":
-            said = (self.answer.message,) if self.answer.message else ()
-            self.messages = (*prompt.messages_after(self.ancestor), *said)
+            answered = (self.answer.message,) if self.answer.message else ()
+            self.messages = (*prompt.messages_after(self.ancestor), *answered)
 
     @property
     def size_bytes(self) -> int:
@@ -170,7 +170,7 @@ class TokenizerWorker:
         self._wake = trio.Event()
         self._asleep = False
         self._nursery: trio.Nursery | None = None  # while running
-        self._under_way = 0
+        self._tokenizing_first = 0
         self._limiter = trio.CapacityLimiter(TOKENIZE_THREADS)
 
     # --- what is to be done -----------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class TokenizerWorker:
 
         What comes too late for this request is kept all the same: the next turn needs it.
         """
-        if self._nursery is None or self._under_way >= UNDER_WAY_MAX:
+        if self._nursery is None or self._tokenizing_first >= FIRST_MAX:
             self.counters.deadlines_missed += 1
             return False
         done = trio.Event()
@@ -240,11 +240,11 @@ class TokenizerWorker:
         return prompt.end.state is not None
 
     async def _tokenize_in_time(self, job: TokenizeJob, done: trio.Event) -> None:
-        self._under_way += 1
+        self._tokenizing_first += 1
         try:
             await trio.to_thread.run_sync(self.tokenize, [job], limiter=self._limiter, abandon_on_cancel=True)
         finally:
-            self._under_way -= 1
+            self._tokenizing_first -= 1
         if job.failed:
             self.counters.failed += 1
         else:

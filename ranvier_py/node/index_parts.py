@@ -1,11 +1,11 @@
 """Continuum's tier 4 in a node: event sources fill the index, `kv_score` asks it, the control port shows it.
 
-A source whose stream begins anew has told nothing of what happened meanwhile, so what was known of its backend goes
+A source whose stream begins anew says nothing of what happened meanwhile, so what was known of its backend goes
 first (CX18). Prefixes that are called by one of our token fingerprints, 16 hex digits, go to engine truth as well, and
 so to every policy; a stream without numbers is never known better than DEGRADED. Continuum's own keys, 64 digits, stay
 in the index, which `kv_score` asks for the key of a prompt's opening.
 
-Rules: the index is this node's own: each node may listen to the same sources. With Redis nodes share what they hear
+Rules: the index is this node's own: each node may listen to the same sources. With Redis nodes share what they receive
 (`share`), each beside its own index. Source: Continuum Router, «KV cache optimization», tier 4; the JSON of the control
 port is its own, with what it promises and leaves out added (CX16).
 """
@@ -62,7 +62,7 @@ class IndexedBackend:
     url: str = ""
 
 
-class Listened:
+class IndexedStream:
     """One source and its backend. What it holds by our own names is a `Held` of engine truth."""
 
     def __init__(self, backend: IndexedBackend, index: KvIndex, engine_caches: EngineCaches | None) -> None:
@@ -74,14 +74,14 @@ class Listened:
     def tier(self, fingerprint: Fingerprint) -> Tier:
         return tier_of(self._index.peek(f"{fingerprint:016x}", self.backend.id))
 
-    def began(self) -> None:
+    def started(self) -> None:
         now = time.monotonic()
         self._index.forget((self.backend.id,))
         if self._engine_caches is not None:
             self._engine_caches.open(self.source, self, now)
             self._engine_caches.set_level(self.source, Level.DEGRADED, "events without numbers", now)
 
-    def heard(self, events: Sequence[IndexEvent]) -> None:
+    def received(self, events: Sequence[IndexEvent]) -> None:
         now = time.monotonic()
         changes = []
         for event in events:
@@ -135,12 +135,9 @@ class Indexing:
         self._rng = rng
         self._is_asked = False
         for backend in backends:
-            listened = Listened(backend, self.index, engine_caches)
-            self._sources.append(
-                EventSource(
-                    backend.endpoint, options, heard=listened.heard, began=listened.began, rng=rng, api_key=api_key
-                )
-            )
+            stream = IndexedStream(backend, self.index, engine_caches)
+            made = partial(EventSource, backend.endpoint, options, rng=rng, api_key=api_key)
+            self._sources.append(made(received=stream.received, started=stream.started))
 
     @property
     def enabled(self) -> bool:
@@ -293,7 +290,7 @@ class Indexing:
         prepared = self.prepared
         yield Sample("kv_index_entries", "gauge", "Pairs of prefix and backend.", len(self.index))
         yield Sample("kv_index_query_latency_seconds", "histogram", "Time of one question.", prepared.query_s)
-        yield Sample("kv_index_overlap_score", "histogram", "Overlap of requests placed by warmth.", prepared.overlap)
+        yield Sample("kv_index_overlap_score", "histogram", "Overlap of requests placed by overlap.", prepared.overlap)
         for decision, number in (("kv_aware", prepared.kv_aware), ("fallback", prepared.fallback)):
             label = {"decision": decision}
             yield Sample("kv_index_routing_decisions", "counter", "Placements of kv_score.", number, label)

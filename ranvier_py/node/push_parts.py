@@ -1,12 +1,12 @@
-"""What workers push: event batches become event streams (`pushed_events`), prefix hashes of the Purdue report claims.
+"""What workers push: event batches become event streams (`pushed_events`), prefix hashes of the Purdue report routes.
 
 A prefix hash stands for one depth, so a worker that reports such hashes alone stays ESTIMATED, and what it reports of a
-hash becomes a claim, or a withdrawal, at the fingerprints that the hash is known to stand for (`Links`). A prompt that
+hash becomes a route, or a withdrawal, at the fingerprints that the hash is known to stand for (`Links`). A prompt that
 is new to this node is tokenized before it is placed; its hash is noted in the thread that does it, and reaches the
 event loop before the prompt is placed, so that a router that was restarted finds the holders that workers reported.
 
-Speculation is the router's own: requests in flight, then what was served, as any claim that is learned. A worker that
-reports prefix hashes has to confirm such a claim within a lease, else it is withdrawn. A silent worker's claims are
+Speculation is the router's own: requests in flight, then what was served, as any route that is learned. A worker that
+reports prefix hashes has to confirm such a route within a lease, else it is withdrawn. A silent worker's routes are
 left to age.
 
 Rules: all of it runs on the event loop; threads only append to a bounded deque, and may wait until it was emptied.
@@ -52,13 +52,13 @@ from ranvier_py.node.pushed_events import PushedEvents
 
 TICK_S = 0.5
 LINKS_PER_TICK = 100
-"""Claims of what workers hold by prefix hash are refreshed so many at a time, each well within its time to live."""
+"""Routes of what workers hold by prefix hash are refreshed so many at a time, each well within its time to live."""
 
 SLICE_LINKS = 500
 MODELS_MAX = 4096
 INBOX_MAX = 65_536  # half a second's new prompts at most wait; emptied twice a second
 CHANNEL = "prefix_hashes"
-REASON = "prefix hashes tell one depth each"
+REASON = "prefix hashes stand for one depth each"
 
 
 class KeyInbox:
@@ -172,7 +172,7 @@ class WorkerReports:
             found.append(shown if key is None else {**shown, "holds": key in worker.hashes})
         return found
 
-    # --- attempts: a claim that traffic made has to be confirmed ------------------------------------------------------
+    # --- attempts: a route that traffic made has to be confirmed ------------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:  # noqa: ARG002
         """Requests may name another length of their prefix: its hashes are noted from then on."""
@@ -192,7 +192,7 @@ class WorkerReports:
     # --- by and by ----------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End leases, notice who went silent, refresh claims, until cancelled."""
+        """End leases, notice who went silent, refresh routes, until cancelled."""
         self._inbox.loop = get_ident()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.events.run)
@@ -212,10 +212,10 @@ class WorkerReports:
             part = self.links.part(self._refreshed, LINKS_PER_TICK)
             self._refreshed = self._refreshed + LINKS_PER_TICK if part else 0
             for link in part:
-                self._claim(link)
+                self._confirm(link)
 
     def drain(self) -> None:
-        """Take in the hashes that were met, and claim what workers hold of them."""
+        """Take in the hashes that were met, and confirm what workers hold of them."""
         waiting, models = self._inbox.waiting, self._known_models() if self._inbox.waiting else {}
         while waiting:
             keyed = waiting.popleft()
@@ -226,7 +226,7 @@ class WorkerReports:
             self.map.counters.keys_noted += 1
             link = Link(keyed.key, keyed.fingerprint, keyed.tokens, model)
             self.links.add(link)
-            self._claim(link)
+            self._confirm(link)
 
     def samples(self) -> Iterator[Sample]:
         yield from samples("push", self.map.counters)
@@ -235,7 +235,7 @@ class WorkerReports:
             ("workers", "Workers that report prefix hashes.", len(self.map.workers)),
             ("hashes", "Prefix hashes of all workers.", len(self.map)),
             ("links", "Prefix hashes that are linked to fingerprints.", len(self.links)),
-            ("leases", "Claims of traffic that a worker has to confirm.", len(self._leases)),
+            ("leases", "Routes of traffic that a worker has to confirm.", len(self._leases)),
             ("streams", "Event streams that reporters push.", len(self.events)),
         ):
             yield Sample(f"push_{name}", "gauge", help_text, value)
@@ -281,16 +281,16 @@ class WorkerReports:
         links = [link for key in keys for link in self.links.of_key(key, worker.model)]
         for link in links:
             self._leases.settle(backend, link.fingerprint)
-        self._tell(backend, links, tier)
+        self._report(backend, links, tier)
 
-    def _tell(self, backend: BackendId, links: Sequence[Link], tier: Tier) -> None:
+    def _report(self, backend: BackendId, links: Sequence[Link], tier: Tier) -> None:
         if links:
             changes = tuple(Change(link.fingerprint, link.tokens, tier, UNKNOWN) for link in links)
-            told = Changes(cleared=False, changes=changes, complete=True)
-            self._engine_caches.changed(Source(backend, CHANNEL), told, self._clock())
+            found = Changes(cleared=False, changes=changes, complete=True)
+            self._engine_caches.changed(Source(backend, CHANNEL), found, self._clock())
 
-    def _claim(self, link: Link) -> None:
-        """Those who hold this hash hold this prefix; claims age, as all do."""
+    def _confirm(self, link: Link) -> None:
+        """Those who hold this hash hold this prefix; routes age, as all do."""
         for backend in self.map.holders(link.key):
             worker = self.map.workers[backend]
             if worker.model in ("", link.model):
@@ -301,7 +301,7 @@ class WorkerReports:
         start = 0
         while part := self.links.part(start, SLICE_LINKS):
             start += SLICE_LINKS
-            self._tell(backend, [link for link in part if self._is_unfounded(backend, worker, link)], Tier.ABSENT)
+            self._report(backend, [link for link in part if self._is_unfounded(backend, worker, link)], Tier.ABSENT)
             await trio.lowlevel.checkpoint()
 
     def _is_unfounded(self, backend: BackendId, worker: Worker, link: Link) -> bool:
@@ -329,7 +329,7 @@ class WorkerReports:
             self.map.counters.leases_kept += 1
             return
         self.map.counters.leases_ended += 1
-        self._tell(backend, links[:1], Tier.ABSENT)
+        self._report(backend, links[:1], Tier.ABSENT)
 
     # Models
 

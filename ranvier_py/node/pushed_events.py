@@ -5,7 +5,7 @@ and comes with the next ones. So decoder, gap machine, residency and cache level
 reads itself.
 
 Rules: a rank's stream begins with its first report, and begins anew when the names of its model change, for they are in
-every fingerprint. All ranks of an engine are open from the first report of one: what a rank holds that was not heard
+every fingerprint. All ranks of an engine are open from the first report of one: what a rank holds that was not read
 yet must not be taken for not held. A reporter that is silent for SILENT_S is cut off. Several reporters of one engine
 report the same messages, which count once.
 Bounds: one stream for each rank of each worker that is a backend, at most `publishers.RANKS_MAX`; those of EventStream.

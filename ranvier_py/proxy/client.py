@@ -21,7 +21,7 @@ from ranvier_py.core.errors import ClientGone, RanvierError, RequestTimeout, Ups
 from ranvier_py.core.metrics import counter, gauge, increment
 from ranvier_py.proxy.driver import Driver
 from ranvier_py.proxy.error_answers import JSON, error_response, own_head, response_head
-from ranvier_py.proxy.http_values import Fields, HttpResponseHead, Phase
+from ranvier_py.proxy.http_values import Fields, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.request_reader import RequestHead
 from ranvier_py.proxy.transport import PlainTransport
 
@@ -54,13 +54,13 @@ class ConnectionOver(Exception):
     """The connection ends without a word."""
 
 
-MISSED: dict[Phase, tuple[type[Exception], str]] = {
-    Phase.IDLE: (ConnectionOver, "no further request came"),
-    Phase.HEADER: (RequestTimeout, "the request took too long to arrive"),
-    Phase.BODY: (RequestTimeout, "the request took too long to arrive"),
-    Phase.FIRST_BYTE: (UpstreamTimeout, "the backend did not begin to answer in time"),
-    Phase.STALL: (UpstreamTimeout, "the backend stopped in the middle of its answer"),
-    Phase.SEND: (ClientGone, "the client does not read"),
+MISSED: dict[WaitPhase, tuple[type[Exception], str]] = {
+    WaitPhase.IDLE: (ConnectionOver, "no further request came"),
+    WaitPhase.HEADER: (RequestTimeout, "the request took too long to arrive"),
+    WaitPhase.BODY: (RequestTimeout, "the request took too long to arrive"),
+    WaitPhase.FIRST_BYTE: (UpstreamTimeout, "the backend did not begin to answer in time"),
+    WaitPhase.STALL: (UpstreamTimeout, "the backend stopped in the middle of its answer"),
+    WaitPhase.SEND: (ClientGone, "the client does not read"),
 }
 """What a missed deadline means."""
 
@@ -115,7 +115,7 @@ class Client:
         self.peer = peer
         self.send_s = send_s
         self.driver: Driver[bool] | None = None
-        self.phase = Phase.IDLE
+        self.phase = WaitPhase.IDLE
         self.deadline = math.inf
         self.api = "openai"
         self.request_id = b""
@@ -128,11 +128,11 @@ class Client:
         self.unsent: memoryview | None = None
         self.body_bytes = 0
 
-    def arm(self, phase: Phase, seconds: float) -> None:
+    def arm(self, phase: WaitPhase, seconds: float) -> None:
         """From now on wait for `phase`, at most so long."""
         self.arm_until(phase, time.monotonic() + seconds)
 
-    def arm_until(self, phase: Phase, deadline: float) -> None:
+    def arm_until(self, phase: WaitPhase, deadline: float) -> None:
         """The same with a point in monotonic time."""
         self.phase = phase
         self.deadline = deadline
@@ -140,7 +140,7 @@ class Client:
 
     def work(self) -> None:
         """From now on it is our turn: no deadline."""
-        self.phase = Phase.WORK
+        self.phase = WaitPhase.WORK
         self.deadline = math.inf
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Client:
             return
         phase, armed = self.phase, self.deadline
         began = time.monotonic()
-        self.arm(Phase.SEND, self.send_s)
+        self.arm(WaitPhase.SEND, self.send_s)
         try:
             await self.transport.send_rest(self.unsent, self._sent)
         except OSError as error:
@@ -196,7 +196,7 @@ class Client:
 
     def _sent(self, count: int) -> None:
         self._counters.response_bytes += count
-        self.arm(Phase.SEND, self.send_s)
+        self.arm(WaitPhase.SEND, self.send_s)
 
     async def linger(self) -> None:
         """Close so that the peer can still read our last words."""

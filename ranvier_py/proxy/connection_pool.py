@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.options import Options, option, seconds
-from ranvier_py.proxy.response_reader import KnownHead, Reading, ResponseParser
+from ranvier_py.proxy.response_reader import HeadReading, KnownHead, ResponseParser
 from ranvier_py.proxy.transport import PlainTransport
 
 
@@ -109,7 +109,7 @@ class Connection:
             return None
         return memoryview(body)[within:] if within >= 0 else memoryview(head[count:] + body)
 
-    def read_head(self, data: bytes, method: bytes) -> Reading:
+    def read_head(self, data: bytes, method: bytes) -> HeadReading:
         """What the head of an answer says. Raises UpstreamGarbled."""
         known = self.known_head
         reading = known.again(data) if known is not None and method != b"HEAD" else None

@@ -33,7 +33,7 @@ from ranvier_py.core.metrics import increment
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import api_of
-from ranvier_py.proxy.http_values import HttpRequest, Phase
+from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.request_reader import RequestHead, ServerLimits
 from ranvier_py.proxy.transport import TlsTransport, received
 
@@ -76,13 +76,13 @@ class Conversations:
         data = b""
         try:
             if isinstance(client.transport, TlsTransport):
-                client.arm(Phase.HEADER, limits.header_s)
+                client.arm(WaitPhase.HEADER, limits.header_s)
                 yield client.transport.handshake
             while not client.must_close:
                 client.started = client.head_only = False
                 client.must_close = self.draining
                 if not data:
-                    client.arm(Phase.IDLE, limits.idle_s)
+                    client.arm(WaitPhase.IDLE, limits.idle_s)
                     data = yield from received(client.transport)
                     if not data:
                         return True
@@ -214,7 +214,7 @@ class Conversations:
         Raises RequestError, ClientGone.
         """
         limits = self._limits
-        client.arm(Phase.HEADER, limits.header_s)
+        client.arm(WaitPhase.HEADER, limits.header_s)
         fed = 0
         while True:
             if not fed:
@@ -238,7 +238,7 @@ class Conversations:
         It has `body_s`, and a second for as many bytes as come at the lowest rate. Raises RequestError, NodeBusy.
         """
         self._keep(client, len(data))
-        client.arm(Phase.BODY, self._limits.body_s)
+        client.arm(WaitPhase.BODY, self._limits.body_s)
         if head.waits and not data:
             client.write((b"HTTP/1.1 100 Continue\r\n\r\n",))
             if client.unsent is not None:
@@ -273,5 +273,5 @@ class Conversations:
         if not data:
             raise BadRequest("the request ended in its body")
         self._keep(client, len(data))
-        client.arm_until(Phase.BODY, client.deadline + len(data) / self._limits.body_bytes_per_s_min)
+        client.arm_until(WaitPhase.BODY, client.deadline + len(data) / self._limits.body_bytes_per_s_min)
         return data

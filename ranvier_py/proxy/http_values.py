@@ -41,7 +41,7 @@ WRITTEN_BY_US = frozenset((b"host", b"content-length", b"expect"))
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})\r\n", re.IGNORECASE)
 
 
-class Phase(Enum):
+class WaitPhase(Enum):
     """What a client connection waits for; decides what a missed deadline means."""
 
     IDLE = "idle"  # no byte of the next request yet: close silently

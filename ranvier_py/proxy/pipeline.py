@@ -40,7 +40,7 @@ from ranvier_py.core.routing.summary import RequestSummary
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress
 from ranvier_py.proxy.driver import Steps
-from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, Phase
+from ranvier_py.proxy.http_values import Fields, HttpRequest, HttpResponseHead, WaitPhase
 from ranvier_py.proxy.pipeline_values import FIRST_BYTE_TOTAL_S, PipelineLimits, PromptTokenizer, ServedRequest
 from ranvier_py.proxy.upstream import Exchange, Upstream
 
@@ -232,7 +232,7 @@ class Pipeline:
             extra.append((b"x-request-id", served.request_id))
         if self._authorization and not request.fields.authorized:
             extra.append((b"authorization", self._authorization))
-        served.client.arm(Phase.FIRST_BYTE, self._limits.first_byte_s)
+        served.client.arm(WaitPhase.FIRST_BYTE, self._limits.first_byte_s)
         return self._upstream.open(self._address_of(attempt.url), request, extra, partial(self._sent, attempt))
 
     def _sent(self, attempt: Attempt) -> None:
@@ -268,7 +268,7 @@ class Pipeline:
         while not exchange.complete:
             if client.unsent is not None:
                 yield client.flush
-            client.arm(Phase.STALL, self._limits.stall_s)
+            client.arm(WaitPhase.STALL, self._limits.stall_s)
             yield exchange.readable
             piece = exchange.receive()
             if piece is None:

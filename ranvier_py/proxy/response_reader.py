@@ -23,7 +23,7 @@ CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 """Brings a new parser to where the chunks of any answer begin."""
 
 
-class Reading(NamedTuple):
+class HeadReading(NamedTuple):
     """A head as it was read: what it says, how long its body is where it has a length, whether the connection may serve
     again after it, and who follows its chunks."""
 
@@ -38,13 +38,13 @@ class KnownHead:
 
     __slots__ = ("_lines", "_reading", "_shape")
 
-    def __init__(self, reading: Reading, shape: HeadShape, lines: HeadShape) -> None:
+    def __init__(self, reading: HeadReading, shape: HeadShape, lines: HeadShape) -> None:
         self._reading = reading
         self._shape = shape
         self._lines = lines
 
     @classmethod
-    def of(cls, data: bytes, reading: Reading) -> KnownHead | None:
+    def of(cls, data: bytes, reading: HeadReading) -> KnownHead | None:
         """None for a head that is to be parsed each time."""
         shape, lines = HeadShape.of(data), HeadShape.of(reading.head.fields.lines)
         has_length = reading.head.framing == "length"
@@ -54,25 +54,25 @@ class KnownHead:
             return None
         return cls(reading, shape, lines)
 
-    def again(self, data: bytes) -> Reading | None:
+    def again(self, data: bytes) -> HeadReading | None:
         """What `data` says if it is this head but for the digits of its length; None otherwise."""
         digits = self._shape.digits_of(data)
         if digits is None:
             return None
         head, length, reusable, _ = self._reading
         if head.framing == "chunked":
-            return Reading(head, 0, reusable, chunk_parser())
+            return HeadReading(head, 0, reusable, chunk_parser())
         if int(digits) == length:
             return self._reading
         return self._with_length(digits) if int(digits) else None  # an empty body is another framing
 
-    def _with_length(self, digits: bytes) -> Reading:
+    def _with_length(self, digits: bytes) -> HeadReading:
         head = self._reading.head
         headers = [(name, digits if name.lower() == b"content-length" else value) for name, value in head.headers]
         lines = b"%b%b%b" % (self._lines.before, digits, self._lines.after)
         fields = ResponseFields(lines, head.fields.names_request, head.fields.readable)
         known = HttpResponseHead(head.status, head.reason, headers, head.framing, fields)
-        return Reading(known, int(digits), self._reading.reusable, None)
+        return HeadReading(known, int(digits), self._reading.reusable, None)
 
 
 def chunk_parser() -> MarkingParser:
@@ -141,7 +141,7 @@ class ResponseParser:
                 return at + 1
         return min(3, len(data))
 
-    def parse(self, data: bytes, method: bytes) -> Reading:
+    def parse(self, data: bytes, method: bytes) -> HeadReading:
         """The head that `data` is. Raises UpstreamGarbled."""
         try:
             self._parser.feed_data(data)
@@ -155,7 +155,7 @@ class ResponseParser:
         status = self._parser.get_status_code()
         framing, length = self._framing(status, method)
         head = HttpResponseHead(status, self._reason, self._headers, framing)
-        return Reading(head, length, self._reusable, self if framing == "chunked" else None)
+        return HeadReading(head, length, self._reusable, self if framing == "chunked" else None)
 
     def _framing(self, status: int, method: bytes) -> tuple[str, int]:
         if status < 200 or status in (204, 304) or method == b"HEAD":

@@ -20,7 +20,7 @@ from ranvier_py.core.metrics import increment
 from ranvier_py.proxy.client import Client, ConnectionOver, ServerCounters, Watchdog
 from ranvier_py.proxy.conversation import Conversations, Handler
 from ranvier_py.proxy.driver import Driver
-from ranvier_py.proxy.http_values import Phase
+from ranvier_py.proxy.http_values import WaitPhase
 from ranvier_py.proxy.readiness import Readiness
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport, listen
@@ -94,7 +94,7 @@ class DataServer:
         self._close_listeners()
         for client in list(self._clients.values()):
             client.must_close = True
-            if client.phase is Phase.IDLE:
+            if client.phase is WaitPhase.IDLE:
                 client.interrupt(ConnectionOver())
         with trio.move_on_after(deadline_s):
             await self._stopped.wait()

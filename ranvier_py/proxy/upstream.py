@@ -36,7 +36,7 @@ from ranvier_py.proxy.connection_pool import (
 from ranvier_py.proxy.driver import Steps, Wait
 from ranvier_py.proxy.http_values import Fields, HttpRequest
 from ranvier_py.proxy.readiness import Readiness
-from ranvier_py.proxy.response_reader import MarkingParser, Reading, ResponseParser, chunk_parser
+from ranvier_py.proxy.response_reader import HeadReading, MarkingParser, ResponseParser, chunk_parser
 from ranvier_py.proxy.transport import PlainTransport, TlsTransport, received
 
 BODILESS = (b"GET", b"HEAD", b"OPTIONS", b"DELETE")
@@ -134,7 +134,7 @@ class Upstream:
             raise
         return Exchange(connection, reading, data, whole=whole, dechunked=request.http_minor == 0)
 
-    def _read_head(self, connection: Connection, method: bytes) -> Steps[tuple[Reading, bytes]]:
+    def _read_head(self, connection: Connection, method: bytes) -> Steps[tuple[HeadReading, bytes]]:
         """The final head, and the bytes after it."""
         data = b""
         for _ in range(INTERIM_MAX):
@@ -200,7 +200,7 @@ class Exchange:
     __slots__ = ("_chunks", "_connection", "_left", "_pending", "_reusable", "body_bytes", "complete", "head")
 
     def __init__(
-        self, connection: Connection, reading: Reading, pending: bytes, *, whole: bool, dechunked: bool
+        self, connection: Connection, reading: HeadReading, pending: bytes, *, whole: bool, dechunked: bool
     ) -> None:
         self.head, self._left, reusable, chunks = reading
         self._connection: Connection | None = connection

@@ -8,7 +8,7 @@ in its answer to a report; the log is replayed from there, to its end.
     relay.answered(reply, now)
 
 Rules: the first report is empty, and has the router ask for what it misses. An engine that began anew is a
-new run, told by its numbers, which go back. Nothing is sent when there is nothing new, but for one report in BEAT_S, by
+new run, seen by its numbers, which go back. Nothing is sent when there is nothing new, but for one report in BEAT_S, by
 which a router knows that its reporter lives.
 Bounds: the log has `messages_max` messages of `bytes_max`; beyond, its older part goes, and can't be replayed: a router
 that needs it knows the engine less well (level DEGRADED). One report has CHUNK_BYTES and CHUNK_MESSAGES at most, or
@@ -73,7 +73,7 @@ class EventLog:
             self.dropped += len(oldest)
 
     def restart(self) -> None:
-        """The engine holds nothing of what it said so far; its numbers begin again."""
+        """The engine holds nothing of what it published so far; its numbers begin again."""
         self.runs += 1
         self._messages.clear()
         self._bytes = 0
@@ -95,7 +95,7 @@ class EventRelay:
 
     Args:
         head: members of every report: worker_id, model, rank, ranks.
-        is_connected: whether the engine is heard now.
+        is_connected: whether the engine is read now.
     """
 
     def __init__(self, head: Mapping[str, Any], log: EventLog, is_connected: Callable[[], bool] = lambda: True) -> None:
@@ -123,7 +123,7 @@ class EventRelay:
             self._next = self._next and 0
         connected = self._is_connected()
         if not connected:
-            self._ask = 0  # it asks again when we hear the engine again
+            self._ask = 0  # it asks again when the engine is read again
         is_due = self._ask or connected is not self._was_connected or now >= self._beat_at
         if not is_due and (now < self._batch_at or self._next == log.next or not connected):
             return None

@@ -36,7 +36,7 @@ from ranvier_py.reporter.router_link import RouterLink
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 5.0  # an engine that is up has said by then where it publishes
+SILENT_S = 5.0  # an engine that is up has answered by then where it publishes
 
 
 def report(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId
 from ranvier_py.io.redis_index import PREPARE_S, RedisLink, RedisOptions
-from ranvier_py.node.index_parts import IndexedBackend, Listened
+from ranvier_py.node.index_parts import IndexedBackend, IndexedStream
 from tests.io.redis_server import RedisServer, needs_redis, redis_server
 
 pytestmark = [needs_redis, pytest.mark.usefixtures("hurried")]
@@ -75,10 +75,12 @@ class Side:
         self.link = RedisLink(self.shared, url, RedisOptions(**options))
         self.prepared = PreparedIndex(self.index, time.perf_counter)
         self.prepared.shared = self.shared
-        self.streams = {name: Listened(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in hears}
+        self.streams = {
+            name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in hears
+        }
 
     def hear(self, kind: Kind, prefix: str, backend: str = X, tokens: int | None = 64) -> None:
-        self.streams[backend].heard([IndexEvent(kind, prefix, tokens)])
+        self.streams[backend].received([IndexEvent(kind, prefix, tokens)])
 
     async def holders(self, prefix: str) -> dict[str, int]:
         """As a request would learn it that waits for Redis."""
@@ -148,7 +150,7 @@ async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_said_and_no_m
             side.hear(Kind.CREATED, "ab", X, 10)
         one.hear(Kind.CREATED, "cd", X, 10)  # which two has not heard
         await three.until_holders("cd", {X: 10})
-        one.streams[X].began()
+        one.streams[X].started()
         assert len(one.index) == 0
         await three.until_holders("cd", {})
         await three.until_holders("ab", {X: 10})

@@ -54,7 +54,7 @@ class Chaos:
         elif not self.c.standing:
             for name, stream in self.c.streams.items():
                 self.c.standing.add(BACKENDS[name])
-                stream.began()
+                stream.started()
 
     def revive(self) -> None:
         if self.is_dead:

@@ -122,7 +122,7 @@ def loaded(name: str, template: str) -> ChatTokenizer:
     return ChatTokenizer(library, read_template(library, chosen), identity=f"{name} {template}")
 
 
-def says(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def plain(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -150,21 +150,21 @@ TEXTS = st.one_of(
 @st.composite
 def turns(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
     """A conversation as the lists of messages that each request brings."""
-    first = [says("system", draw(TEXTS))] if draw(st.booleans()) else []
+    first = [plain("system", draw(TEXTS))] if draw(st.booleans()) else []
     found: list[list[dict[str, Any]]] = []
     for _ in range(draw(st.integers(1, 3))):
-        messages = [says("user", draw(TEXTS))]
+        messages = [plain("user", draw(TEXTS))]
         if draw(st.integers(0, 3)) == 0:
-            messages = [says("user", [{"type": "text", "text": draw(TEXTS)} for _ in range(draw(st.integers(1, 2)))])]
+            messages = [plain("user", [{"type": "text", "text": draw(TEXTS)} for _ in range(draw(st.integers(1, 2)))])]
         found.append([*first, *messages])
-        first = [says("assistant", draw(TEXTS))]
+        first = [plain("assistant", draw(TEXTS))]
         if draw(st.integers(0, 2)) == 0:
             count = draw(st.integers(1, 2))
             calls = [
                 call(at, draw(st.sampled_from(('{"what": "it"}', "", '{"n": [1, 2.5, null]}')))) for at in range(count)
             ]
-            answer = says("assistant", draw(st.sampled_from((None, "", "Let me see."))), tool_calls=calls)
-            results = [says("tool", draw(TEXTS), tool_call_id=made["id"]) for made in calls]
+            answer = plain("assistant", draw(st.sampled_from((None, "", "Let me see."))), tool_calls=calls)
+            results = [plain("tool", draw(TEXTS), tool_call_id=made["id"]) for made in calls]
             found.append([answer, *results])
     if draw(st.booleans()):
         found.append(first)  # the last answer, as it is learned
@@ -207,7 +207,7 @@ def test_turn_by_turn_equals_the_whole(name: str, template: str) -> None:
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(turns(), st.sampled_from((None, TOOLS)))
-    @example([[says("system", "s"), says("user", "a")], [says("assistant", "b"), says("user", "c")]], None)
+    @example([[plain("system", "s"), plain("user", "a")], [plain("assistant", "b"), plain("user", "c")]], None)
     def check(parts: list[list[dict[str, Any]]], tools: Any) -> None:
         nonlocal done
         done += check_turn_by_turn(tokenizer, parts, tools)
@@ -236,7 +236,7 @@ def test_turn_by_turn_equals_the_whole_with_templates_of_strange_habits(template
 def test_a_template_whose_pieces_depend_on_their_place_is_not_incremental(template: str) -> None:
     tokenizer = loaded("embedded", template)
     assert not tokenizer.incremental
-    chat = Chat([says("user", "a"), says("assistant", "b"), says("user", "c")])
+    chat = Chat([plain("user", "a"), plain("assistant", "b"), plain("user", "c")])
     assert tokenizer.tokenize_tail(chat.messages[2:], lambda: chat, 2) is None
     assert tokenizer.tokenize(chat).ends[-1] > 0
 
@@ -272,7 +272,7 @@ def test_the_whole_is_not_asked_for_when_a_tail_is_plain() -> None:
     def context() -> Chat:
         raise AssertionError("asked for the whole chat")
 
-    found = tokenizer.tokenize_tail([says("assistant", "b", refusal=None), says("user", "c")], context, 7)
+    found = tokenizer.tokenize_tail([plain("assistant", "b", refusal=None), plain("user", "c")], context, 7)
     assert found is not None
     assert found.how == "rendered"
     assert len(found.ends) == 2
@@ -280,13 +280,15 @@ def test_the_whole_is_not_asked_for_when_a_tail_is_plain() -> None:
 
 def test_a_batch_equals_its_jobs_one_by_one() -> None:
     tokenizer = loaded("embedded", "")
-    chat = Chat([says("user", "a"), says("assistant", None, tool_calls=[call(0)]), says("tool", "r", tool_call_id="0")])
+    chat = Chat(
+        [plain("user", "a"), plain("assistant", None, tool_calls=[call(0)]), plain("tool", "r", tool_call_id="0")]
+    )
     jobs = [
-        TailJob([says("user", "hello")], lambda: chat, 4),
+        TailJob([plain("user", "hello")], lambda: chat, 4),
         TailJob(chat.messages[1:], lambda: chat, 1),
         TailJob([], lambda: chat, 3),
-        TailJob([says("user", "\ud800")], lambda: chat, 2),
-        TailJob([says("user", "x"), says("assistant", "y")], lambda: chat, 2),
+        TailJob([plain("user", "\ud800")], lambda: chat, 2),
+        TailJob([plain("user", "x"), plain("assistant", "y")], lambda: chat, 2),
     ]
     together = tokenizer.tokenize_tails(jobs)
     assert [found is None for found in together] == [False, False, True, True, False]
@@ -300,7 +302,7 @@ def test_a_batch_equals_its_jobs_one_by_one() -> None:
 
 def test_reasoning_of_the_last_answer_is_no_cut_where_later_turns_drop_it() -> None:
     tokenizer = loaded("embedded", THINKING_TEMPLATE)
-    chat = Chat([says("user", "a"), says("assistant", "b", reasoning_content="why"), says("tool", "c")])
+    chat = Chat([plain("user", "a"), plain("assistant", "b", reasoning_content="why"), plain("tool", "c")])
     ends = tokenizer.tokenize(chat).ends
     assert ends[0] > 0
     assert list(ends[1:]) == [-1, -1]
@@ -310,7 +312,7 @@ def test_a_template_that_moves_the_system_text_does_not_keep_turns() -> None:
     mistral = loaded("llama3", TEMPLATES[4])
     assert not mistral.keeps_turns
     assert "prefix" in mistral.probe_report
-    chat = Chat([says("system", "s"), says("user", "a"), says("assistant", "b"), says("user", "c")])
+    chat = Chat([plain("system", "s"), plain("user", "a"), plain("assistant", "b"), plain("user", "c")])
     found = mistral.tokenize(chat)
     assert [end >= 0 for end in found.ends] == [
         True,
@@ -323,7 +325,7 @@ def test_a_template_that_moves_the_system_text_does_not_keep_turns() -> None:
 
 def test_ends_are_found_by_markers_where_prefixes_do_not_render_alone() -> None:
     tokenizer = loaded("embedded", MARKS_THE_LAST)
-    found = tokenizer.tokenize(Chat([says("user", "a b c"), says("assistant", "d"), says("user", "e")]))
+    found = tokenizer.tokenize(Chat([plain("user", "a b c"), plain("assistant", "d"), plain("user", "e")]))
     marker = tokenizer.tokenize_text("<|im_start|>")[0]
     assert found.how == "markers"
     assert [found.ids[end] for end in found.ends[:-1]] == [marker, marker]
@@ -331,7 +333,9 @@ def test_ends_are_found_by_markers_where_prefixes_do_not_render_alone() -> None:
 
 def test_ends_are_estimated_where_nothing_else_helps() -> None:
     tokenizer = loaded("embedded", COUNTS_MESSAGES)
-    found = tokenizer.tokenize(Chat([says("user", "word " * 50), says("assistant", "word " * 25), says("user", "e")]))
+    found = tokenizer.tokenize(
+        Chat([plain("user", "word " * 50), plain("assistant", "word " * 25), plain("user", "e")])
+    )
     assert found.how == "estimate"
     assert abs(found.ends[0] - len(found.ids) * 2 / 3) < 5
     assert found.ends[-1] == len(found.ids)
@@ -340,7 +344,7 @@ def test_ends_are_estimated_where_nothing_else_helps() -> None:
 def test_arguments_of_the_template_count_where_the_template_reads_them() -> None:
     tokenizer = loaded("embedded", GREETS_BY_NAME)
     assert tokenizer.profile.arguments_matter
-    messages = [says("user", "a"), says("assistant", "b"), says("user", "c")]
+    messages = [plain("user", "a"), plain("assistant", "b"), plain("user", "c")]
     named = Chat(messages, None, {"chat_template_kwargs": {"who": " Ann", "tokenize": 1}})
     assert "user Ann" in tokenizer.render(named, generation=True)
     assert tokenizer.tokenize_tail(messages[2:], lambda: named, 2) is None
@@ -351,10 +355,10 @@ def test_arguments_of_the_template_count_where_the_template_reads_them() -> None
     "messages",
     [
         [],
-        [says("user", 7)],
+        [plain("user", 7)],
         [{"content": "no role"}],
-        [says("user", "\ud800")],
-        [says("assistant", "", tool_calls=["no call"])],
+        [plain("user", "\ud800")],
+        [plain("assistant", "", tool_calls=["no call"])],
     ],
 )
 def test_what_a_template_cannot_render_is_refused(messages: list[Any]) -> None:
@@ -365,12 +369,12 @@ def test_what_a_template_cannot_render_is_refused(messages: list[Any]) -> None:
 
 def test_a_template_of_the_request_is_refused() -> None:
     with pytest.raises(TemplateRefused):
-        loaded("embedded", "").tokenize(Chat([says("user", "a")], None, {"chat_template": "{{ messages }}"}))
+        loaded("embedded", "").tokenize(Chat([plain("user", "a")], None, {"chat_template": "{{ messages }}"}))
 
 
 def test_images_become_a_placeholder() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    chat = Chat([says("user", [{"type": "text", "text": "What is it?"}, image])])
+    chat = Chat([plain("user", [{"type": "text", "text": "What is it?"}, image])])
     assert "<image>" in loaded("embedded", "").render(chat, generation=False)
     assert "What is it?[image]" in loaded("embedded", PARTS_TEMPLATE).render(chat, generation=False)
     assert "AAAA" not in loaded("embedded", "").render(chat, generation=False)
@@ -385,7 +389,7 @@ def test_the_identity_tells_tokenizers_and_templates_apart() -> None:
 def test_plain_prompts_get_the_special_tokens_that_the_tokenizer_adds() -> None:
     llama = loaded("llama3", "")
     assert llama.tokenize_text("Hello")[0] == 128_000
-    assert llama.tokenize(Chat([says("user", "Hello")])).ids.tolist().count(128_000) == 1
+    assert llama.tokenize(Chat([plain("user", "Hello")])).ids.tolist().count(128_000) == 1
     assert loaded("embedded", "").tokenize_text("Hello").dtype == np.uint32
 
 
@@ -419,7 +423,7 @@ def test_the_embedded_tokenizer_is_small_and_its_origin_is_written_beside_it() -
 
 def test_several_threads_can_tokenize_at_once() -> None:
     tokenizer = loaded("embedded", "")
-    chats = [Chat([says("system", "s"), says("user", "word " * size)]) for size in range(1, 200)]
+    chats = [Chat([plain("system", "s"), plain("user", "word " * size)]) for size in range(1, 200)]
     alone = [tokenizer.tokenize(chat).ids.tolist() for chat in chats]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda chat: tokenizer.tokenize(chat).ids.tolist(), chats))

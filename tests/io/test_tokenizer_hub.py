@@ -136,11 +136,11 @@ def node(tokenizer: str, hub: str, home: Path, *backends: str) -> Iterator[str]:
         watch = threading.Timer(DEADLINE_S, process.kill)
         watch.start()
         try:
-            said = b""
-            while not (found := re.search(rb"^ranvier listening on (\S+)", said, re.MULTILINE)):
+            words = b""
+            while not (found := re.search(rb"^ranvier listening on (\S+)", words, re.MULTILINE)):
                 line = process.stdout.readline()
-                assert line, said.decode()
-                said += line
+                assert line, words.decode()
+                words += line
             yield f"http://{found[1].decode()}"
         finally:
             process.send_signal(signal.SIGTERM)
@@ -187,9 +187,9 @@ def test_an_id_that_can_not_be_had_is_one_clear_error(tmp_path: Path, is_up: boo
     with serving(HubPages) as hub:
         url = url_of(hub)
         if is_up:
-            said = start_in_vain("acme/none", url, tmp_path)
+            words = start_in_vain("acme/none", url, tmp_path)
     if is_up:
-        assert said == (
+        assert words == (
             f"ranvier: tokenizer: 'acme/none' can't be loaded: it is no directory, and {url} has no such model, or "
             "none for us: private ones need HF_TOKEN\n"
         )

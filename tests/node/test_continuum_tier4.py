@@ -20,10 +20,10 @@ from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
-from ranvier_py.core.routing.placement.chwbl import opening_key
+from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.io.engine_events.sse_source import SourceOptions
-from ranvier_py.node.index_parts import IndexedBackend, Indexing, Listened
+from ranvier_py.node.index_parts import IndexedBackend, IndexedStream, Indexing
 from ranvier_py.node.node import run
 from tests.node.test_node import DEADLINE_S, MODEL, Lab, start_engine, turn
 
@@ -212,11 +212,11 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     routes = RouteTable(capacity=100)
     routes.learn([(32, gone, 0), (16, held, 0)], engine, 0, Trust.LOCAL, time.monotonic())
     engine_caches = EngineCaches(routes, lambda _: 0)
-    listened = Listened(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), engine_caches)
-    listened.began()
-    listened.heard([IndexEvent(Kind.CREATED, f"{held:016x}", 16), IndexEvent(Kind.CREATED, f"{gone:016x}", 32)])
+    stream = IndexedStream(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), engine_caches)
+    stream.started()
+    stream.received([IndexEvent(Kind.CREATED, f"{held:016x}", 16), IndexEvent(Kind.CREATED, f"{gone:016x}", 32)])
     assert routes.statistics().claims.confirmed == 2
-    listened.heard([IndexEvent(Kind.PURGED, f"{gone:016x}")])
+    stream.received([IndexEvent(Kind.PURGED, f"{gone:016x}")])
     assert [holder.tokens for holder in routes.match([(32, gone, 0), (16, held, 0)], [0], time.monotonic())] == [16]
     assert engine_caches.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"
 

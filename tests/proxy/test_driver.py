@@ -30,11 +30,11 @@ from tests.proxy.test_pipeline import (
     answer,
     chunk,
     lab,
-    posted,
+    request_of,
 )
 
 FIRST = {"role": "user", "content": "How many words are there in this question? " * 20}
-SAID = {"role": "assistant", "content": "hi"}
+REPLY = {"role": "assistant", "content": "hi"}
 LARGE = 8 << 20
 """More than the sockets on loopback hold."""
 
@@ -79,7 +79,7 @@ def backends(count: int, *scripts: list[Any]) -> list[Turns]:
 
 def turn(number: int, **fields: Any) -> bytes:
     """A chat that goes on: its first turn, its second …"""
-    more = [message for past in range(1, number) for message in (SAID, {"role": "user", "content": f"And {past}?"})]
+    more = [message for past in range(1, number) for message in (REPLY, {"role": "user", "content": f"And {past}?"})]
     return json.dumps({"model": "m", "messages": [FIRST, *more], **fields}).encode()
 
 
@@ -101,7 +101,7 @@ class Talk:
             yield talk
 
     async def ask(self, body: bytes) -> None:
-        await self.stream.send_all(posted(body))
+        await self.stream.send_all(request_of(body))
 
     async def answer(self) -> tuple[bytes, bytes]:
         """Head and body of an answer with a length."""
@@ -249,7 +249,7 @@ async def test_requests_that_come_early_are_answered_in_turn() -> None:
 
 async def test_a_connection_that_is_to_end_ends_after_its_answer() -> None:
     async with lab(*backends(1)) as node, Talk.begin(node) as talk:
-        closing = posted(turn(2)).replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\n")
+        closing = request_of(turn(2)).replace(b"host: x\r\n", b"host: x\r\nconnection: close\r\n")
         await talk.stream.send_all(closing)
         assert (await talk.answer())[1] == BODY
         assert await talk.stream.receive_some() == b""

@@ -117,7 +117,7 @@ class Lab:
     async def stream(self, backends: Sequence[Scripted] = ()) -> bytes:
         """A stream's raw bytes, however it ends. The backends are told when some have come."""
         async with await trio.open_tcp_stream(*self.address) as client:
-            await client.send_all(posted(chat(stream=True)))
+            await client.send_all(request_of(chat(stream=True)))
             first = await client.receive_some()
             for backend in backends:
                 backend.seen.set()
@@ -155,7 +155,7 @@ def chat(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": messages, **fields}).encode()
 
 
-def posted(body: bytes) -> bytes:
+def request_of(body: bytes) -> bytes:
     return b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -230,7 +230,7 @@ async def test_a_client_that_leaves_ends_the_attempt_and_teaches_nothing(script:
     backend = Scripted(*script)
     async with lab(backend) as node:
         async with await trio.open_tcp_stream(*node.address) as client:
-            await client.send_all(posted(chat(stream=True)))
+            await client.send_all(request_of(chat(stream=True)))
             await backend.asked.wait()
             if script[0] == STREAM_HEAD:
                 assert await client.receive_some()
@@ -248,7 +248,7 @@ async def test_an_engine_hears_within_a_tenth_of_a_second_that_its_client_left()
             for _ in range(3):
                 backend.left = trio.Event()
                 async with await trio.open_tcp_stream(*node.address) as client:
-                    await client.send_all(posted(chat(stream=True)))
+                    await client.send_all(request_of(chat(stream=True)))
                     while TOKEN not in await client.receive_some():
                         pass
                 left_at = trio.current_time()
@@ -414,7 +414,7 @@ async def test_a_second_signal_cuts_the_drain_short() -> None:
     backend = Scripted(STREAM_HEAD, TOKEN, HANG)
     with trio.fail_after(DEADLINE_S):
         async with lab(backend, drain_timeout_s=3600) as node, await trio.open_tcp_stream(*node.address) as client:
-            await client.send_all(posted(chat(stream=True)))
+            await client.send_all(request_of(chat(stream=True)))
             received = b""
             while TOKEN not in received:
                 received += await client.receive_some()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import UpstreamGarbled
 from ranvier_py.proxy.http_values import HeadShape
-from ranvier_py.proxy.response_reader import KnownHead, Reading, ResponseParser
+from ranvier_py.proxy.response_reader import HeadReading, KnownHead, ResponseParser
 
 HEADS = (
     b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n",
@@ -22,11 +22,11 @@ HEADS = (
 )
 
 
-def parsed(data: bytes) -> Reading:
+def parsed(data: bytes) -> HeadReading:
     return ResponseParser().parse(data, b"POST")
 
 
-def said(reading: Reading) -> object:
+def meaning(reading: HeadReading) -> object:
     """All that is read of a head; the parser that follows its chunks is another each time."""
     head = reading.head
     return head.status, head.reason, head.headers, head.framing, head.fields, reading[1:3], reading.chunks is None
@@ -37,7 +37,7 @@ def test_a_head_like_the_last_reads_as_a_parser_reads_it(first: bytes, one: int,
     known = KnownHead.of(first % one, parsed(first % one))
     again = known.again(second % other) if known is not None else None
     if again is not None:
-        assert said(again) == said(parsed(second % other))
+        assert meaning(again) == meaning(parsed(second % other))
 
 
 def test_only_the_digits_of_the_length_may_differ() -> None:

@@ -19,7 +19,7 @@ from ranvier_py.proxy.client import Client, Watchdog
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.driver import Steps
 from ranvier_py.proxy.error_answers import error_response
-from ranvier_py.proxy.http_values import HttpRequest, Phase
+from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from tests.proxy.wire import GET, Wire, echo, post, serving
@@ -30,7 +30,7 @@ QUICK = ServerLimits(tick_s=0.01, idle_s=0.1, header_s=0.1, body_s=0.1, send_s=0
 class Held:
     """A handler that begins to answer when told, and remembers how it ended."""
 
-    def __init__(self, phase: Phase = Phase.WORK, seconds: float = 60.0, first: bytes = b"") -> None:
+    def __init__(self, phase: WaitPhase = WaitPhase.WORK, seconds: float = 60.0, first: bytes = b"") -> None:
         self.phase, self.seconds, self.first = phase, seconds, first
         self.running = 0
         self.entered = trio.Event()
@@ -199,7 +199,7 @@ async def test_a_long_upload_at_a_fair_rate_is_not_cut_off() -> None:
 
 
 async def test_a_backend_that_does_not_begin_is_a_504() -> None:
-    held = Held(Phase.FIRST_BYTE, 0.05)
+    held = Held(WaitPhase.FIRST_BYTE, 0.05)
     async with serving(held, QUICK) as (server, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         status, _, body = await wire.response()
@@ -209,7 +209,7 @@ async def test_a_backend_that_does_not_begin_is_a_504() -> None:
 
 
 async def test_a_backend_that_stalls_in_its_answer_means_a_reset() -> None:
-    held = Held(Phase.STALL, 0.05, first=b"x")
+    held = Held(WaitPhase.STALL, 0.05, first=b"x")
     async with serving(held, QUICK) as (server, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         assert await wire.cut()

@@ -50,7 +50,7 @@ def all_of(exchange: Exchange) -> Steps[bytes]:
     return body
 
 
-def says(*answers: bytes, close: bool = False):  # type: ignore[no-untyped-def]
+def answering(*answers: bytes, close: bool = False):  # type: ignore[no-untyped-def]
     """A backend that gives these answers in turn on each connection, then waits, or closes."""
 
     async def script(wire: Wire) -> None:
@@ -70,7 +70,7 @@ async def asked(
     upstream = Upstream(LIMITS)
     failure: UpstreamError | None = None
     with trio.fail_after(TEST_S):
-        async with backend(says(*answers, close=close)) as found:
+        async with backend(answering(*answers, close=close)) as found:
             try:
                 exchange = await run(upstream.open(found.address, request(method=method, minor=minor)))
                 try:
@@ -153,7 +153,7 @@ async def test_get_and_head_say_no_length() -> None:
 async def test_what_the_backend_says_reaches_the_client_byte_for_byte(status: bytes) -> None:
     fields = [b"Server: uvicorn", b"X-Twice: 1", b"x-twice: 2", b"Retry-After: 7", b"content-type: text/plain"]
     reply = answer(b"\x00\xff\r\n\r\nbody", *fields, b"Connection: Keep-Alive, x-hop", b"x-hop: 1", status=status)
-    async with proxying(says(reply)) as (_, _, port), await Wire.connect(port) as wire:
+    async with proxying(answering(reply)) as (_, _, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         head = await wire.until(b"\r\n\r\n")
         expected = [b"HTTP/1.1 " + status, b"content-length: 10", *fields, b"x-ranvier-backend: b0"]
@@ -163,7 +163,7 @@ async def test_what_the_backend_says_reaches_the_client_byte_for_byte(status: by
 
 async def test_a_chunked_answer_keeps_its_chunks_and_trailers() -> None:
     body = chunk(b"data: 1\n\n") + b"3;ext=1\r\nabc\r\n" + b"0\r\nx-trailer: y\r\n\r\n"
-    async with proxying(says(CHUNKED_HEAD + body, answer(b"next"))) as (_, found, port):
+    async with proxying(answering(CHUNKED_HEAD + body, answer(b"next"))) as (_, found, port):
         async with await Wire.connect(port) as wire:
             await wire.send(GET)
             assert b"transfer-encoding: chunked\r\n" in await wire.until(b"\r\n\r\n")
@@ -235,7 +235,7 @@ async def test_a_body_ends_where_its_framing_says(method: bytes, reply: bytes, f
 
 async def test_a_body_without_a_length_ends_with_the_connection_on_both_sides() -> None:
     async with (
-        proxying(says(b"HTTP/1.1 200 OK\r\n\r\nabc", close=True)) as (_, _, port),
+        proxying(answering(b"HTTP/1.1 200 OK\r\n\r\nabc", close=True)) as (_, _, port),
         await Wire.connect(port) as wire,
     ):
         await wire.send(GET)
@@ -246,7 +246,7 @@ async def test_a_body_without_a_length_ends_with_the_connection_on_both_sides() 
 
 async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
     reply = CHUNKED_HEAD + chunk(b"ab") + chunk(b"c") + b"0\r\n\r\n"
-    async with proxying(says(reply)) as (_, _, port), await Wire.connect(port) as wire:
+    async with proxying(answering(reply)) as (_, _, port), await Wire.connect(port) as wire:
         await wire.send(b"GET / HTTP/1.0\r\n\r\n")
         _, headers, _ = await wire.response()
         assert "transfer-encoding" not in headers
@@ -285,13 +285,13 @@ async def test_a_backend_that_closes_too_early_is_told_as_such(reply: bytes) -> 
     "reply", [answer(b"x" * 100)[:-50], CHUNKED_HEAD + b"9\r\nabc", CHUNKED_HEAD + b"3\r\nabc\r\n"]
 )
 async def test_a_backend_that_closes_in_mid_body_cuts_the_client(reply: bytes) -> None:
-    async with proxying(says(reply, close=True)) as (_, _, port), await Wire.connect(port) as wire:
+    async with proxying(answering(reply, close=True)) as (_, _, port), await Wire.connect(port) as wire:
         await wire.send(GET)
         assert await wire.cut()
 
 
 async def test_a_backend_that_closes_before_it_answers_is_a_502() -> None:
-    async with proxying(says(b"", close=True)) as (proxy, _, port), await Wire.connect(port) as wire:
+    async with proxying(answering(b"", close=True)) as (proxy, _, port), await Wire.connect(port) as wire:
         for _ in range(2):
             await wire.send(GET)
             assert (await wire.response())[0] == 502
@@ -319,7 +319,7 @@ def test_the_end_of_a_chunked_answer_is_found_to_the_byte_however_it_is_cut(
 
 
 async def test_a_connection_serves_again_and_the_last_used_first() -> None:
-    async with proxying(says(*[answer(b"x")] * 10)) as (proxy, found, port), await Wire.connect(port) as wire:
+    async with proxying(answering(*[answer(b"x")] * 10)) as (proxy, found, port), await Wire.connect(port) as wire:
         for _ in range(10):
             await wire.send(GET)
             await wire.response()
@@ -329,7 +329,7 @@ async def test_a_connection_serves_again_and_the_last_used_first() -> None:
 
 @pytest.mark.parametrize("reply", [answer(b"x", b"Connection: close"), answer(b"x").replace(b"/1.1", b"/1.0")])
 async def test_a_connection_that_the_backend_wants_closed_serves_no_more(reply: bytes) -> None:
-    async with proxying(says(reply)) as (_, found, port), await Wire.connect(port) as wire:
+    async with proxying(answering(reply)) as (_, found, port), await Wire.connect(port) as wire:
         for _ in range(2):
             await wire.send(GET)
             _, headers, body = await wire.response()
@@ -341,7 +341,7 @@ async def test_a_connection_that_the_backend_wants_closed_serves_no_more(reply: 
 @pytest.mark.parametrize("surplus", [b"\r\n", b"x", answer(b"stray")])
 @pytest.mark.parametrize("first", [answer(b"x"), CHUNKED_HEAD + chunk(b"x") + b"0\r\n\r\n", b"HTTP/1.1 204 N\r\n\r\n"])
 async def test_bytes_after_an_answer_never_reach_anybody(first: bytes, surplus: bytes) -> None:
-    async with proxying(says(first + surplus, answer(b"wrong"))) as (proxy, found, port):
+    async with proxying(answering(first + surplus, answer(b"wrong"))) as (proxy, found, port):
         async with await Wire.connect(port) as wire:
             for _ in range(2):
                 await wire.send(GET)
@@ -428,7 +428,7 @@ async def test_the_pool_is_bounded_and_forgets() -> None:
     now = 0.0
     upstream = Upstream(UpstreamLimits(pooled_max=2, idle_s=10), clock=lambda: now)
     with trio.fail_after(TEST_S):
-        async with backend(says(answer(b"x"))) as found:
+        async with backend(answering(answer(b"x"))) as found:
 
             async def use(count: int) -> None:
                 exchanges = [await run(upstream.open(found.address, request())) for _ in range(count)]
@@ -469,12 +469,12 @@ async def test_an_answer_that_comes_before_the_request_was_read_is_passed_on() -
 
 
 async def test_an_answer_that_comes_before_a_reset_is_passed_on_or_told() -> None:
-    async with proxying(says_early) as (_, _, port), await Wire.connect(port) as wire:
+    async with proxying(answers_early) as (_, _, port), await Wire.connect(port) as wire:
         await wire.send(post(b"x" * 8_000_000))
         assert (await wire.response())[0] in (413, 502)
 
 
-async def says_early(wire: Wire) -> None:
+async def answers_early(wire: Wire) -> None:
     await wire.until(b"\r\n\r\n")
     await wire.send(answer(b"too long", status=b"413 No"))
 
@@ -501,7 +501,7 @@ async def test_a_large_request_arrives_whole() -> None:
 
 
 async def test_a_backend_that_is_not_there_is_told_as_such() -> None:
-    async with backend(says()) as found:
+    async with backend(answering()) as found:
         pass
     upstream = Upstream(LIMITS)
     for address in (found.address, BackendAddress("http", "no such host.invalid", 80)):
@@ -523,7 +523,7 @@ async def test_a_backend_that_does_not_take_the_connection_is_given_up(
 
 @pytest.mark.parametrize("first", [b"", CHUNKED_HEAD + chunk(b"x")])
 async def test_a_client_that_leaves_ends_the_backends_work_within_100_ms(first: bytes) -> None:
-    told = trio.Event()
+    noticed = trio.Event()
     asked_ = trio.Event()
 
     async def script(wire: Wire) -> None:
@@ -531,7 +531,7 @@ async def test_a_client_that_leaves_ends_the_backends_work_within_100_ms(first: 
         await wire.send(first)
         asked_.set()
         await wire.more()
-        told.set()
+        noticed.set()
 
     async with proxying(script) as (_, _, port):
         wire = await Wire.connect(port)
@@ -541,7 +541,7 @@ async def test_a_client_that_leaves_ends_the_backends_work_within_100_ms(first: 
             await wire.until(chunk(b"x"))
         left_at = time.monotonic()
         await wire.aclose()
-        await told.wait()
+        await noticed.wait()
         assert time.monotonic() - left_at < 0.1
 
 

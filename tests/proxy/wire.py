@@ -15,7 +15,7 @@ from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.connection_pool import BackendAddress, UpstreamLimits
 from ranvier_py.proxy.conversation import Handler, awaiting
 from ranvier_py.proxy.driver import Driver, Result, Steps
-from ranvier_py.proxy.http_values import HttpRequest, Phase
+from ranvier_py.proxy.http_values import HttpRequest, WaitPhase
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
 from ranvier_py.proxy.upstream import Upstream
@@ -182,13 +182,13 @@ class Proxy:
         self.first_byte_s = self.stall_s = 5.0
 
     def __call__(self, request: HttpRequest, client: Client) -> Steps[None]:
-        client.arm(Phase.FIRST_BYTE, self.first_byte_s)
+        client.arm(WaitPhase.FIRST_BYTE, self.first_byte_s)
         exchange = yield from self.upstream.open(self.address, request)
         try:
             client.relay_head(exchange.head, self.extra, exchange.take())
             while not exchange.complete:
                 yield client.flush
-                client.arm(Phase.STALL, self.stall_s)
+                client.arm(WaitPhase.STALL, self.stall_s)
                 yield exchange.readable
                 client.send(exchange.receive() or b"")
         finally:

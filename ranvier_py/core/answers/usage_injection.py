@@ -45,7 +45,7 @@ class Terms(Enum):
     UNKNOWN = "unknown"
     TAKES = "takes"
     REFUSES = "refuses"
-    TELLS = "tells"  # unasked
+    UNASKED = "unasked"  # it counts in chunks with output, whoever asks
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class UsageAsking:
         """The body that asks for counts; None where it is not to be changed."""
         if not self._enabled or not prompt.stream or prompt.kind == "opaque":
             return None
-        if self.terms(backend, generation) in (Terms.REFUSES, Terms.TELLS):
+        if self.terms(backend, generation) in (Terms.REFUSES, Terms.UNASKED):
             return None
         asking = asking_body(prompt.body)
         if asking is None:
@@ -100,8 +100,8 @@ class UsageAsking:
     def answered(self, remover: UsageRemover, backend: BackendId, generation: int) -> None:
         """The stream it was asked for has ended."""
         self.counters.removed += remover.removed
-        if remover.told:
-            self._terms[backend] = (generation, Terms.TELLS)
+        if remover.counts_anyway:
+            self._terms[backend] = (generation, Terms.UNASKED)
 
 
 def asking_body(body: bytes) -> bytes | None:

@@ -11,8 +11,8 @@ SGLang write it asked or not, their chats of today never, by their sources; only
 it for the question, to no client's harm, while to take it out would cost every event a search and would be wrong for
 the former. In one thing a stream that was asked differs for good: vLLM since 2026 puts `system_fingerprint` into the
 event of the counts instead of the last one with output. Counts in an event with output were not asked for by us: then
-nothing is taken out of this stream (`told`). Where the answer has a content-length, a comment of the same length takes
-the place of the event.
+nothing is taken out of this stream (`counts_anyway`). Where the answer has a content-length, a comment of the same
+length takes the place of the event.
 Invariant: the chunks that leave end with the message, and no byte of payload is doubled, moved or lost but the event.
 Cost: a usual piece costs one search and one comparison. Holds at most HELD_BYTES_MAX.
 """
@@ -49,7 +49,7 @@ class UsageRemover:
 
     Attributes:
         removed: events taken out.
-        told: an event with output had counts, which we did not ask for.
+        counts_anyway: an event with output had counts, which we did not ask for.
     """
 
     __slots__ = (
@@ -62,8 +62,8 @@ class UsageRemover:
         "_line",
         "_marks",
         "_passing",
+        "counts_anyway",
         "removed",
-        "told",
     )
 
     def __init__(self, framing: str, marks: Marks | None) -> None:
@@ -77,7 +77,7 @@ class UsageRemover:
         self._line = b""  # of the line before a chunk
         self._ended = False  # the last chunk has begun
         self.removed = 0
-        self.told = False
+        self.counts_anyway = False
 
     def feed(self, data: bytes, complete: bool) -> bytes:
         """What goes on to the client of this piece and of what was held. `complete`: the message ends with it.
@@ -90,7 +90,7 @@ class UsageRemover:
         chunks = 0
         if marks is not None:
             chunks, marks.chunks = marks.chunks, 0
-        if self._aligned and (self.told or (MARK not in data and self._is_whole(data, chunks, complete))):
+        if self._aligned and (self.counts_anyway or (MARK not in data and self._is_whole(data, chunks, complete))):
             return data
         if marks is None:
             kept = self._kept(data)
@@ -156,7 +156,7 @@ class UsageRemover:
             begun, data = data[: first.end()], data[first.end() :]
         end = end_of_events(data, 0, len(data))
         events, self._held = data[:end], data[end:]
-        if MARK in events and not self.told:
+        if MARK in events and not self.counts_anyway:
             events = self._sifted(events)
         if len(self._held) > HELD_BYTES_MAX:
             events += self._pass_on(self._held)
@@ -172,7 +172,7 @@ class UsageRemover:
         """Whole events without that of the counts."""
         kept: list[bytes] = []
         at = 0
-        while not self.told and (mark := events.find(MARK, at)) >= 0:
+        while not self.counts_anyway and (mark := events.find(MARK, at)) >= 0:
             start, end = end_of_events(events, at, mark), EVENT_END.search(events, mark)
             assert end is not None, "the last event is whole"
             kept += (events[at:start], self._judged(events[start : end.end()]))
@@ -182,7 +182,7 @@ class UsageRemover:
     def _judged(self, event: bytes) -> bytes:
         kind = kind_of(event)
         if kind == "output":
-            self.told = True
+            self.counts_anyway = True
         if kind != "counts":
             return event
         self.removed += 1

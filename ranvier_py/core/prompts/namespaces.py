@@ -1,4 +1,4 @@
-"""Which prompts may share a cache: the namespace of token fingerprints.
+"""Which prompts may share a cache: the namespace of token fingerprints; and Continuum's key of a prompt's opening.
 
 Two prompts of equal tokens share the cache of an engine if they have the same model or adapter and the same salt, and
 for nothing else: tools, templates and documents show in the tokens themselves. The engine's own events say no more than
@@ -12,13 +12,16 @@ can be carried over to another name of the same engine (`TokenHasher.renamed`), 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import orjson
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import MASK, TextHasher
+
+OPENING_BYTES_MAX = 1024  # Continuum's max_prefix_length
 
 
 class TokenNamespaces:
@@ -41,3 +44,49 @@ class TokenNamespaces:
     def _number(self, what: str, value: object) -> Fingerprint:
         plain = value if type(value) is str else orjson.dumps(value).decode()
         return self._texts.namespace({what: plain, "tokenizer": self._identity})
+
+
+def opening_key(
+    model: str, messages: Sequence[Mapping[str, Any]], system: Any = None, bytes_max: int = OPENING_BYTES_MAX
+) -> bytes:
+    """SHA-256 of model, zero byte, tag and the first `bytes_max` bytes of the opening; empty where there is no opening.
+
+    The opening is the system prompt (tag S): the first message of that role, or `system` as Anthropic's requests have
+    it; without one the first message (tag M). Contents are text, or lists of parts whose texts are joined. Two models
+    share no key, nor do a system prompt and a first message of equal text.
+    """
+    tag, opening = b"S", opening_text(system, bytes_max)
+    if not opening:
+        systems = (opening_text(one.get("content"), bytes_max) for one in messages if one.get("role") == "system")
+        opening = next(filter(None, systems), "")
+    if not opening:
+        first = next((one for one in messages if one.get("role") != "system"), {})
+        tag, opening = b"M", opening_text(first.get("content"), bytes_max)
+    if not opening or "\0" in model:
+        return b""
+    return sha256(b"%b\0%b%b" % (as_bytes(model), tag, cut_text(as_bytes(opening), bytes_max))).digest()
+
+
+def opening_text(content: Any, characters: int) -> str:
+    """Text of a message's content, of which no more than so many characters are needed."""
+    if isinstance(content, str):
+        return content[:characters]
+    found = ""
+    for part in content if isinstance(content, list) else ():
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if isinstance(text, str):
+            found += text[: characters - len(found)]
+    return found
+
+
+def as_bytes(text: str) -> bytes:
+    """UTF-8; half of a surrogate pair, which JSON can spell, is no error."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def cut_text(encoded: bytes, bytes_max: int) -> bytes:
+    """The longest beginning of at most so many bytes that splits no character."""
+    end = min(bytes_max, len(encoded))
+    while 0 < end < len(encoded) and encoded[end] & 0xC0 == 0x80:
+        end -= 1
+    return encoded[:end]

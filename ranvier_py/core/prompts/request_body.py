@@ -29,9 +29,8 @@ from ranvier_py.core.errors import BadRequest
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.boundaries import Chat, Message, TokenIds
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher, canonical_message
-from ranvier_py.core.prompts.namespaces import TokenNamespaces
+from ranvier_py.core.prompts.namespaces import TokenNamespaces, opening_key
 from ranvier_py.core.prompts.prompt import Boundary, KnownPrefix, PromptMemory
-from ranvier_py.core.routing.placement.chwbl import opening_key
 
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "documents")
 NAMESPACE_FIELDS = ("model", "cache_salt", "lora_path", "tools", *TEMPLATE_FIELDS)

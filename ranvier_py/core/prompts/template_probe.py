@@ -87,7 +87,7 @@ class TemplateFacts:
     trailers: tuple[str, ...] = ("",)
 
 
-def says(role: str, content: str) -> dict[str, Any]:
+def plain(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
@@ -101,11 +101,11 @@ def calls(count: int, content: str = "") -> list[dict[str, Any]]:
 
 def plain_chats() -> Iterator[list[dict[str, Any]]]:
     """Conversations of plain messages."""
-    turns = [says(role, f"{role} says {at}") for at, role in enumerate(("user", "assistant") * 3)]
+    turns = [plain(role, f"{role} says {at}") for at, role in enumerate(("user", "assistant") * 3)]
     yield turns[:5]
-    yield [says("system", "Be brief."), *turns]
-    yield [*turns[:1], says("user", "again"), *turns[1:3]]
-    yield [*turns[:3], says("system", "Be long."), *turns[3:5]]
+    yield [plain("system", "Be brief."), *turns]
+    yield [*turns[:1], plain("user", "again"), *turns[1:3]]
+    yield [*turns[:3], plain("system", "Be long."), *turns[3:5]]
 
 
 def tool_chats() -> Iterator[list[dict[str, Any]]]:
@@ -113,9 +113,9 @@ def tool_chats() -> Iterator[list[dict[str, Any]]]:
     for count in (1, 2):
         for content in ("", "Let me see."):
             round_trip = calls(count, content)
-            turn = [says("user", "Look it up."), *round_trip, says("assistant", "Found it.")]
-            yield [says("system", "Use tools."), *turn, says("user", "And more."), *round_trip, *round_trip]
-            yield [*turn, *turn, says("user", "Thanks."), says("assistant", "Gladly."), *turn]
+            turn = [plain("user", "Look it up."), *round_trip, plain("assistant", "Found it.")]
+            yield [plain("system", "Use tools."), *turn, plain("user", "And more."), *round_trip, *round_trip]
+            yield [*turn, *turn, plain("user", "Thanks."), plain("assistant", "Gladly."), *turn]
 
 
 class TemplateProbe:
@@ -131,7 +131,7 @@ class TemplateProbe:
         """Find out everything. Never raises: a template that refuses all yields the empty profile and the reason."""
         self._profile = replace(self._profile, parts=self._reads_parts())
         try:
-            self._render(self._chat([says("user", SENTINEL)]))
+            self._render(self._chat([plain("user", SENTINEL)]))
         except TemplateRefused as refused:
             return replace(self._profile, reason=f"refuses a single question: {refused}")
         self._profile = replace(self._profile, starter=self._starter())
@@ -163,7 +163,7 @@ class TemplateProbe:
 
     def _starter(self) -> str:
         """A special token that stands exactly once in front of each message, for the marker scan."""
-        messages = [says(role, SENTINEL) for role in ("user", "assistant") * 2] + [says("user", SENTINEL)]
+        messages = [plain(role, SENTINEL) for role in ("user", "assistant") * 2] + [plain("user", SENTINEL)]
         text = self._text(messages)
         if text is None:
             return ""
@@ -215,9 +215,9 @@ class TemplateProbe:
         """Whether reasoning of an earlier turn is left out, as it is by Qwen3's template."""
         called, result = calls(1)
         for members in ({"reasoning_content": SENTINEL}, {"content": f"<think>\n{SENTINEL}\n</think>\n\nYes."}):
-            for turn in ([says("assistant", "Yes.")], [called, result]):
-                start = [says("user", "Why?"), {**turn[0], **members}, *turn[1:]]
-                later = [*start, says("user", "So?"), says("assistant", "So."), says("user", "And?")]
+            for turn in ([plain("assistant", "Yes.")], [called, result]):
+                start = [plain("user", "Why?"), {**turn[0], **members}, *turn[1:]]
+                later = [*start, plain("user", "So?"), plain("assistant", "So."), plain("user", "And?")]
                 early, late = self._text(start), self._text(later)
                 if early is None or late is None or not late.startswith(early):
                     return True
@@ -249,10 +249,10 @@ class TemplateProbe:
 
     def _learn(self, role: str) -> bool:
         """Learn the affixes of a role from what one more message adds to a conversation."""
-        start = [says("user", "a"), says("assistant", "b")] if role != "assistant" else [says("user", "a")]
+        start = [plain("user", "a"), plain("assistant", "b")] if role != "assistant" else [plain("user", "a")]
         if role == "user" and self._profile.closing:
             start = start[:1]  # how an assistant message ends is not known yet
-        known, text = self._text(start), self._text([*start, says(role, f" {SENTINEL} ")])
+        known, text = self._text(start), self._text([*start, plain(role, f" {SENTINEL} ")])
         if known is None or text is None or not text.startswith(known):
             return False
         before, found, after = text[len(known) :].partition(SENTINEL)
@@ -264,7 +264,7 @@ class TemplateProbe:
         if not is_cut(known + before, len(known), self._facts.clean):
             return False
         self._profile = replace(self._profile, affixes={**self._profile.affixes, role: affixes})
-        blank = self._text([*start, says(role, "")])
+        blank = self._text([*start, plain(role, "")])
         affixes = replace(affixes, empty=blank == known + before + after)
         self._profile = replace(self._profile, affixes={**self._profile.affixes, role: affixes})
         return True
@@ -289,8 +289,8 @@ class TemplateProbe:
                 yield messages, self._texts(messages, tools)
         special = [*self._facts.clean[:MARKERS_TRIED], *self._facts.clean[-MARKERS_TRIED:]]
         for content in (*CONTENTS, *special, *(f"a{mark}b" for mark in special)):
-            turn = [says("user", content), says("assistant", content)]
-            for messages in ([says("system", content), *turn, *turn], [*turn, says("system", content), turn[0]]):
+            turn = [plain("user", content), plain("assistant", content)]
+            for messages in ([plain("system", content), *turn, *turn], [*turn, plain("system", content), turn[0]]):
                 yield messages, self._texts(messages)
 
     def _windows_hold(self) -> bool:

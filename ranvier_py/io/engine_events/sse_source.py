@@ -1,12 +1,11 @@
 """Continuum's event streams: server-sent events over HTTP, or the same JSON in WebSocket frames.
 
 One task for each source. It connects, hands on what it reads, and connects again when the stream ends, fails, is too
-long in one event or says nothing for `idle_s`: after `reconnect_s`, doubled up to 60 s, each time a random part of it,
-from the start again once an event came. A stream says only what is new, without numbers and without replay: whatever
-was said while nobody listened is lost. So whoever keeps the index is told when a stream begins (`began`) and forgets
-what it knew of that backend (resolution CX18).
+long in one event or is silent for `idle_s`: after `reconnect_s`, doubled up to 60 s, each time a random part of it,
+from the start again once an event came. A stream has no numbers and no replay: what is published while nobody reads is
+lost. So whoever keeps the index is called when a stream begins (`started`), and forgets what it knew (CX18).
 
-Rules: nothing that comes ends the task or is kept: an event is bounded (`core.kv.server_events`), and so is one read.
+Rules: nothing that comes ends the task or is kept: an event is bounded (`server_events`), and so is one read.
 Who sends without end has a third of the loop: after each slice it rests twice as long as that took.
 The addresses are the operator's; redirects are not followed, nothing is read from the environment.
 Source: Continuum Router, «KV cache optimization», tier 4 (CR15, CX17, CX29).
@@ -39,11 +38,11 @@ log = logging.getLogger(__name__)
 SCHEMES = ("http", "https", "ws", "wss")
 RECONNECT_MAX_S = 60.0
 READ_BYTES_MAX = 65_536
-SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events: about 1 ms
+SLICE_BYTES, SLICE_MESSAGES = 8192, 64  # some 60 events
 REST = 2.0  # after each slice, in times of what it took
 REST_S_MAX = 0.1
 MEDIA_TYPE = "text/event-stream"
-TOLD_MAX, TOLD_S = 20, 30.0
+LOG_LINES_MAX, LOG_LINE_S = 20, 30.0
 """Lines of the log about one stream that comes and goes: at once, and one each so often."""
 
 CONNECT_S = 5.0
@@ -56,7 +55,7 @@ class StreamFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions(Options):
-    """`idle_s`: all that a stream said has expired once it was silent for so long."""
+    """`idle_s`: all that a stream published has expired once it was silent for so long."""
 
     reconnect_s: float = option(
         1.0,
@@ -86,8 +85,8 @@ class EventSource:
 
     Args:
         url: http, https, ws or wss.
-        heard: takes what came, in order. Must not wait.
-        began: told when a stream begins anew, before its first event.
+        received: takes what came, in order. Must not wait.
+        started: called when a stream begins anew, before its first event.
     """
 
     def __init__(
@@ -95,18 +94,18 @@ class EventSource:
         url: str,
         options: SourceOptions,
         *,
-        heard: Callable[[Sequence[IndexEvent]], object],
-        began: Callable[[], object],
+        received: Callable[[Sequence[IndexEvent]], object],
+        started: Callable[[], object],
         rng: Random,
         api_key: str = "",
     ) -> None:
         self.url = url
         self.state = SourceState()
         self._options = options
-        self._heard = heard
-        self._began = began
+        self._received = received
+        self._started = started
         self._rng = rng
-        self._telling = Quota(TOLD_MAX, TOLD_S)
+        self._log_quota = Quota(LOG_LINES_MAX, LOG_LINE_S)
         self._headers = {
             "user-agent": "ranvier-kv-events",
             **({"authorization": f"Bearer {api_key}"} if api_key else {}),
@@ -119,7 +118,7 @@ class EventSource:
             before = state.received
             reason = await self._listen_once()
             if state.connected or reason != state.last_error:
-                self._tell("kv_index.stream_lost %s: %s", shown(self.url), reason)
+                self._log("kv_index.stream_lost %s: %s", shown(self.url), reason)
             state.connected, state.last_error = False, reason
             if state.received > before:
                 wait_s = self._options.reconnect_s
@@ -141,11 +140,11 @@ class EventSource:
 
     def _start(self) -> None:
         self.state.connected = True
-        self._tell("kv_index.stream_begun %s", shown(self.url))
-        self._began()
+        self._log("kv_index.stream_begun %s", shown(self.url))
+        self._started()
 
-    def _tell(self, line: str, *words: object) -> None:
-        if self._telling.allows(time.monotonic()):
+    def _log(self, line: str, *words: object) -> None:
+        if self._log_quota.allows(time.monotonic()):
             log.info(line, *words)
 
     def _take(self, reader: EventReader, batch: Sequence[IndexEvent]) -> None:
@@ -154,7 +153,7 @@ class EventSource:
         reader.received = reader.dropped = 0
         if batch:
             self.state.last_event_at = time.monotonic()
-            self._heard(batch)
+            self._received(batch)
 
     async def _server_sent(self) -> None:
         timeout = httpx.Timeout(CONNECT_S, read=self._options.idle_s)
@@ -184,7 +183,9 @@ class EventSource:
         for start in range(0, len(piece), SLICE_BYTES):
             began = time.monotonic()
             self._take(reader, list(reader.feed(piece[start : start + SLICE_BYTES])))
-            with trio.CancelScope(shield=True):  # who cancels is heard in the next read: httpx's generators want that
+            with trio.CancelScope(
+                shield=True
+            ):  # a cancellation takes effect in the next read: httpx's generators want that
                 await trio.sleep(min(REST_S_MAX, REST * (time.monotonic() - began)))
 
     async def _websocket(self) -> None:

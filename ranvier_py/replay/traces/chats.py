@@ -23,7 +23,7 @@ from typing import Any
 
 from ranvier_py.core.errors import ConfigError, TemplateRefused
 from ranvier_py.core.prompts.boundaries import Chat, Message
-from ranvier_py.core.routing.placement.chwbl import opening_key
+from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.traces.chat_prefixes import Prefixes
 from ranvier_py.replay.traces.lines import Line, drawn, from_start, json_lines, name_of, nothing_in, shown, spread

@@ -121,6 +121,6 @@ def test_a_body_that_is_refused_either_way_says_nothing_of_the_question() -> Non
 def test_a_backend_that_tells_unasked_is_not_asked() -> None:
     asking = UsageAsking()
     remover = UsageRemover("close", None)
-    remover.told = True
+    remover.counts_anyway = True
     asking.answered(remover, BackendId(3), 1)
     assert asking.body(prompt(PLAIN), BackendId(3), 1) is None

@@ -16,8 +16,9 @@ from time import perf_counter
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.placement import Match
-from ranvier_py.core.routing.placement.chwbl import Chwbl, opening_key
+from ranvier_py.core.routing.placement.chwbl import Chwbl
 from ranvier_py.core.routing.placement.kv_score import KvScore
 from tests.core.routing.placement.engines import Engine
 

@@ -87,7 +87,7 @@ def probed(render: Render, **facts: Any) -> TemplateProfile:
     return TemplateProbe(render, by_character, TemplateFacts(**{"clean": FACTS.clean, **facts})).profile()
 
 
-def says(role: str, content: Any, **more: Any) -> dict[str, Any]:
+def plain(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
@@ -100,7 +100,7 @@ def test_a_plain_template_is_incremental() -> None:
     assert profile.incremental
     assert profile.windows
     assert profile.starter == "<s>"
-    assert piece_of_plain(says("user", " a "), profile) == "<s>user\n a </s>"
+    assert piece_of_plain(plain("user", " a "), profile) == "<s>user\n a </s>"
 
 
 def test_a_template_without_special_tokens_keeps_turns_but_is_not_incremental() -> None:
@@ -133,7 +133,7 @@ def test_messages_that_may_carry_the_tools_are_not_settled() -> None:
 
 def test_stripping_is_learned() -> None:
     profile = probed(tools_in_second)
-    assert piece_of_plain(says("user", " a\n"), profile) == "<s>user\na</s>"
+    assert piece_of_plain(plain("user", " a\n"), profile) == "<s>user\na</s>"
 
 
 def test_an_argument_that_changes_pieces_is_noticed() -> None:
@@ -146,7 +146,7 @@ def test_an_argument_that_changes_pieces_is_noticed() -> None:
 
 def test_the_end_of_a_round_of_results_is_the_only_cut_in_it() -> None:
     profile = probed(joining_tools)
-    turn = [says("user", "q"), says("assistant", "", tool_calls=[CALL]), says("tool", "1"), says("tool", "2")]
+    turn = [plain("user", "q"), plain("assistant", "", tool_calls=[CALL]), plain("tool", "1"), plain("tool", "2")]
     chat = Chat([normalise(message, parts=False) for message in turn])
     text, pieces = chat_pieces(chat, profile, joining_tools)
     assert pieces is not None
@@ -157,27 +157,27 @@ def test_the_end_of_a_round_of_results_is_the_only_cut_in_it() -> None:
 def test_a_result_that_reopens_a_closed_round_is_tokenized_in_full() -> None:
     """The first part was sent closed: it is no prefix of what comes now."""
     profile = probed(joining_tools)
-    turn = [says("user", "q"), says("assistant", "", tool_calls=[CALL]), says("tool", "1"), says("tool", "2")]
+    turn = [plain("user", "q"), plain("assistant", "", tool_calls=[CALL]), plain("tool", "1"), plain("tool", "2")]
     assert tail_pieces(turn[3:], lambda: Chat(turn), 3, profile, joining_tools) is None
     assert tail_pieces(turn[1:], lambda: Chat(turn), 1, profile, joining_tools) is not None
 
 
 def test_a_tail_that_does_not_belong_to_its_chat_is_refused() -> None:
     profile = probed(chatml)
-    chat = Chat([says("user", "q"), says("assistant", "", tool_calls=[CALL])])
+    chat = Chat([plain("user", "q"), plain("assistant", "", tool_calls=[CALL])])
     assert tail_pieces(chat.messages[1:], lambda: chat, 5, profile, chatml) is None
 
 
 def test_contents_that_a_template_looks_into_are_not_plain() -> None:
     profile = probed(chatml, quoting=("password",), exact=frozenset(["reset"]))
-    assert piece_of_plain(says("user", "my password"), profile) is None
-    assert piece_of_plain(says("user", "reset"), profile) is None
-    assert piece_of_plain(says("user", "reset it"), profile) is not None
+    assert piece_of_plain(plain("user", "my password"), profile) is None
+    assert piece_of_plain(plain("user", "reset"), profile) is None
+    assert piece_of_plain(plain("user", "reset it"), profile) is not None
 
 
 @pytest.mark.parametrize(
     "message",
-    [says("user", None), says("tool", "x"), says("user", ["x"]), says("user", "x", name="n"), {"role": "user"}],
+    [plain("user", None), plain("tool", "x"), plain("user", ["x"]), plain("user", "x", name="n"), {"role": "user"}],
 )
 def test_other_messages_are_not_plain(message: dict[str, Any]) -> None:
     assert piece_of_plain(message, probed(chatml)) is None
@@ -186,7 +186,7 @@ def test_other_messages_are_not_plain(message: dict[str, Any]) -> None:
 def test_arguments_of_calls_are_parsed_as_engines_do() -> None:
     def arguments(given: object) -> object:
         call = {"function": {"name": "f", "arguments": given}}
-        return normalise(says("assistant", None, tool_calls=[call]), parts=False)["tool_calls"][0]["function"][
+        return normalise(plain("assistant", None, tool_calls=[call]), parts=False)["tool_calls"][0]["function"][
             "arguments"
         ]
 
@@ -198,38 +198,42 @@ def test_arguments_of_calls_are_parsed_as_engines_do() -> None:
 
 
 def test_normalising_leaves_the_message_alone() -> None:
-    message = says("assistant", None, tool_calls=[CALL])
+    message = plain("assistant", None, tool_calls=[CALL])
     normalise(message, parts=False)
     assert CALL["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
 def test_contents_become_strings_or_parts() -> None:
     parts = [{"type": "text", "text": "a"}, "b", {"type": "image_url", "image_url": {}}, {"type": "text", "text": None}]
-    assert normalise(says("user", parts), parts=False)["content"] == "a\nb\n<image>"
-    assert [part["type"] for part in normalise(says("user", parts), parts=True)["content"]] == ["text", "text", "image"]
-    assert normalise(says("user", None), parts=False)["content"] == ""
-    assert normalise(says("user", None), parts=True)["content"] == []
-    assert normalise(says("tool", "x", tool_call_id="i"), parts=True) == says("tool", "x", tool_call_id="i")
-    assert unwrapped(normalise(says("user", "x"), parts=True)) == says("user", "x")
+    assert normalise(plain("user", parts), parts=False)["content"] == "a\nb\n<image>"
+    assert [part["type"] for part in normalise(plain("user", parts), parts=True)["content"]] == [
+        "text",
+        "text",
+        "image",
+    ]
+    assert normalise(plain("user", None), parts=False)["content"] == ""
+    assert normalise(plain("user", None), parts=True)["content"] == []
+    assert normalise(plain("tool", "x", tool_call_id="i"), parts=True) == plain("tool", "x", tool_call_id="i")
+    assert unwrapped(normalise(plain("user", "x"), parts=True)) == plain("user", "x")
 
 
 def test_empty_members_are_dropped() -> None:
-    echoed = says("assistant", "x", refusal=None, tool_calls=None, audio=None)
-    assert normalise(echoed, parts=False) == says("assistant", "x")
-    assert normalise(says("assistant", "x", tool_calls=[]), parts=False) == says("assistant", "x")
+    echoed = plain("assistant", "x", refusal=None, tool_calls=None, audio=None)
+    assert normalise(echoed, parts=False) == plain("assistant", "x")
+    assert normalise(plain("assistant", "x", tool_calls=[]), parts=False) == plain("assistant", "x")
 
 
-@pytest.mark.parametrize("message", [{}, says("user", 3), says("user", [3]), says("assistant", "", tool_calls=[{}])])
+@pytest.mark.parametrize("message", [{}, plain("user", 3), plain("user", [3]), plain("assistant", "", tool_calls=[{}])])
 def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
     with pytest.raises(TemplateRefused):
         normalise(message, parts=False)
 
 
 def test_reasoning_is_seen_however_it_is_sent() -> None:
-    assert thinks(says("assistant", "x", reasoning_content="why"))
-    assert thinks(says("assistant", "<think>why</think>x"))
-    assert not thinks(says("user", "what is </think>?"))
-    assert not thinks(says("assistant", "x", reasoning_content=None))
+    assert thinks(plain("assistant", "x", reasoning_content="why"))
+    assert thinks(plain("assistant", "<think>why</think>x"))
+    assert not thinks(plain("user", "what is </think>?"))
+    assert not thinks(plain("assistant", "x", reasoning_content=None))
 
 
 def test_texts_that_a_template_compares_with_are_read_from_its_source() -> None:

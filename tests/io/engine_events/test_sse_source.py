@@ -18,7 +18,7 @@ from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Kind
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
 from ranvier_py.io.engine_events import sse_source as kv_sse
-from ranvier_py.io.engine_events.sse_source import REST, SLICE_BYTES, TOLD_MAX, EventSource, SourceOptions, shown
+from ranvier_py.io.engine_events.sse_source import LOG_LINES_MAX, REST, SLICE_BYTES, EventSource, SourceOptions, shown
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 EVENT = b'event: cache_created\ndata: {"prefix_hash":"ab","token_count":64}\n\n'
@@ -29,15 +29,15 @@ Serve = Callable[[trio.SocketStream, int], Awaitable[object]]
 
 
 @dataclass
-class Heard:
+class Received:
     events: list[IndexEvent] = field(default_factory=list)
     begun: int = 0
     source: EventSource = field(init=False)
 
-    def heard(self, events: Sequence[IndexEvent]) -> None:
+    def take(self, events: Sequence[IndexEvent]) -> None:
         self.events += events
 
-    def began(self) -> None:
+    def start(self) -> None:
         self.begun += 1
 
 
@@ -50,7 +50,7 @@ async def until(condition: Callable[[], object]) -> None:
 @asynccontextmanager
 async def listening(
     serve: Serve, scheme: str = "http", *, key: str = "", idle_s: float = 60.0, reconnect_s: float = 0.01
-) -> AsyncIterator[Heard]:
+) -> AsyncIterator[Received]:
     """A source that hears what `serve` says to each connection."""
     numbers = iter(range(1_000_000))
 
@@ -62,17 +62,17 @@ async def listening(
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, handle, 0)
         port = listeners[0].socket.getsockname()[1]
-        heard = Heard()
-        heard.source = EventSource(
+        received = Received()
+        received.source = EventSource(
             f"{scheme}://127.0.0.1:{port}/v1/kv_events?x=1",
             SourceOptions(reconnect_s=reconnect_s, idle_s=idle_s),
-            heard=heard.heard,
-            began=heard.began,
+            received=received.take,
+            started=received.start,
             rng=Random(1),
             api_key=key,
         )
-        nursery.start_soon(heard.source.run)
-        yield heard
+        nursery.start_soon(received.source.run)
+        yield received
         nursery.cancel_scope.cancel()
 
 
@@ -92,10 +92,10 @@ async def test_events_are_heard_as_they_come() -> None:
         await stream.send_all(EVENT[20:] + EVENT)
         await trio.sleep_forever()
 
-    async with listening(serve, key="secret") as heard:
-        await until(lambda: len(heard.events) == 2)
-        assert heard.events == [CREATED] * 2
-        state = heard.source.state
+    async with listening(serve, key="secret") as received:
+        await until(lambda: len(received.events) == 2)
+        assert received.events == [CREATED] * 2
+        state = received.source.state
         assert state.connected
         assert (state.received, state.dropped, state.reconnects) == (2, 0, 0)
         assert state.last_event_at is not None
@@ -108,10 +108,10 @@ async def test_a_stream_that_ends_is_connected_again_and_says_that_it_begins_ane
         await request_of(stream)
         await stream.send_all(HEAD + EVENT)
 
-    async with listening(serve) as heard:
-        await until(lambda: heard.begun >= 3)
-        assert heard.source.state.reconnects >= 2
-        assert len(heard.events) >= 2
+    async with listening(serve) as received:
+        await until(lambda: received.begun >= 3)
+        assert received.source.state.reconnects >= 2
+        assert len(received.events) >= 2
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ async def test_cr33_whatever_comes_the_source_goes_on(answer: bytes) -> None:
         if number:
             await trio.sleep_forever()
 
-    async with listening(serve) as heard:
-        await until(lambda: heard.events == [CREATED])
-        assert heard.source.state.reconnects >= 1
+    async with listening(serve) as received:
+        await until(lambda: received.events == [CREATED])
+        assert received.source.state.reconnects >= 1
 
 
 async def test_a_silent_stream_is_given_up() -> None:
@@ -143,15 +143,15 @@ async def test_a_silent_stream_is_given_up() -> None:
         await stream.send_all(HEAD)
         await trio.sleep_forever()
 
-    async with listening(serve, idle_s=0.05) as heard:
-        await until(lambda: heard.begun >= 2)
+    async with listening(serve, idle_s=0.05) as received:
+        await until(lambda: received.begun >= 2)
 
 
 async def test_waits_double_up_to_a_minute_and_start_again_after_an_event(autojump_clock: object) -> None:
     """CR15, CX17: each wait is a random part of 1, 2, 4 … 60 s."""
     waits: list[float] = []
     source = EventSource(
-        "http://nowhere.invalid/", SourceOptions(), heard=lambda _: None, began=lambda: None, rng=Random(1)
+        "http://nowhere.invalid/", SourceOptions(), received=lambda _: None, started=lambda: None, rng=Random(1)
     )
 
     async def fail() -> str:
@@ -201,11 +201,11 @@ async def test_cx29_frames_of_a_websocket_are_events() -> None:
         assert (await stream.receive_some(100))[0] == 0x8A  # the pong
         await trio.sleep_forever()
 
-    async with listening(serve, "ws") as heard:
-        await until(lambda: heard.source.state.received == 2)
-        assert heard.events == [CREATED]
-        assert heard.source.state.dropped == 1
-        assert heard.begun == 1
+    async with listening(serve, "ws") as received:
+        await until(lambda: received.source.state.received == 2)
+        assert received.events == [CREATED]
+        assert received.source.state.dropped == 1
+        assert received.begun == 1
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", b"garbage\r\n\r\n", b""])
@@ -220,9 +220,9 @@ async def test_a_websocket_that_is_refused_is_tried_again(answer: bytes) -> None
         await frames.say(TextMessage("x" * (EVENT_BYTES_MAX + 1)) if number == 1 else TextMessage("{}"))
         await trio.sleep_forever()
 
-    async with listening(serve, "ws") as heard:
-        await until(lambda: heard.source.state.dropped == 1)
-        assert heard.source.state.reconnects >= 2
+    async with listening(serve, "ws") as received:
+        await until(lambda: received.source.state.dropped == 1)
+        assert received.source.state.reconnects >= 2
 
 
 def test_no_credentials_of_an_address_are_shown() -> None:
@@ -238,12 +238,12 @@ async def test_what_is_no_stream_of_events_is_said_and_not_read(media_type: str)
         await stream.send_all(HEAD.replace(b"text/event-stream", media_type.encode()) + EVENT)
         await trio.sleep_forever()
 
-    async with listening(serve) as heard:
-        await until(lambda: heard.source.state.reconnects >= 2)
-        assert "is no text/event-stream" in heard.source.state.last_error
-        assert media_type[:15] in heard.source.state.last_error
-        assert not heard.events
-        assert not heard.begun
+    async with listening(serve) as received:
+        await until(lambda: received.source.state.reconnects >= 2)
+        assert "is no text/event-stream" in received.source.state.last_error
+        assert media_type[:15] in received.source.state.last_error
+        assert not received.events
+        assert not received.begun
 
 
 async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,20 +256,20 @@ async def test_who_sends_without_end_has_a_third_of_the_loop(monkeypatch: pytest
         await stream.send_all(HEAD + many)
         await trio.sleep_forever()
 
-    async with listening(serve) as heard:
+    async with listening(serve) as received:
 
         def work(events: Sequence[IndexEvent]) -> None:
             now[0] += 0.001
-            heard.events.extend(events)
+            received.events.extend(events)
 
         async def rest(seconds: float) -> None:
             rests.append(seconds)
             await trio.lowlevel.checkpoint()
 
-        heard.source._heard = work
+        received.source._heard = work
         monkeypatch.setattr(kv_sse, "time", SimpleNamespace(monotonic=lambda: now[0]))
         monkeypatch.setattr(kv_sse, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
-        await until(lambda: len(heard.events) == many.count(b"data: "))
+        await until(lambda: len(received.events) == many.count(b"data: "))
         assert len(rests) >= 10
         assert sum(rests) == pytest.approx(REST * now[0])
 
@@ -281,6 +281,6 @@ async def test_a_stream_that_comes_and_goes_is_not_told_of_each_time(caplog: pyt
         await request_of(stream)
         await stream.send_all(HEAD + EVENT)
 
-    async with listening(serve, reconnect_s=0.001) as heard:
-        await until(lambda: heard.begun >= TOLD_MAX)
-        assert sum(record.message.startswith("kv_index.") for record in caplog.records) == TOLD_MAX
+    async with listening(serve, reconnect_s=0.001) as received:
+        await until(lambda: received.begun >= LOG_LINES_MAX)
+        assert sum(record.message.startswith("kv_index.") for record in caplog.records) == LOG_LINES_MAX

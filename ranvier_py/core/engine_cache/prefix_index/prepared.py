@@ -1,6 +1,6 @@
 """Answers of the index, kept for a moment: Continuum's two phases, `prepare` and then `score`, in one call.
 
-What other routers have shared (`shared_index`) is added to what the index has heard itself, which counts more.
+What other routers have shared (`shared_index`) is added to what the index knows itself, which counts more.
 
 Rule: one question for each prefix in `LIFE_S`, however many requests ask, unless the index has changed meanwhile: an
 answer that outlives an eviction would send requests to a backend that holds nothing (resolution CX28). The bound is

@@ -16,7 +16,7 @@ not is measured here, so that clocks of two machines never meet. After an outage
 a new generation, for what it could not write is missing in the old one.
 
 Rules: a router writes what is in its index when it writes, so only the last of several changes; what has expired or was
-evicted there is removed here. What this router knows itself counts more than what others wrote, and of what it heard
+evicted there is removed here. What this router knows itself counts more than what others wrote, and of what it received
 since it asked an answer says nothing. Of two routers' entries of one backend the greater counts. One job at a time: who
 does the I/O takes `next_job` and comes back with `done` or `failed`.
 Bounds: PENDING_MAX changes wait, more is as if Redis were away; QUESTIONS_MAX questions, PREFIXES_MAX answers (those
@@ -107,7 +107,7 @@ class Answer:
     asked_at: float = -inf
     answered_at: float = -inf
     entries: Mapping[BackendId, Entry] = field(default_factory=dict)
-    heard_since: dict[BackendId, None] = field(default_factory=dict)  # by this router, since it asked
+    changed_since: dict[BackendId, None] = field(default_factory=dict)  # by this router, since it asked
 
 
 class SharedIndex:
@@ -175,7 +175,7 @@ class SharedIndex:
             return
         known = self._answers.get(prefix)
         if known is not None:
-            known.heard_since[backend] = None
+            known.changed_since[backend] = None
             if backend in known.entries:
                 known.entries = {each: entry for each, entry in known.entries.items() if each != backend}
                 self.version += 1
@@ -210,7 +210,7 @@ class SharedIndex:
             self.counters.unasked += 1
             return known
         known.asked_at = now
-        known.heard_since.clear()
+        known.changed_since.clear()
         if not self._questions:
             self.poke()
         self._questions[prefix] = None
@@ -375,7 +375,7 @@ class SharedIndex:
                     self.counters.garbage += 1
                     continue
                 backend = self._find(name.decode(errors="replace"))
-                if backend is None or backend in known.heard_since:
+                if backend is None or backend in known.changed_since:
                     continue
                 entry = Entry(int(match[1]), STORAGE_OF[match[2]], now + ANSWER_LIFE_S)
                 if backend not in found or entry.tokens > found[backend].tokens:

@@ -3,14 +3,14 @@
 The report's hash of a prompt is the SHA-256 of its first 64 token ids as Python writes their tuple (`prefix_hash`). It
 stands for one depth, and can't be computed from fingerprints. So a node notes it while it hashes the tokens of a prompt
 anyway, together with the fingerprint at that depth (`KeyHasher`); `Links` then turns what a worker reports of a prefix
-hash into claims at fingerprints.
+hash into routes at fingerprints.
 
 Rules: a hash of `length` tokens belongs to the deepest anchor that is no deeper: 64 of 64, 64 of 100. A prompt that is
 shorter has the hash of all its tokens, as in the report, and belongs to its last whole block; it never becomes the hash
 of what continues it. A prompt of less than one block has no fingerprint and is left alone. One hash stands for several
 fingerprints where equal tokens were asked of several models. `notify` may be called in any thread that hashes.
 Bounds: HEADS_MAX beginnings of prompts that are shorter than a length; the hash of what continues a forgotten one is
-never known. `links_max` links; the oldest is forgotten and counted: its claims then end by their time to live.
+never known. `links_max` links; the oldest is forgotten and counted: its routes then end by their time to live.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINKS_MAX = 262_144
 
 
 class KeyedPrefix(NamedTuple):
-    """One prefix by both names. `root` is the running sum of the empty prefix: it tells the namespace."""
+    """One prefix by both names. `root` is the running sum of the empty prefix: it names the namespace."""
 
     root: int
     key: int

@@ -5,13 +5,13 @@ takes hashes from a worker, a sync has all that it holds. What the report lacks 
 and an eviction that comes meanwhile stands; a worker that is silent for three syncs is not believed until it reports
 again; hashes are bounded.
 
-A claim that traffic made of a worker has a lease, within which the worker has to confirm it: a snapshot may have been
+A route that traffic made of a worker has a lease, within which the worker has to confirm it: a snapshot may have been
 taken before the prompt was cached, so what it lacks proves nothing of what was served a moment ago.
 
 Invariant: a worker is among the holders of a hash exactly if the hash is among its own; a hash that nobody holds has no
 entry. What one worker reports never touches another worker's hashes.
 Bounds: hashes of one worker and of all; what is beyond is refused and counted. LEASES_MAX leases, the oldest dropped
-and counted: its claim then ends by its time to live.
+and counted: its route then ends by its time to live.
 Source: Pandey, Kumar, Khanolkar, Avula, «Stateful cache-aware routing», Purdue 2025 (PU4 to PU11).
 """
 
@@ -53,13 +53,13 @@ class PushCounters:
     silenced: int = counter("Times that a worker was silent for too long to be believed.")
     keys_noted: int = counter("Prefix hashes of prompts that were linked to a fingerprint.")
     keys_foreign: int = counter("Prefix hashes of prompts with a salt, or of a model that nobody lists.")
-    leases_kept: int = counter("Claims of traffic that a worker confirmed.")
-    leases_ended: int = counter("Claims of traffic that no worker confirmed.")
+    leases_kept: int = counter("Routes of traffic that a worker confirmed.")
+    leases_ended: int = counter("Routes of traffic that no worker confirmed.")
     leases_dropped: int = counter("Leases for which there was no room.")
 
 
 class Worker:
-    """One worker's hashes, and when it reported. `model` is the one that its hashes are of; empty: not said."""
+    """One worker's hashes, and when it reported. `model` is the one that its hashes are of; empty: not given."""
 
     __slots__ = ("changed", "hashes", "model", "reported_at", "silent", "synced_at", "syncs")
 

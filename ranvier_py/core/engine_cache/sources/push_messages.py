@@ -7,7 +7,7 @@
                                "ask":4,"replayed":[[3,"base64"],…],"ended":true}
 
 A prefix hash is 64 hexadecimal digits. A message of `events` is the engine's sequence number and its payload;
-`replayed` answers question `ask` of the router, wholly where it has `ended`. `connected`: the engine is heard.
+`replayed` answers question `ask` of the router, wholly where it has `ended`. `connected`: the engine is read.
 `begins`: the first report of a reporter, of which the router is to ask what it misses. `next`: the number after all
 messages that were reported so far.
 The answer is {"status":"ok"}, to events with "replay":{"ask":4,"first":3} where the router misses messages.

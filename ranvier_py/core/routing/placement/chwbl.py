@@ -21,12 +21,10 @@ than 1 / (1 + epsilon) of all can be at the cap, so the walk takes about (1 + ep
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import chain
 from random import Random
-from typing import Any
 
 from ranvier_py.core.ids import UNKNOWN
 from ranvier_py.core.options import Options, option
@@ -36,7 +34,6 @@ from ranvier_py.core.routing.placement.baselines import held_tokens, least_loade
 from ranvier_py.core.routing.placement.bounded_load import cap_of
 from ranvier_py.core.routing.placement.ring import Ring
 
-PREFIX_BYTES_MAX = 1024  # Continuum's max_prefix_length
 ODD = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads fingerprints over the ring even where they are small numbers
 
 EPSILON_MEANING = "share above its part of the load from which a backend of the ring takes no more"
@@ -106,49 +103,3 @@ def ring_key(match: Match) -> int | None:
     if match.opening:
         return int.from_bytes(match.opening[:8], "big")
     return match.home * ODD % 2**64 if match.home != UNKNOWN else None
-
-
-def opening_key(
-    model: str, messages: Sequence[Mapping[str, Any]], system: Any = None, bytes_max: int = PREFIX_BYTES_MAX
-) -> bytes:
-    """SHA-256 of model, zero byte, tag and the first `bytes_max` bytes of the opening; empty where there is no opening.
-
-    The opening is the system prompt (tag S): the first message of that role, or `system` as Anthropic's requests have
-    it; without one the first message (tag M). Contents are text, or lists of parts whose texts are joined. Two models
-    share no key, nor do a system prompt and a first message of equal text.
-    """
-    tag, opening = b"S", text_of(system, bytes_max)
-    if not opening:
-        systems = (text_of(one.get("content"), bytes_max) for one in messages if one.get("role") == "system")
-        opening = next(filter(None, systems), "")
-    if not opening:
-        first = next((one for one in messages if one.get("role") != "system"), {})
-        tag, opening = b"M", text_of(first.get("content"), bytes_max)
-    if not opening or "\0" in model:
-        return b""
-    return sha256(b"%b\0%b%b" % (as_bytes(model), tag, cut(as_bytes(opening), bytes_max))).digest()
-
-
-def text_of(content: Any, characters: int) -> str:
-    """Text of a message's content, of which no more than so many characters are needed."""
-    if isinstance(content, str):
-        return content[:characters]
-    found = ""
-    for part in content if isinstance(content, list) else ():
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if isinstance(text, str):
-            found += text[: characters - len(found)]
-    return found
-
-
-def as_bytes(text: str) -> bytes:
-    """UTF-8; half of a surrogate pair, which JSON can spell, is no error."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def cut(encoded: bytes, bytes_max: int) -> bytes:
-    """The longest beginning of at most so many bytes that splits no character."""
-    end = min(bytes_max, len(encoded))
-    while 0 < end < len(encoded) and encoded[end] & 0xC0 == 0x80:
-        end -= 1
-    return encoded[:end]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import UNKNOWN, BackendId
+from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.core.routing.placement import Choice, Match
-from ranvier_py.core.routing.placement.chwbl import Chwbl, ChwblOptions, opening_key
+from ranvier_py.core.routing.placement.chwbl import Chwbl, ChwblOptions
 from tests.core.routing.placement.engines import Engine, engines, match_of
 
 HELPFUL = "You are a helpful assistant."
