@@ -20,7 +20,7 @@ from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.shadow import Shadow
 
 if TYPE_CHECKING:  # whose parts it reads, and which makes it
-    from ranvier_py.node.cluster_parts import Clustering
+    from ranvier_py.node.cluster_parts import ClusterParts
     from ranvier_py.node.index_parts import Indexing
     from ranvier_py.node.node import Node
 
@@ -127,7 +127,7 @@ class Admin:
     async def route_sums(self) -> bytes:
         return await self._clustering().route_sums()
 
-    def _clustering(self) -> Clustering:
+    def _clustering(self) -> ClusterParts:
         """Raises NotFound."""
         if self._node.clustering is None:
             raise NotFound("this node does not gossip")

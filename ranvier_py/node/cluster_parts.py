@@ -1,6 +1,6 @@
 """What makes a node a peer: keys, sockets, discovery and files around one RouterPeer. The second composition root.
 
-`open_cluster` binds the port and finds out the address that peers are told; `Clustering.run` keeps the parts running.
+`open_cluster` binds the port and finds out the address that peers are told; `ClusterParts.run` keeps the parts running.
 Nothing of it is on a request's path, and a request never waits for any of it. Stopping: `leave` says goodbye and the
 parts go on until the news has spread; then they are cancelled.
 """
@@ -112,28 +112,28 @@ class Ground:
 
 async def open_cluster(
     config: Config, keys: Keys | KeyFile, router: Router, scheme: FingerprintScheme, hooks: NodeHooks
-) -> Clustering:
+) -> ClusterParts:
     """Bind the port and make the peer. Raises OSError, ConfigError."""
-    places = config.gossip_endpoints
-    assert places is not None, "there are keys, so there is a place"
-    sockets = await open_sockets(*places.listen, udp=config.gossip_udp)
+    endpoints = config.gossip_endpoints
+    assert endpoints is not None, "there are keys, so there is a place"
+    sockets = await open_sockets(*endpoints.listen, udp=config.gossip_udp)
     try:
-        own = await own_address(places, sockets)
+        own = await own_address(endpoints, sockets)
         state_file = StateFile(config.gossip_state_file) if config.gossip_state_file else None
         state = await trio.to_thread.run_sync(state_file.read) if state_file else b""
-        return Clustering(config, keys, router, scheme, hooks, Ground(sockets, own, state_file, state))
+        return ClusterParts(config, keys, router, scheme, hooks, Ground(sockets, own, state_file, state))
     except BaseException:
         sockets.close()
         raise
 
 
-async def own_address(places: GossipEndpoints, sockets: GossipSockets) -> HostPort:
+async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> HostPort:
     """Where peers reach this node."""
-    host, port = places.advertise or (await own_host(places.join, sockets.family), 0)
+    host, port = endpoints.advertise or (await own_host(endpoints.join, sockets.family), 0)
     return str(ip_address(host)), port or sockets.port
 
 
-class Clustering:
+class ClusterParts:
     """The parts of one peer, wired."""
 
     def __init__(
@@ -165,8 +165,8 @@ class Clustering:
         self.rates = TrafficRates()
         self._given_up = 0
         self.peer.woken = port.poke
-        places = config.gossip_endpoints
-        join = places.join if places else ()
+        endpoints = config.gossip_endpoints
+        join = endpoints.join if endpoints else ()
         options = DiscoveryOptions(family=sockets.family, loopback=is_loopback(self.own[0]))
         self.discovery = Discovery(join, port.contact, lambda: self.peer.alone, rng, options, self.own)
 
@@ -202,9 +202,9 @@ class Clustering:
 
     def _warn(self) -> None:
         """Log what peers do not report, and only the operator can mend."""
-        if (stranger := self.peer.unopened()) is not None:
-            text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
-            self.port.complain("unopened", text)
+        if (stranger := self.peer.wrong_key_source()) is not None:
+            text = f"gossip.wrong_key a packet from {spelled(stranger)}, sealed with another key or cluster_name"
+            self.port.complain("wrong_key", text)
         given_up = self.peer.gossip.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
@@ -277,7 +277,7 @@ class Clustering:
         yield from peer.streams.samples()
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
-        lag = "From being learned anywhere to being heard here, as the senders held it."
+        lag = "From being learned anywhere to being received here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", port.lateness_s)
 

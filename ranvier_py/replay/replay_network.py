@@ -62,7 +62,7 @@ class Network(Protocol):
 def make_network(
     routers: Sequence[Router], *, key: bytes, seed: int | str, delay_s: float | None, now: float
 ) -> Network | None:
-    """None for a node alone, and where nodes tell each other nothing (`delay_s` inf). `key`: of the fingerprints."""
+    """None for a node alone, and where nodes send each other nothing (`delay_s` inf). `key`: of the fingerprints."""
     if len(routers) == 1 or delay_s == inf:
         return None
     if delay_s is not None:
@@ -172,7 +172,7 @@ def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: f
 # --- updates after a delay --------------------------------------------------------------------------------------------
 
 
-class Update(NamedTuple):
+class DelayedUpdate(NamedTuple):
     """What one node sends all others: what it learned, what engines dropped, and its requests in flight by backend."""
 
     at: float
@@ -190,7 +190,9 @@ class DelayedNetwork:
     def __init__(self, routers: Sequence[Router], delay_s: float) -> None:
         self._routers = routers
         self._delay_s = delay_s
-        self._under_way: deque[Update] = deque()  # as many as there are events in a delay; each is received and gone
+        self._under_way: deque[DelayedUpdate] = (
+            deque()
+        )  # as many as there are events in a delay; each is received and gone
         self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]
@@ -213,12 +215,12 @@ class DelayedNetwork:
         loads = [backend.own_load for backend in router.registry]
         learned, withdrawn = router.routes.news, router.routes.withdrawn_news
         if learned or withdrawn or loads != self._sent[index]:
-            self._under_way.append(Update(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
+            self._under_way.append(DelayedUpdate(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
             self._sent[index] = loads
             learned.clear()
             withdrawn.clear()
 
-    def _receive(self, index: int, update: Update) -> None:
+    def _receive(self, index: int, update: DelayedUpdate) -> None:
         for news in update.learned:
             self._orphans[index].learn(news.chain, news.parent, news.backend, news.generation, news.at)
         for gone in update.withdrawn:

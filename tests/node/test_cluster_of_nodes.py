@@ -292,7 +292,7 @@ async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(
         await first.until("/admin/cluster", lambda view: view["refused"]["tag"] + view["refused"]["key"] > 2)
         for node in (first, stranger, namesake):
             assert (await node.ask("/admin/cluster"))["members"] == []
-        told = [record.getMessage() for record in caplog.records if "gossip.unopened" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "gossip.wrong_key" in record.getMessage()]
         assert told
         assert all("from 127.0.0.1:" in line and "another key or cluster_name" in line for line in told)
         assert len(told) <= 3, "one for each node, not one for each packet"

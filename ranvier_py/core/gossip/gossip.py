@@ -107,8 +107,8 @@ class GossipCounters:
 class Gossip:
     """Everything one node sends to its peers and receives from them. Times are seconds of one monotonic clock.
 
-    `sends` is the list that `facts`, `orders` and `streams` write to as well. `unopened` is where the last packet came
-    from that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
+    `sends` is the list that `facts`, `orders` and `streams` write to as well. `wrong_key_source` sent the last packet
+    that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -142,7 +142,7 @@ class Gossip:
             settings.session, memory, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )
         self.live_members = LiveMembers(self.members, self.routes, facts, orders, streams)
-        self.unopened: Address | None = None
+        self.wrong_key_source: Address | None = None
         self._sends = outbox
         self._effects: list[Send] = []
         self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
@@ -163,7 +163,7 @@ class Gossip:
         try:
             opened = self.sealer.open(data, plane)
         except BadFrame as bad:  # counted there
-            self.unopened = source if bad.reason in SEALED_OTHERWISE else self.unopened
+            self.wrong_key_source = source if bad.reason in SEALED_OTHERWISE else self.wrong_key_source
             return
         topic = TOPIC_OF.get(opened.kind, "contact")
         self.counters.packets_received[topic] += 1

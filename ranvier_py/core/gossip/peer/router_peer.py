@@ -208,9 +208,9 @@ class RouterPeer:
 
     # --- what the node does with the rest ---------------------------------------------------------------------------
 
-    def unopened(self) -> Address | None:
+    def wrong_key_source(self) -> Address | None:
         """Where a packet came from, since the last call, that is sealed with another key or label than ours."""
-        source, self.gossip.unopened = self.gossip.unopened, None
+        source, self.gossip.wrong_key_source = self.gossip.wrong_key_source, None
         return source
 
     @property

@@ -50,8 +50,8 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     assert count < NODES * (NODES - 1)
 
 
-def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
-    """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
+def test_route_updates_are_reported_on_however_few_the_neighbours_are() -> None:
+    """A node with less peers than a mesh has took the cluster for one, and reported on nothing."""
     for node in sim_nodes():
         assert node.gossip.routes._post.relays
         assert len(node.gossip.routes._post.listeners) == 3
