@@ -66,7 +66,7 @@ class Admin:
         router = self._node.router
         counters, recorder = router.counters, self._node.recorder
         return {
-            **asdict(router.routes.statistics()),
+            **values(router.routes.counters),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": values(router.speculation.counters),
             "tokenizer_worker": values(self._node.tokenizer_worker.counters),
@@ -156,7 +156,7 @@ class Admin:
             samples("", router.counters),
             samples("", node.registry.counters),
             *(backend_samples(backend) for backend in node.registry),
-            plain_samples("routes", router.routes.statistics(), ("rows", "fingerprints", "claims", "capacity")),
+            samples("routes", router.routes.counters),
             plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept")),
             samples("speculation", router.speculation.counters),
             samples("tokenizer_worker", node.tokenizer_worker.counters),

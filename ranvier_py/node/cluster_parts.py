@@ -20,7 +20,6 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.endpoints import GossipEndpoints, HostPort, is_wildcard, spelled
@@ -52,7 +51,6 @@ LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster o
 FINGERPRINT_VERSION = b"2"
 """Of how fingerprints are made from tokens and texts; raised when core/prompts/fingerprint.py changes its results."""
 
-ROUTE_GAUGES = ("synced", "origins", "logged", "lazy_peers", "transfers", "differing_buckets")
 PROFILES = {"lan": LAN, "wan": WAN}
 
 
@@ -225,7 +223,7 @@ class ClusterParts:
 
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
-        if self.peer.orders.give(verb, url, weight, name):
+        if self.peer.signed_commands.give(verb, url, weight, name):
             self.port.poke()
 
     @property
@@ -268,12 +266,12 @@ class ClusterParts:
         yield from samples("gossip", gossip.counters)
         yield from samples("gossip_members", gossip.members.statistics())
         yield from samples("gossip_sessions", gossip.sessions.statistics())
-        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", peer.orders.refused)
-        yield from plain_samples("gossip_routes", gossip.routes.statistics(), ROUTE_GAUGES)
-        yield from plain_samples("gossip_shared", peer.routes.counters, ())
-        yield from plain_samples("gossip_facts", peer.facts.counters, ())
+        refused = peer.signed_commands.refused
+        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
+        yield from samples("gossip_routes", gossip.routes.counters)
+        yield from samples("gossip_route_sync", peer.routes.counters)
+        yield from samples("gossip_facts", peer.facts.counters)
         yield from samples("gossip_port", port.counters)
-        yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
         yield from peer.streams.samples()
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
@@ -283,7 +281,7 @@ class ClusterParts:
 
     async def route_sums(self) -> bytes:
         """Bucket fingerprints of the route table, made in steps."""
-        for sums in self.peer.routes.sums(time.monotonic()):
+        for sums in self.peer.routes.copy.sums(time.monotonic()):
             if sums is not None:
                 return sums
             await trio.lowlevel.checkpoint()

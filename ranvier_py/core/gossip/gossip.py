@@ -21,7 +21,7 @@ from struct import Struct
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.signed_commands import Orders
+from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.live_members import LiveMembers
@@ -31,7 +31,7 @@ from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.readers.reader_claims import STREAM_MESSAGES, ReaderGossip
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_store import RouteMemory
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
@@ -116,9 +116,9 @@ class Gossip:
         settings: GossipSettings,
         ring: KeyRing,
         *,
-        memory: RouteMemory,
+        sync: RouteSync,
         facts: BackendFacts,
-        orders: Orders,
+        orders: SignedCommands,
         streams: ReaderGossip,
         outbox: list[Outgoing],
         rng: Random,
@@ -139,7 +139,7 @@ class Gossip:
             me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
         )
         self.routes = RouteGossip(
-            settings.session, memory, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
+            settings.session, sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )
         self.live_members = LiveMembers(self.members, self.routes, facts, orders, streams)
         self.wrong_key_source: Address | None = None
