@@ -80,11 +80,12 @@ class PrefixSender:
         self._pending: dict[str, None] = {}  # evicted since they were last reported
         self._sent: Sequence[str] = ()
         self._is_sync = False
-        self._batch_at = self._sync_at = 0.0  # a sync first: the router may know nothing
+        self._is_wanted = True  # a sync: the router may know nothing
+        self._batch_at = self._sync_at = 0.0
 
     @property
     def is_idle(self) -> bool:
-        return not self._pending and self._sync_at > 0
+        return not self._pending and not self._is_wanted and self._sync_at > 0
 
     def evicted(self, names: Iterable[str]) -> None:
         self._pending.update(dict.fromkeys(names))
@@ -95,15 +96,16 @@ class PrefixSender:
     def sync(self) -> None:
         """Send all that is held, soon."""
         self._pending.clear()
-        self._sync_at = 0.0
+        self._is_wanted = True
 
     def next(self, now: float) -> Posting | None:
         """What to POST now, made of what is known now; to be followed by `answered` if it was."""
-        self._is_sync = now >= self._sync_at
+        self._is_sync = self._is_wanted or now >= self._sync_at
         if not self._is_sync and (not self._pending or now < self._batch_at):
             return None
         self._sent = list(self._pending)
         if self._is_sync:
+            self._is_wanted, self._sync_at = False, 0.0  # unless it is wanted again until this one is answered
             return Posting(SYNC_PATH, {**self._head, "active_hashes": list(self._held)})
         return Posting(
             EVICTION_PATH, {**self._head, "evicted_hashes": [one for one in self._sent if one not in self._held]}
