@@ -27,7 +27,7 @@ def samples_of(
     yield Sample("backend_restarts", "counter", "Engines that came back as another process.", registry.restarts)
     yield Sample("last_resorts", "counter", "Pools that failed open, all circuits being open.", registry.last_resorts)
     yield from plain_samples("routes", router.routes.statistics(), ROUTE_GAUGES)
-    yield from plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept"))
+    yield from samples("memory", router.reader.memory.counters)
     yield from plain_samples("speculation", router.speculation.statistics(), ("capacity", "attempts", "fingerprints"))
     yield from samples("tokenizer_worker", tokenizer_worker)
     yield from samples("server", server)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import trio
@@ -27,7 +26,7 @@ from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChan
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample
+from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.router import Router
 
@@ -125,7 +124,7 @@ class Calibrating:
             "route_precision": self._share("predicted_tokens"),
             "route_recall": self._share("cached_tokens"),
             "backends": [self._backend_view(view) for view in self.calibration.views(self._clock())],
-            "asking": asdict(self._asking.statistics()),
+            "asking": values(self._asking.counters),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -142,7 +141,7 @@ class Calibrating:
         for backend, look in self._looks.items():
             yield from engine_samples(look.metrics, {"backend": self._name(backend)})
         yield from plain_samples("calibration", self.calibration.counts, ())
-        yield from plain_samples("usage", self._asking.statistics(), ())
+        yield from samples("usage", self._asking.counters)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

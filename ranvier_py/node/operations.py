@@ -67,7 +67,7 @@ class Admin:
         counters, recorder = router.counters, self._node.recorder
         return {
             **asdict(router.routes.statistics()),
-            "memory": asdict(router.reader.memory.statistics()),
+            "memory": values(router.reader.memory.counters),
             "speculation": asdict(router.speculation.statistics()),
             "tokenizer_worker": values(self._node.tokenizer_worker.counters),
             **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
