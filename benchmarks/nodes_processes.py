@@ -37,7 +37,7 @@ from cluster.dns.addresses import NamesError
 from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.http_client import Connection, ExchangeFailed, fetch
-from cluster.load.load_report import Ledger, report
+from cluster.load.load_report import LoadLog, report
 from cluster.load.runner import Runner, Target, Transcript
 from cluster.load.workload import Conversation, Turn, with_poisson_arrivals, with_think
 from cluster.processes.children import Child, ChildDied, ChildNotReady, Command, start, stop, wait_all_ready, wait_ready
@@ -147,14 +147,14 @@ async def measure(
                 await wait_for_workers(command)
         await trio.sleep(SETTLE_S)
         before = used_s(routers)
-        ledger, seconds = await traffic(lab, think_s, arguments)
+        log, seconds = await traffic(lab, think_s, arguments)
         for child in children:
             if child.process.poll() is not None:
                 raise OSError(f"{child.command.name} ended in mid-run; its log is in {logs}")
         spent_s = used_s(routers) - before
     finally:
         await stop(children)
-    return result_of(kind, think_s, ledger, seconds, spent_s)
+    return result_of(kind, think_s, log, seconds, spent_s)
 
 
 def used_s(routers: Sequence[Child]) -> float:
@@ -175,22 +175,22 @@ async def wait_for_workers(smg: Command) -> None:
     raise TimeoutError(f"{smg.name} did not register its workers within {READY_S:.0f} s")
 
 
-async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tuple[Ledger, float]:
+async def traffic(lab: Lab, think_s: float, arguments: argparse.Namespace) -> tuple[LoadLog, float]:
     """All chats, and how long they took."""
     addresses = lab.nodes[POLICY]
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver({NAME: list(addresses)}))
-    ledger = Ledger()
+    log = LoadLog()
     target = Target(NAME, addresses[0].port, model=Settings().model, max_tokens=MAX_TOKENS, timeout_s=30.0)
-    runner = Runner(target, ledger) if arguments.sticky else TurnByTurn(target, ledger)
+    runner = Runner(target, log) if arguments.sticky else TurnByTurn(target, log)
     began = trio.current_time()
     await runner.run_open(conversations(arguments, think_s), arguments.seconds)
-    return ledger, trio.current_time() - began
+    return log, trio.current_time() - began
 
 
-def result_of(kind: Kind, think_s: float, ledger: Ledger, seconds: float, router_cpu_s: float) -> dict[str, Any]:
+def result_of(kind: Kind, think_s: float, log: LoadLog, seconds: float, router_cpu_s: float) -> dict[str, Any]:
     """What came of it, as the engines count it."""
-    outcome = report(ledger, seconds)
-    first = percentiles([one.ttft_s for one in ledger.samples if one.ttft_s is not None] or [0.0], digits=6)
+    outcome = report(log, seconds)
+    first = percentiles([one.ttft_s for one in log.samples if one.ttft_s is not None] or [0.0], digits=6)
     found = {
         "name": kind.name,
         "router": kind.router,

@@ -132,7 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="what would each policy have done with this traffic")
     add_replay_flags(replay)
     replay.set_defaults(run=replay_command)
-    reporter = commands.add_parser("reporter", help="tell routers what an engine holds, by its KV events")
+    reporter = commands.add_parser("reporter", help="report what an engine holds to routers, by its KV events")
     add_reporter_flags(reporter)
     reporter.set_defaults(run=reporter_command)
     version = commands.add_parser("version", help="print the version")

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from cluster.demo.demo_view import Column, rows
-from cluster.load.load_report import Ledger, report
+from cluster.load.load_report import LoadLog, report
 from ranvier_py import cli
 from ranvier_py.config.config_model import KEYS
 from ranvier_py.control.control_port import Handlers
@@ -114,7 +114,7 @@ def test_the_picture_of_the_live_table_has_the_rows_that_are_shown() -> None:
     assert picture is not None
     titles = [line.split("│")[1].rstrip()[1:] for line in picture[1].splitlines() if line.startswith("│")]
     column = Column("affinity", 1)
-    shown = [title for title, _ in rows([column], [report(Ledger(), 0.0)])]
+    shown = [title for title, _ in rows([column], [report(LoadLog(), 0.0)])]
     assert titles[: len(shown)] == shown
     assert titles[len(shown) :] == [f"engine-{number}" for number in range(1, 5)]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from cluster.dns.addresses import Address
-from cluster.load.load_report import Ledger, Report, report
+from cluster.load.load_report import LoadLog, Report, report
 from cluster.load.load_view import show_ms, show_rate
 
 BAR_CELLS = 12
@@ -24,14 +24,14 @@ class Column:
     policy: str
     planned: int
     state: str = "waiting"
-    ledger: Ledger = field(default_factory=Ledger)
+    log: LoadLog = field(default_factory=LoadLog)
     began_s: float | None = None
     ended_s: float | None = None
 
     def outcome(self, now_s: float) -> Report:
         if self.began_s is None:
-            return report(self.ledger, 0.0)
-        return report(self.ledger, (now_s if self.ended_s is None else self.ended_s) - self.began_s)
+            return report(self.log, 0.0)
+        return report(self.log, (now_s if self.ended_s is None else self.ended_s) - self.began_s)
 
 
 def live_table(columns: Sequence[Column], engines: Sequence[str], nodes: Sequence[Address], now_s: float) -> Table:

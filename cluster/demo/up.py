@@ -79,13 +79,13 @@ class Stage:
     at: int = 0
     replayed: trio.Event = field(default_factory=trio.Event)
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @property
     def good(self) -> bool:
         """Whether every request of every policy was answered well."""
-        return self.replayed.is_set() and all(column.ledger.ok == column.planned for column in self.columns)
+        return self.replayed.is_set() and all(column.log.ok == column.planned for column in self.columns)
 
 
 def conversations(settings: Settings) -> list[Conversation]:
@@ -128,7 +128,7 @@ def key_file(stage: Stage) -> Path:
 
 
 async def serve_names(stage: Stage, nursery: trio.Nursery) -> None:
-    """The lab's DNS. Where nodes have ports of their own a name can't say them: then the names stay in this process."""
+    """The lab's DNS. Where nodes have ports of their own, the names stay in this process."""
     addresses = stage.lab.nodes[stage.settings.policies[-1]]
     stage.dns = await nursery.start(serve_dns, Zone({NAME: [address.ip for address in addresses]}), *stage.dns)
 
@@ -157,13 +157,15 @@ async def replay(stage: Stage, column: Column, talks: list[Conversation]) -> Non
     target = Target(NAME, addresses[0].port, model=settings.model, max_tokens=settings.max_tokens)
     starts_s = user_starts(settings.users, settings.think_s * 5, Random(settings.seed))
     column.state, column.began_s = "running", trio.current_time()
-    await Runner(target, column.ledger).run_closed(talks, starts_s)
+    await Runner(target, column.log).run_closed(talks, starts_s)
     column.state, column.ended_s = "done", trio.current_time()
 
 
 async def perform(stage: Stage, nursery: trio.Nursery) -> None:
     """Engines, then each policy in turn; then stay, or end."""
-    stage.say(f"starting {len(stage.lab.engines)} engines and {stage.settings.nodes} nodes; their logs: {stage.logs}")
+    stage.report(
+        f"starting {len(stage.lab.engines)} engines and {stage.settings.nodes} nodes; their logs: {stage.logs}"
+    )
     await serve_names(stage, nursery)
     write_key(key_file(stage))
     await begin(stage, nursery, (stage.engine_command(stage.settings, place) for place in stage.lab.engines))
@@ -184,7 +186,7 @@ async def perform(stage: Stage, nursery: trio.Nursery) -> None:
     conclude(stage)
     if not stage.once:
         node = stage.lab.nodes[stage.settings.policies[-1]][0]
-        stage.say("\n" + client_help(node, stage.settings.model, NAME, stage.dns))
+        stage.report("\n" + client_help(node, stage.settings.model, NAME, stage.dns))
         await trio.sleep_forever()
 
 
@@ -193,7 +195,7 @@ async def show(stage: Stage) -> None:
     if not stage.console.is_terminal:
         while True:
             await trio.sleep(LINE_INTERVAL_S)
-            stage.say(plain_line(stage.columns[stage.at], trio.current_time()))
+            stage.report(plain_line(stage.columns[stage.at], trio.current_time()))
     with Live(console=stage.console, auto_refresh=False, transient=True) as live:
         while True:
             live.update(table_of(stage), refresh=True)
@@ -213,8 +215,8 @@ def conclude(stage: Stage) -> None:
     stage.console.print(table_of(stage))
     for policy, outcome in outcomes:
         for group in outcome.failures:
-            stage.say(f"{policy}: {group.count} failed: {group.reason}: {group.example}")
-    stage.say("\n" + summary(outcomes))
+            stage.report(f"{policy}: {group.count} failed: {group.reason}: {group.example}")
+    stage.report("\n" + summary(outcomes))
 
 
 async def run(stage: Stage) -> int:
@@ -228,7 +230,7 @@ async def run(stage: Stage) -> int:
         code = INTERRUPTED if not stage.replayed.is_set() else OK if stage.good else FAILED
     except* (ChildDied, ChildNotReady, EngineRefused, ExchangeFailed, OSError) as group:
         for text in complaints(group):
-            stage.say(f"up: {text}")
+            stage.report(f"up: {text}")
         code = FAILED
     finally:
         await stop(stage.children)
@@ -238,7 +240,7 @@ async def run(stage: Stage) -> int:
 async def end_on_signal(scope: trio.CancelScope, stage: Stage) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async for number in signals:
-            stage.say(f"\n{signal.Signals(number).name}: ending {len(stage.children)} children")
+            stage.report(f"\n{signal.Signals(number).name}: ending {len(stage.children)} children")
             scope.cancel()
 
 

@@ -58,7 +58,6 @@ class DnsFaultKind(Enum):
     EMPTY = "empty"  # no error, no address
     SELF = "self"  # only the asker's own address; nothing when it has none there
     OTHER = "other"  # `addresses`, whatever is so: those of another cluster, or old ones
-    STALE = "stale"  # what was so when the fault was set
     SLOW = "slow"  # the right answer, after `delay_s`
     SERVFAIL = "servfail"
     NXDOMAIN = "nxdomain"
@@ -110,8 +109,6 @@ class Zone:
         if fault is None:
             self.faults.pop((name, asker), None)
             return
-        if fault.kind is DnsFaultKind.STALE and not fault.addresses:
-            fault = DnsFault(fault.kind, addresses=self.names.get(name, ()))
         self.faults[name, asker] = fault
 
     def answer(self, data: bytes, asker: str, *, over_tcp: bool) -> DnsAnswer:
@@ -174,7 +171,7 @@ class Zone:
                 return ()
             case DnsFaultKind.SELF:
                 return [address for address in known if address == asker]
-            case DnsFaultKind.OTHER | DnsFaultKind.STALE:
+            case DnsFaultKind.OTHER:
                 return fault.addresses if fault is not None else ()
         return known
 

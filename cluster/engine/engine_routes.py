@@ -33,7 +33,7 @@ from cluster.engine.engine_api import (
 from cluster.engine.engine_faults import Fault, FaultKind, Faults
 from cluster.engine.engine_metrics import CONTENT_TYPE, metrics_page
 from cluster.engine.engine_text import Answer, AnswerBook, RenderError, TextTokenizer
-from cluster.engine.kv_events import KvEvents, KvTeller, Scope
+from cluster.engine.kv_events import EventSource, KvEvents, Scope
 from cluster.engine.live_engine import LiveEngine, Mailbox
 from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
@@ -68,7 +68,7 @@ class EngineConfig:
     tokens_max: int  # max_model_len
     answer_tokens: tuple[int, int] = (40, 160)
     seed: int = 1
-    kv: KvEvents | None = None  # tells its KV events
+    kv: KvEvents | None = None  # publishes its KV events
 
 
 class Engine:
@@ -77,9 +77,9 @@ class Engine:
     def __init__(self, config: EngineConfig, tokenizer: TextTokenizer) -> None:
         """Raises OSError when an address of its KV events can't be had."""
         self.config = config
-        self.kv = KvTeller(config.kv, config.limits.block_size) if config.kv else None
+        self.kv = EventSource(config.kv, config.limits.block_size) if config.kv else None
         limits = replace(config.limits, cache_events_max=CACHE_EVENTS_MAX) if config.kv else config.limits
-        self.live = LiveEngine(limits, self.kv.tell if self.kv else ignore)
+        self.live = LiveEngine(limits, self.kv.publish if self.kv else ignore)
         self.faults = Faults(Random(config.seed))
         self.cut = 0  # connections cut by faults and restarts
         self._tokenizer = tokenizer

@@ -57,16 +57,16 @@ class KvEncoder:
 
     def batch(self, events: Sequence[CacheEvent], at: float) -> bytes:
         """One message. `at` in Unix seconds."""
-        told: list[Any] = []
+        written: list[Any] = []
         for event in events:
             if isinstance(event, BlocksStored):
-                told.append(self._stored(event))
+                written.append(self._stored(event))
             elif isinstance(event, BlockRemoved):
-                self._remove(event, told)
+                self._remove(event, written)
             else:
                 assert isinstance(event, CacheCleared)
-                told.append(self._event("AllBlocksCleared", {}))
-        return bytes(msgpack.packb([at, told, self._rank]))
+                written.append(self._event("AllBlocksCleared", {}))
+        return bytes(msgpack.packb([at, written, self._rank]))
 
     def _stored(self, event: BlocksStored) -> Any:
         scope = self._scopes.get(event.keys[0], PLAIN) if not event.parent else PLAIN
@@ -90,16 +90,16 @@ class KvEncoder:
             fields |= {"group_idx": 0, "kv_cache_spec_kind": "full_attention"} if self.encoding == "map" else {}
         return self._event("BlockStored", fields)
 
-    def _remove(self, event: BlockRemoved, told: list[Any]) -> None:
+    def _remove(self, event: BlockRemoved, written: list[Any]) -> None:
         """SGLang says what one step removes at once."""
-        last = told[-1] if told and self.encoding == "sglang" else {}
+        last = written[-1] if written and self.encoding == "sglang" else {}
         if last.get("type") == "BlockRemoved":
             last["block_hashes"].append(self._hash(event.key))
             return
         fields: dict[str, Any] = {"block_hashes": [self._hash(event.key)], "medium": "GPU"}
         if self.encoding == "map":
             fields["group_idx"] = 0
-        told.append(self._event("BlockRemoved", fields))
+        written.append(self._event("BlockRemoved", fields))
 
     def _event(self, tag: str, fields: dict[str, Any]) -> Any:
         if self.encoding == STRANGE:
@@ -112,14 +112,14 @@ class KvEncoder:
 
 @dataclass(frozen=True, slots=True)
 class KvEvents:
-    """That, where and how an engine tells its KV events."""
+    """That, where and how an engine publishes its KV events."""
 
     endpoints: KvEndpoints
     encoding: str = "map"
 
 
-class KvTeller:
-    """Tells the KV events of one engine, and over HTTP where."""
+class EventSource:
+    """Publishes the KV events of one engine, and says over HTTP where."""
 
     def __init__(self, events: KvEvents, block_size: int) -> None:
         """Raises OSError, or ValueError for an unknown encoding."""
@@ -130,10 +130,10 @@ class KvTeller:
 
     @property
     def path(self) -> bytes:
-        """Of the page that says where events are told."""
+        """Of the page that says where events are published."""
         return b"/server_info" if self.encoder.encoding == "sglang" else b"/kv_event_sources"
 
-    def tell(self, events: Sequence[CacheEvent]) -> None:
+    def publish(self, events: Sequence[CacheEvent]) -> None:
         self.publisher.publish(self.encoder.batch(events, time.time()))
 
     def restart(self) -> None:
@@ -141,9 +141,9 @@ class KvTeller:
         self._begin()
 
     def _begin(self) -> None:
-        """SGLang's first word is that its cache is empty."""
+        """SGLang says first that its cache is empty."""
         if self.encoder.encoding == "sglang":
-            self.tell([CacheCleared()])
+            self.publish([CacheCleared()])
 
     def sources(self) -> bytes:
         return self._server_info() if self.encoder.encoding == "sglang" else self._event_sources()

@@ -23,7 +23,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True)
 class KvEndpoints:
-    """Where an engine tells its events; port 0 takes a free one. Without `replay` nothing is told again."""
+    """Where an engine publishes its events; port 0 takes a free one. Without `replay` nothing is replayed."""
 
     events: str = "tcp://127.0.0.1:0"
     replay: str = ""
@@ -55,9 +55,9 @@ class KvPublisher:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise OSError(error.errno, error.strerror) from error
-        self.events = told(self.endpoints.events, self._sender)
+        self.events = bound_endpoint(self.endpoints.events, self._sender)
         if self._answerer is not None:
-            self.replay = told(self.endpoints.replay, self._answerer)
+            self.replay = bound_endpoint(self.endpoints.replay, self._answerer)
 
     def _socket(self, kind: int, endpoint: str, messages_max: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -128,7 +128,7 @@ class KvPublisher:
         answerer.send_multipart((who, b"", *end_topic, END, b""), zmq.NOBLOCK)
 
 
-def told(asked: str, socket: zmq.Socket[bytes]) -> str:
-    """The endpoint as vLLM tells it: what was asked for, with the port that was taken."""
+def bound_endpoint(asked: str, socket: zmq.Socket[bytes]) -> str:
+    """The endpoint as vLLM gives it: what was asked for, with the port that was taken."""
     port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     return f"{asked.rpartition(':')[0]}:{port}"

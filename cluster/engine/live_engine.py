@@ -20,26 +20,26 @@ from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineL
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """Totals over all boots."""
+    """Totals over all generations."""
 
     requests: int = 0  # that left the queue
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
 
-    def plus(self, boot: EngineStatistics) -> Lifetime:
+    def plus(self, process: EngineStatistics) -> Lifetime:
         return Lifetime(
-            self.requests + boot.started,
-            self.prompt_tokens + boot.prompt_tokens,
-            self.cached_tokens + boot.cached_tokens,
-            self.generated_tokens + boot.generated_tokens,
+            self.requests + process.started,
+            self.prompt_tokens + process.prompt_tokens,
+            self.cached_tokens + process.cached_tokens,
+            self.generated_tokens + process.generated_tokens,
         )
 
 
 class Mailbox:
     """What one request learns of its progress."""
 
-    __slots__ = ("aborted", "arrived_at", "cached_tokens", "ended", "job", "news", "request_id", "tokens")
+    __slots__ = ("aborted", "arrived_at", "cached_tokens", "changed", "ended", "job", "request_id", "tokens")
 
     def __init__(self, request_id: str, job: Job, arrived_at: float) -> None:
         self.request_id = request_id
@@ -49,17 +49,17 @@ class Mailbox:
         self.cached_tokens = 0
         self.ended = False
         self.aborted = False
-        self.news = trio.Event()
+        self.changed = trio.Event()
 
     async def wait_tokens(self, more_than: int) -> int:
         """Wait until more answer tokens are out than this, or the request has ended. Returns how many are out."""
         while self.tokens <= more_than and not self.ended:
-            await self.news.wait()
+            await self.changed.wait()
         return self.tokens
 
-    def tell(self) -> None:
-        self.news.set()
-        self.news = trio.Event()
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
 
 class LiveEngine:
@@ -74,7 +74,7 @@ class LiveEngine:
         self._changed = changed
         self.model = EngineModel(limits, every_token=True)
         self.started_at = time.time()
-        self._past = Lifetime()  # of the boots before this one
+        self._past = Lifetime()  # of the generations before this one
         self.first_token_s = Histogram(LATENCY_BUCKETS_S)
         self.duration_s = Histogram(LATENCY_BUCKETS_S)
         self._mailboxes: dict[str, Mailbox] = {}
@@ -117,7 +117,7 @@ class LiveEngine:
 
     def clear_cache(self) -> None:
         self.model.clear_cache(trio.current_time())
-        self._tell_changes()
+        self._publish_changes()
 
     def statistics(self) -> EngineStatistics:
         return self.model.statistics()
@@ -126,17 +126,17 @@ class LiveEngine:
         return self._past.plus(self.model.statistics())
 
     def _deliver(self) -> None:
-        told: dict[str, Mailbox] = {}
+        touched: dict[str, Mailbox] = {}
         for event in self.model.advance(trio.current_time()):
             mailbox = self._mailboxes.get(event.request_id)
             if mailbox is not None:
                 self._note(mailbox, event)
-                told[event.request_id] = mailbox
-        self._tell_changes()
-        for mailbox in told.values():
-            mailbox.tell()
+                touched[event.request_id] = mailbox
+        self._publish_changes()
+        for mailbox in touched.values():
+            mailbox.wake()
 
-    def _tell_changes(self) -> None:
+    def _publish_changes(self) -> None:
         changes = self.model.cache.drain_events()
         if changes:
             self._changed(changes)

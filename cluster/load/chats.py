@@ -97,7 +97,7 @@ class Speaker:
     def __init__(self, desk: Desk, rng: Random) -> None:
         self.desk = desk
         self.rng = rng
-        self.said: dict[str, str] = {}
+        self.chosen: dict[str, str] = {}
 
     def fill(self, template: str) -> str:
         text = template.replace("{{", "\0").replace("}}", "\1")
@@ -109,9 +109,9 @@ class Speaker:
             return self.quote_passages()
         if slot == "n":
             return str(self.rng.randint(10, 59))
-        if slot not in self.said or self.rng.random() > KEPT_SHARE:
-            self.said[slot] = self.rng.choice(self.desk.slots[slot])
-        return self.said[slot]
+        if slot not in self.chosen or self.rng.random() > KEPT_SHARE:
+            self.chosen[slot] = self.rng.choice(self.desk.slots[slot])
+        return self.chosen[slot]
 
     def message(self, template: str, paste_share: float) -> str:
         """What a user writes: a question, and with this chance something long that is pasted below it."""

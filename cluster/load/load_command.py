@@ -9,9 +9,8 @@ conversations begin by a Poisson process (`--rate`), or when the trace says so (
 target is. Every conversation is a client of its own, so DNS round-robin spreads conversations over nodes, and the
 real answer of each turn is part of the next one.
 
-This file reads the command line and prints the outcome; the parts are `load_workload` (what is said, pure),
-`load_run` (the driver), `load_client` (HTTP), `load_answer` (one answer, pure), `load_stats` (the books, pure),
-`load_show`.
+This file reads the command line and prints the outcome. `workload` and `chat_trace` say who asks what and when,
+`runner` drives, `http_client` and `answer` are one client, `load_report` and `load_view` what came of it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import chats
 from cluster.load.chat_trace import TraceError, read_trace
 from cluster.load.http_client import ExchangeFailed
-from cluster.load.load_report import Ledger, Report, report
+from cluster.load.load_report import LoadLog, Report, report
 from cluster.load.load_view import show_progress, show_report
 from cluster.load.runner import Runner, Target, first_model
 from cluster.load.workload import (
@@ -97,8 +96,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--system-prompts", type=int, default=6, metavar="K", help="shared by the lab's own chats (default 6)")
     add("--branch", type=float, default=0.0, metavar="P", help="share that goes on from another one's history (0 … 1)")
     add("--seed", type=int, default=1, metavar="N", help="of all draws (default 1)")
-    pace = parser.add_argument_group("when")
-    add = pace.add_argument
+    when = parser.add_argument_group("when")
+    add = when.add_argument
     add("--users", type=int, metavar="N", help=f"closed loop (default, {USERS_DEFAULT})")
     add("--rate", type=float, metavar="R", help="open loop: conversations per second, Poisson")
     add("--arrivals", action="store_true", help="open loop: when the trace's timestamps say so")
@@ -208,7 +207,7 @@ def timed(conversations: list[Conversation], options: argparse.Namespace) -> lis
 
 
 async def run(
-    plan: Plan, target: Target, ledger: Ledger, names: dict[str, tuple[Address, ...]], console: Console
+    plan: Plan, target: Target, log: LoadLog, names: dict[str, tuple[Address, ...]], console: Console
 ) -> tuple[Report, bool]:
     """The whole run, with its progress on the console. Second value: whether a signal ended it."""
     trio.socket.set_custom_hostname_resolver(RoundRobinResolver(names))
@@ -226,15 +225,15 @@ async def run(
                     nursery.cancel_scope.cancel()
 
         nursery.start_soon(watch_signals)
-        nursery.start_soon(show_progress, console, ledger, plan.planned, plan.duration_s)
-        await carry_out(plan, target, ledger)
+        nursery.start_soon(show_progress, console, log, plan.planned, plan.duration_s)
+        await carry_out(plan, target, log)
         nursery.cancel_scope.cancel()
-    return report(ledger, trio.current_time() - began_s), interrupted
+    return report(log, trio.current_time() - began_s), interrupted
 
 
-async def carry_out(plan: Plan, target: Target, ledger: Ledger) -> None:
+async def carry_out(plan: Plan, target: Target, log: LoadLog) -> None:
     """The traffic alone."""
-    runner = Runner(target, ledger)
+    runner = Runner(target, log)
     if plan.starts_s is None:
         await runner.run_open(plan.conversations, plan.duration_s)
     else:
@@ -258,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0: all well. 1: a request failed or was skipped, or nobody was there. 2: wrong command. 130: interrupted."""
     options = make_parser().parse_args(argv)
     console = Console()
-    ledger = Ledger()
+    log = LoadLog()
     try:
         check(options)
         if options.json:
@@ -269,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"load: {error}\n")
         return MISUSED
     try:
-        outcome, interrupted = trio.run(run, plan, target, ledger, names, console)
+        outcome, interrupted = trio.run(run, plan, target, log, names, console)
     except ExchangeFailed as error:
         sys.stderr.write(f"load: {error.failure.reason}: {error.failure.detail}\n")
         return FAILED

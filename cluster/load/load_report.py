@@ -4,7 +4,6 @@ Nothing is lost: every request that was begun ends as ok, failed or cancelled, a
 still in flight. Every turn that was planned was either sent or is counted as not sent. Hit rate is what the engines
 themselves say (`cached_tokens` of `prompt_tokens` in `usage`), never what a router hoped for.
 
-Cost: one small record per request; the pauses between tokens go into a histogram of fixed size.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ def quantile(values: Sequence[float], share: float) -> float | None:
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
-class Ledger:
-    """The books of one run."""
+class LoadLog:
+    """Everything that came of one run."""
 
     def __init__(self) -> None:
         self.conversations = 0
@@ -211,20 +210,20 @@ def share_json(share: Share) -> dict[str, Any]:
     return {"requests": share.requests, "share": share.share, "hit_rate": share.hit_rate}
 
 
-def report(ledger: Ledger, duration_s: float) -> Report:
+def report(log: LoadLog, duration_s: float) -> Report:
     """Sum up. May be called while the run goes on: what is in flight then is in `sent` only."""
-    samples = ledger.samples
+    samples = log.samples
     predicted = [one.predicted_tokens for one in samples if one.predicted_tokens is not None]
     return Report(
         duration_s=duration_s,
-        conversations=ledger.conversations,
-        skipped_conversations=ledger.skipped_conversations,
-        planned=ledger.planned,
-        not_sent=ledger.not_sent,
-        sent=ledger.sent,
-        ok=ledger.ok,
-        failed=ledger.failed,
-        cancelled=ledger.cancelled,
+        conversations=log.conversations,
+        skipped_conversations=log.skipped_conversations,
+        planned=log.planned,
+        not_sent=log.not_sent,
+        sent=log.sent,
+        ok=log.ok,
+        failed=log.failed,
+        cancelled=log.cancelled,
         prompt_tokens=sum(one.prompt_tokens for one in samples),
         cached_tokens=sum(one.cached_tokens for one in samples),
         completion_tokens=sum(one.completion_tokens for one in samples),
@@ -232,12 +231,12 @@ def report(ledger: Ledger, duration_s: float) -> Report:
         predicted_tokens=sum(predicted) if predicted else None,
         ttft_s=quantiles(one.ttft_s for one in samples if one.ttft_s is not None),
         total_s=quantiles(one.total_s for one in samples),
-        inter_token_s={quantile_name(share): ledger.gaps.quantile(share) for share in QUANTILES},
-        lag_s=quantiles(ledger.lags_s),
+        inter_token_s={quantile_name(share): log.gaps.quantile(share) for share in QUANTILES},
+        lag_s=quantiles(log.lags_s),
         engines=shares((one.engine, one) for one in samples),
         nodes=shares((one.node, one) for one in samples),
         routes=counts(one.route for one in samples if one.route),
-        failures=tuple(sorted(ledger.failures.values(), key=lambda one: -one.count)),
+        failures=tuple(sorted(log.failures.values(), key=lambda one: -one.count)),
     )
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cluster.load.load_report import Ledger, Report, Share, quantile
+from cluster.load.load_report import LoadLog, Report, Share, quantile
 
 BAR_INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
@@ -20,24 +20,24 @@ RECENT = 500
 """The bar's figures are of this many latest answers: what happens now, at a bounded cost."""
 
 
-def recent_line(ledger: Ledger) -> str:
+def recent_line(log: LoadLog) -> str:
     """Counts so far, hit rate and TTFT of the latest answers."""
-    latest = ledger.samples[-RECENT:]
+    latest = log.samples[-RECENT:]
     prompt = sum(one.prompt_tokens for one in latest)
     cached = sum(one.cached_tokens for one in latest)
     ttft = quantile(sorted(one.ttft_s for one in latest if one.ttft_s is not None), 0.5)
     hit = f"{cached / prompt:6.1%}" if prompt else "     -"
-    counts = f"{ledger.ok} ok, {ledger.failed} failed, {ledger.in_flight} in flight"
+    counts = f"{log.ok} ok, {log.failed} failed, {log.in_flight} in flight"
     return f"{counts} | hit rate {hit} | TTFT p50 {show_ms(ttft)}"
 
 
-async def show_progress(console: Console, ledger: Ledger, planned: int | None, duration_s: float) -> None:
+async def show_progress(console: Console, log: LoadLog, planned: int | None, duration_s: float) -> None:
     """Until cancelled. Progress is counted in turns when their number is known, else in seconds."""
     began_s = trio.current_time()
 
     def done() -> tuple[float, float | None]:
         if planned is not None:
-            return ledger.ok + ledger.failed + ledger.cancelled + ledger.not_sent, planned
+            return log.ok + log.failed + log.cancelled + log.not_sent, planned
         return trio.current_time() - began_s, duration_s if math.isfinite(duration_s) else None
 
     if not console.is_terminal:
@@ -45,7 +45,7 @@ async def show_progress(console: Console, ledger: Ledger, planned: int | None, d
             await trio.sleep(LINE_INTERVAL_S)
             completed, total = done()
             share = f"{completed / total:4.0%} " if total else ""
-            console.print(f"{trio.current_time() - began_s:6.0f} s {share}{recent_line(ledger)}", highlight=False)
+            console.print(f"{trio.current_time() - began_s:6.0f} s {share}{recent_line(log)}", highlight=False)
     columns = (
         BarColumn(),
         TextColumn("{task.percentage:3.0f}%"),
@@ -55,7 +55,7 @@ async def show_progress(console: Console, ledger: Ledger, planned: int | None, d
     with Progress(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task("", total=done()[1])
         while True:
-            bar.update(task, completed=done()[0], total=done()[1], description=recent_line(ledger), refresh=True)
+            bar.update(task, completed=done()[0], total=done()[1], description=recent_line(log), refresh=True)
             await trio.sleep(BAR_INTERVAL_S)
 
 

@@ -17,7 +17,7 @@ import trio
 
 from cluster.load.answer import Answer, Failure
 from cluster.load.http_client import Connection, ExchangeFailed, ResponseReader, fetch, request_bytes
-from cluster.load.load_report import Ledger, Sample
+from cluster.load.load_report import LoadLog, Sample
 from cluster.load.workload import PARENTS_MAX, Conversation, Turn
 
 OPEN_CONVERSATIONS_MAX = 8_000
@@ -52,7 +52,7 @@ class Target:
 
 
 class Transcript:
-    """What one conversation has said and heard, and after how many of its own turns: branches begin from it."""
+    """What one conversation has answered and heard, and after how many of its own turns: branches begin from it."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -82,11 +82,11 @@ class Transcript:
 
 
 class Runner:
-    """One run. `ledger` may be read at any time. Make a new one for each run."""
+    """One run. `log` may be read at any time. Make a new one for each run."""
 
-    def __init__(self, target: Target, ledger: Ledger) -> None:
+    def __init__(self, target: Target, log: LoadLog) -> None:
         self.target = target
-        self.ledger = ledger
+        self.log = log
         self.transcripts: dict[str, Transcript] = {}
         self.stop_at_s = math.inf
         self.open = 0
@@ -117,9 +117,9 @@ class Runner:
                 if due_s >= self.stop_at_s:
                     break
                 await trio.sleep_until(due_s)
-                self.ledger.lags_s.append(trio.current_time() - due_s)
+                self.log.lags_s.append(trio.current_time() - due_s)
                 if self.open >= OPEN_CONVERSATIONS_MAX:
-                    self.ledger.skipped_conversations += 1
+                    self.log.skipped_conversations += 1
                     continue
                 self.open += 1
                 nursery.start_soon(self.visit, conversation, self.transcript_for(conversation))
@@ -139,7 +139,7 @@ class Runner:
 
     async def converse(self, conversation: Conversation, transcript: Transcript) -> None:
         """All turns of one conversation, on one connection."""
-        self.ledger.begin(len(conversation.turns))
+        self.log.begin(len(conversation.turns))
         left = len(conversation.turns)
         try:
             parent = self.transcripts.get(conversation.parent) if conversation.parent else None
@@ -153,7 +153,7 @@ class Runner:
                     if not await self.take_turn(connection, turn, transcript):
                         break
         finally:
-            self.ledger.not_sent += left
+            self.log.not_sent += left
             transcript.end()
 
     async def pause(self, think_s: float) -> bool:
@@ -169,22 +169,22 @@ class Runner:
         """One request. True when it was answered well, and the answer is in the transcript."""
         transcript.messages.extend(orjson.dumps(message) for message in turn.messages)
         answer = Answer(stream=self.target.stream)
-        self.ledger.sent += 1
+        self.log.sent += 1
         try:
             failure = await self.ask(connection, self.target.request(transcript.messages), answer)
         except trio.Cancelled:
-            self.ledger.cancelled += 1
+            self.log.cancelled += 1
             raise
         if failure is not None:
-            self.ledger.bad(failure, connection.node)
+            self.log.bad(failure, connection.node)
             return False
-        said = turn.recorded or {"role": "assistant", "content": "".join(answer.text)}
-        transcript.messages.append(orjson.dumps(said))
+        answered = turn.recorded or {"role": "assistant", "content": "".join(answer.text)}
+        transcript.messages.append(orjson.dumps(answered))
         transcript.turn_done()
         return True
 
     async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
-        """Send, read, judge, enter into the books when good."""
+        """Send, read, judge, enter into the log when good."""
         began_s = trio.current_time()
 
         def on_body(data: bytes, status: int) -> None:
@@ -199,7 +199,7 @@ class Runner:
             return Failure(f"no complete answer within {self.target.timeout_s:g} s")
         failure = answer.finish(reader.status)
         if failure is None:
-            self.ledger.good(sample(reader, answer, connection.node, began_s, trio.current_time()), answer.gaps_s)
+            self.log.good(sample(reader, answer, connection.node, began_s, trio.current_time()), answer.gaps_s)
         return failure
 
 

@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def scenario_of(name: str, options: argparse.Namespace) -> Scenario:
-    """As the file and the flags say, with its victims drawn. Raises ScenarioError, OSError."""
+    """As the file and the flags report, with its victims drawn. Raises ScenarioError, OSError."""
     found = load_scenario(name)
     if "processes" not in found.runs_on:
         raise ScenarioError(f"{found.name}: not for processes, only for {', '.join(found.runs_on)}")
@@ -140,15 +140,15 @@ def without(arguments: Sequence[str], *flags: str) -> list[str]:
 def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
     """One scenario in this process."""
     console = Console()
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    report = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     own = "" if options.logs else tempfile.mkdtemp(prefix="ranvier-chaos-")
     folder = options.logs or Path(own)
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"{scenario.name}: {scenario.about}")
-    say(f"seed {options.seed}; links: {mode.name} ({mode.why}); files: {folder}")
+    report(f"{scenario.name}: {scenario.about}")
+    report(f"seed {options.seed}; links: {mode.name} ({mode.why}); files: {folder}")
     outcome, code = None, INTERRUPTED
     try:
-        outcome = trio.run(supervised, scenario, mode, Options(options.seed, not options.no_gossip), folder, say)
+        outcome = trio.run(supervised, scenario, mode, Options(options.seed, not options.no_gossip), folder, report)
     except* (ChildNotReady, CannotDo, NamesError, OSError) as group:
         for error in leaves(group):
             sys.stderr.write(f"chaos: {error}\n")
@@ -161,11 +161,11 @@ def one(scenario: Scenario, mode: LinkMode, options: argparse.Namespace) -> int:
     if outcome.good and own:
         shutil.rmtree(own, ignore_errors=True)
     elif not outcome.good:
-        say(f"logs: {folder}; again: {again(scenario, options)}")
+        report(f"logs: {folder}; again: {again(scenario, options)}")
     return OK if outcome.good else FAILED
 
 
-async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, say: Any) -> Outcome | None:
+async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Any) -> Outcome | None:
     """The run; None when a signal ended it."""
     outcome: Outcome | None = None
     async with trio.open_nursery() as nursery:
@@ -173,11 +173,11 @@ async def supervised(scenario: Scenario, mode: LinkMode, options: Options, folde
         async def end_on_signal() -> None:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
                 async for number in signals:
-                    say(f"{signal.Signals(number).name}: ending the run")
+                    report(f"{signal.Signals(number).name}: ending the run")
                     nursery.cancel_scope.cancel()
 
         nursery.start_soon(end_on_signal)
-        outcome = await run_scenario(scenario, mode, options, folder, say)
+        outcome = await run_scenario(scenario, mode, options, folder, report)
         nursery.cancel_scope.cancel()
     return outcome
 

@@ -4,7 +4,7 @@ Each turn asks DNS anew and takes the addresses in the order given. A node that 
 byte, is left for the next address; after all of them once more from the start, a moment later. That is what httpx
 and the openai library do with their own retries. What broke after its first byte is the caller's loss, and counted.
 
-The chats, histories and the open loop are those of `load_run`; here is only how one request finds its node.
+The chats, histories and the open loop are those of `load.runner`; here is only how one request finds its node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster.dns.resolvers import LookupFailed, look_up
 from cluster.load import chats
 from cluster.load.answer import Answer, Failure
 from cluster.load.http_client import Connection
-from cluster.load.load_report import Ledger
+from cluster.load.load_report import LoadLog
 from cluster.load.runner import Runner, Target
 from cluster.load.workload import Conversation, with_think
 from cluster.processes.request_log import Entry, RequestLog
@@ -42,11 +42,10 @@ Rates = Sequence[tuple[float, float]]
 class Clients(Runner):
     """Runs conversations; each request is entered into the log."""
 
-    def __init__(self, target: Target, log: RequestLog, server: tuple[str, int], rng: Random, began_s: float) -> None:
-        super().__init__(replace(target, timeout_s=ATTEMPT_S), Ledger())
-        self.log = log
+    def __init__(self, target: Target, requests: RequestLog, server: tuple[str, int], began_s: float) -> None:
+        super().__init__(replace(target, timeout_s=ATTEMPT_S), LoadLog())
+        self.requests = requests
         self.server = server
-        self.rng = rng
         self.began_s = began_s
 
     def now_s(self) -> float:
@@ -54,7 +53,7 @@ class Clients(Runner):
 
     async def ask(self, connection: Connection, request: bytes, answer: Answer) -> Failure | None:
         """One request, at as many addresses as it takes to get a first byte."""
-        entry = self.log.begin(self.now_s())
+        entry = self.requests.begin(self.now_s())
         try:
             failure = await self.try_addresses(connection, request, answer, entry)
         except trio.Cancelled:
@@ -69,7 +68,7 @@ class Clients(Runner):
             streamed = answer.size > 0 and not failure.reason.startswith("HTTP ")
             entry.first_byte = streamed or in_mid_answer(failure)
         else:
-            sample = self.ledger.samples[-1]  # ours: nothing was awaited since it was entered
+            sample = self.log.samples[-1]  # ours: nothing was awaited since it was entered
             entry.engine = sample.engine
             entry.prompt_tokens, entry.cached_tokens = sample.prompt_tokens, sample.cached_tokens
         return failure
@@ -96,7 +95,7 @@ class Clients(Runner):
 
 
 def before_first_byte(failure: Failure) -> bool:
-    """Whether nothing of an answer had come: then another node may be asked. The words are those of `load_client`."""
+    """Whether nothing of an answer had come: then another node may be asked. See `load.http_client`."""
     return failure.reason.startswith("connect: ") or failure.reason.endswith(" before an answer")
 
 

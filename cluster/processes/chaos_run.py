@@ -6,8 +6,9 @@ It starts engines and nodes, lets clients talk by the name `router.lab`, carries
 of every request, the hit rates by the engines' own words, and every bound of the scenario against what was measured.
 Time 0 is when the first nodes are ready: how long a machine takes to load Python is none of the cluster's business.
 
-The parts: `proc_plan` (who stands where), `proc_net` (links), `proc_relay`, `proc_fleet` (processes), `proc_steps`
-(verbs), `proc_traffic` (clients), `proc_books` (what follows). Bounded in time; leaves no process, however it ends.
+The parts: `chaos_plan` (who stands where), `link_control` and `relay` (links), `fleet` (processes), `process_steps`
+(verbs), `chaos_clients`, `request_log` and `peer_watch` (what came of it).
+Bounded in time; leaves no process, however it ends.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ scenario's time stands still: else the next ones would go before it is back, and
 FIRST_KEY = 1
 """Number of the key that everybody has at the beginning, as in the simulator."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +124,12 @@ class Outcome:
 class Run:
     """One run from its plan to its log."""
 
-    def __init__(self, scenario: Scenario, mode: LinkMode, options: Options, folder: Path, say: Say) -> None:
+    def __init__(self, scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Report) -> None:
         self.scenario = scenario
         self.mode = mode
         self.options = options
         self.folder = folder
-        self.say = say
+        self.report = report
         self.log = RequestLog()
         self.plan: Plan = make_plan(mode, scenario.cluster, folder, Random(options.seed))
         self.zone = Zone({CLIENTS_NAME: [place.ip for place in self.plan.nodes], PEERS_NAME: []})
@@ -182,7 +183,7 @@ class Run:
         elif self.mode.name == "relay":
             ends = [place.gossip for place in self.plan.nodes]
             rng = Random(f"{self.options.seed}/relay")
-            self.relay = Relay(ends, self.links, rng, self.processes, self.options.recorder)
+            self.relay = Relay(ends, self.links, rng, self.options.recorder)
             await nursery.start(self.relay.run)
             self.control = LinkControl(self.relay.wake)
         self.server = await nursery.start(serve_dns, self.zone, *self.plan.dns)
@@ -207,7 +208,9 @@ class Run:
         else:
             await self.steps.start_node(first[0])
             nursery.start_soon(self.start_spread, first[1:], spread_s / max(1, len(first)))
-        self.say(f"{len(first)} nodes and {len(self.engines)} engines run; links: {self.mode.name} ({self.mode.why})")
+        self.report(
+            f"{len(first)} nodes and {len(self.engines)} engines run; links: {self.mode.name} ({self.mode.why})"
+        )
         self.began_s = trio.current_time()
 
     async def start_spread(self, numbers: Sequence[int], gap_s: float) -> None:
@@ -234,10 +237,6 @@ class Run:
         steps.killing, steps.leaving = self.watch.census.killed, self.watch.census.leaving
         return steps
 
-    def processes(self) -> dict[int, int]:
-        """Which process is which node just now."""
-        return {node.pid: number for number, node in enumerate(self.nodes) if node.pid}
-
     async def traffic_and_steps(self) -> None:
         """Traffic ends before the run does where the scenario asks for equal tables, as in the simulator."""
         load, seed, until_s = self.scenario.load, self.options.seed, self.traffic_until_s
@@ -248,7 +247,7 @@ class Run:
                 settings = self.options.engines
                 port = self.plan.nodes[0].port
                 target = Target(CLIENTS_NAME, port, model=settings.model, max_tokens=settings.max_tokens)
-                clients = Clients(target, self.log, self.server, Random(f"{seed}/clients"), self.began_s)
+                clients = Clients(target, self.log, self.server, self.began_s)
                 talks = conversations(load, rates_of(load, self.scenario.steps), until_s, seed)
                 acting.start_soon(clients.run_open, talks, until_s)
 
@@ -325,6 +324,6 @@ class Run:
         return judge(expect, measured)
 
 
-async def run_scenario(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, say: Say) -> Outcome:
+async def run_scenario(scenario: Scenario, mode: LinkMode, options: Options, folder: Path, report: Report) -> Outcome:
     """One run. `scenario` must be settled; `folder` gets logs, keys and state files."""
-    return await Run(scenario, mode, options, folder, say).run()
+    return await Run(scenario, mode, options, folder, report).run()

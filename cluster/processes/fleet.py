@@ -1,7 +1,7 @@
 """The processes of a chaos run: started, killed, paused, slowed, starved, and ended with the run.
 
 A process that ends without having been told to is entered as a crash. Nothing is left behind, however the run ends:
-each child is tied to this process (`up_guard`), is let go on when it is paused, and is ended by its own process id.
+each child is tied to this process (`guard`), is let go on when it is paused, and is ended by its own process id.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Each node hears gossip at its *real* address and advertises its *shown* one, where the relay listens. A datagram of node
 a to the shown address of b leaves the relay from the shown address of a to the real one of b: both sides see only shown
-addresses, as if they were each other's. Streams likewise; who opened one is found by its source address, or by the
-system's table of sockets when several nodes share one.
+addresses, as if they were each other's. Streams likewise; who opened one is found by its source address.
 
 Conditions hold for one direction of one link. A cut stream is silent and stays open; what was under way arrives after
 the heal, as TCP would do it. Bounds: delayed datagrams, streams; what is above a bound is dropped and counted.
@@ -12,12 +11,9 @@ the heal, as TCP would do it. Bounds: delayed datagrams, streams; what is above 
 from __future__ import annotations
 
 import math
-import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import trio
@@ -44,21 +40,19 @@ class End:
 
 
 class Relay:
-    """All links of one cluster. `processes` says which processes are nodes just now: number of a node by process id."""
+    """All links of one cluster. Each node has an IP of its own."""
 
     def __init__(
         self,
         ends: Sequence[End],
         links: Links,
         rng: Random,
-        processes: Callable[[], Mapping[int, int]] = dict,
         recorder: Recorder | None = None,
     ) -> None:
         self.ends = ends
         self.links = links
         self.changed = trio.Event()  # streams that wait for a heal wait for it
         self.rng = rng
-        self.processes = processes
         self.recorder = recorder
         self.by_real = {end.real: number for number, end in enumerate(ends)}
         self.by_ip = {end.real[0]: number for number, end in enumerate(ends)}
@@ -181,14 +175,9 @@ class Relay:
     def opener_of(self, stream: trio.SocketStream) -> int | None:
         """Which node opened this stream."""
         try:
-            peer, own = stream.socket.getpeername(), stream.socket.getsockname()
+            return self.by_ip.get(stream.socket.getpeername()[0])
         except OSError:
             return None
-        if peer[0] in self.by_ip and len(self.by_ip) == len(self.ends):
-            return self.by_ip[peer[0]]
-        inode = socket_inode(peer, own)
-        nodes = self.processes()
-        return next((number for pid, number in nodes.items() if inode and holds(pid, inode)), None)
 
     async def pump(
         self, source: trio.SocketStream, sink: trio.SocketStream, pair: tuple[int, int], scope: trio.CancelScope
@@ -234,31 +223,3 @@ class Relay:
             await sink.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             scope.cancel()  # the other side is gone: so is the whole stream
-
-
-def socket_inode(local: Address, remote: Address) -> str | None:
-    """Inode of the TCP socket with these ends, by the kernel's table (proc_pid_net(5)). Linux, IPv4."""
-    wanted = [hexadecimal(local), hexadecimal(remote)]
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[1:3] == wanted:
-            return words[9]
-    return None
-
-
-def hexadecimal(address: Address) -> str:
-    """As the kernel's table writes it: the bytes of the address as a number of this machine."""
-    return f"{int.from_bytes(socket.inet_aton(address[0]), 'little'):08X}:{address[1]:04X}"
-
-
-def holds(pid: int, inode: str) -> bool:
-    """Whether this process has the socket open."""
-    try:
-        entries = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # the process ends just now
-        return False
-    for entry in entries:
-        with suppress(OSError):  # closed meanwhile
-            if os.readlink(entry) == f"socket:[{inode}]":
-                return True
-    return False

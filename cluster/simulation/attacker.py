@@ -17,7 +17,7 @@ from cluster.simulation.invariants import Invariants
 from ranvier_py.core.gossip.gossip_values import Address, Plane
 
 RECORDED_MAX = 512
-STRANGER: Address = ("192.0.2.66", 6666)
+OUTSIDER: Address = ("192.0.2.66", 6666)
 """An address that no node has (TEST-NET-1, RFC 5737)."""
 
 
@@ -38,7 +38,7 @@ class Attacker:
         net.tap = self.record
 
     def record(self, source: Address, target: Address, plane: Plane, data: bytes) -> None:
-        if target == STRANGER:
+        if target == OUTSIDER:
             self.answered_bytes += len(data)
             if len(data) > self.longest or self.answered_bytes > self.sent_bytes:
                 text = f"answers a stranger's {self.longest} bytes with {len(data)}"
@@ -72,4 +72,4 @@ class Attacker:
                 data = packet[: rng.randrange(len(packet) + 1)]
         self.sent_bytes += len(data)
         self.longest = max(self.longest, len(data))
-        self.net.inject(victim, STRANGER, plane, data)
+        self.net.inject(victim, OUTSIDER, plane, data)

@@ -10,7 +10,7 @@ would have said to each other until now is put there by hand:
     routes      there are none yet, and nobody waits for a table
 
 Rule: all nodes that run, at one moment, before any of them has said a word; names are unique. From then on everything
-is real. Cost: 3 us for each two nodes.
+is real.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Measure:
 
     def served(self, host: SimHost, end: Boundary, engine: int) -> None:
         if len(self.followed) >= FOLLOWED_MAX or not end.token:
-            return  # a turn that is never tokenized is told later, on purpose (peer.routes.HOLD_S)
+            return  # a turn that is never tokenized is expected later, on purpose (peer.routes.HOLD_S)
         label = self.world.labels[host.index]
         others = {
             other.index: other.generation
@@ -137,9 +137,9 @@ class Measure:
         found |= {f"net_{name}": value for name, value in asdict(net).items() if name != "bytes_by_plane"}
         found |= counters_of(world)
         found["hit_share"] = hit_share(world)
-        told = found["client_served"] * (nodes - 1)
+        expected = found["client_served"] * (nodes - 1)
         found["route_bytes_per_turn_and_peer"] = (
-            round(found.get("node_sent_routes_bytes", 0) / told, 1) if told else None
+            round(found.get("node_sent_routes_bytes", 0) / expected, 1) if expected else None
         )
         return found
 

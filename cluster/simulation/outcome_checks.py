@@ -242,8 +242,8 @@ class OutcomeChecks:
 
     def unknown(self) -> float:
         """Share of what engines hold, at the depths of prompts, of which a node does not know."""
-        words, count, missing = self.world.clients.words, 0, 0
-        names = list(words.keys) if words is not None else []
+        tokens, count, missing = self.world.clients.tokens, 0, 0
+        names = list(tokens.keys) if tokens is not None else []
         held = [(engine.number, name) for engine in self.world.engines for name in names if engine.holds(name)]
         for host in self.world.live():
             for engine, name in held:

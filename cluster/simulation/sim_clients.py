@@ -3,7 +3,7 @@
 A client takes the first node that answers, as resolvers' lists are used: a node whose process is gone or stopped costs
 it a second try, not the request. What it gets there must be an answer: the node either finds an engine that serves, or,
 when it knows of none, there must be none that runs (S6). The deepest stop of some served turns is followed through the
-cluster by whoever asked for it (`served`). Cost: about 100 us a turn, nearly all of it in the node's own router.
+cluster by whoever asked for it (`served`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 
 from cluster.network.virtual_time import VirtualTime
 from cluster.scenario import Load
-from cluster.simulation.sim_engine import SimEngine, Words
+from cluster.simulation.sim_engine import ChatTokens, SimEngine
 from cluster.simulation.sim_host import SimHost
 from cluster.simulation.sim_router import Trip
 from ranvier_py.core.ids import Fingerprint
@@ -62,14 +62,14 @@ class SimClients:
         hosts: Sequence[SimHost],
         engines: Sequence[SimEngine],
         load: Load,
-        words: Words | None = None,
+        tokens: ChatTokens | None = None,
     ) -> None:
         self.time = time
         self.rng = rng
         self.hosts = hosts
         self.engines = engines
         self.load = load
-        self.words = words  # where prompts have tokens
+        self.tokens = tokens  # where prompts have tokens
         self.chats_per_s = load.chats_per_s
         self.until = float("inf")
         self.counters = ClientCounters()
@@ -79,12 +79,12 @@ class SimClients:
         self._prefixes = [self._next(root, SYSTEM_TOKENS, exact=number % 4 != 3) for number in range(load.prefixes)]
 
     def _next(self, parent: Boundary, tokens: int, *, exact: bool = False) -> Boundary:
-        """The end of one more message, of any words: 63 random bits are as good a fingerprint as those of real ones.
+        """The end of one more message, of any tokens: 63 random bits are as good a fingerprint as those of real ones.
 
         What follows an exact message is exact: it has a token fingerprint too, as after tokenizing.
         """
-        if self.words is not None:
-            return self.words.next(parent, tokens)
+        if self.tokens is not None:
+            return self.tokens.next(parent, tokens)
         text = Fingerprint(self.rng.getrandbits(63) | 1)
         end = Boundary(parent, text, parent.length + tokens, BLOCK_TOKENS)
         if exact or parent.token:

@@ -32,7 +32,7 @@ EVENTS_MAX = 65_536
 WALL_S = 1_790_000_000.0
 
 
-class Words:
+class ChatTokens:
     """The tokens of everything that chats say, by the text fingerprint of where it ends."""
 
     def __init__(self, rng: Random) -> None:
@@ -58,7 +58,7 @@ class Words:
         return end
 
     def drawn(self, tokens: int) -> TokenIds:
-        """So many tokens of any words."""
+        """So many tokens of any tokens."""
         return np.frombuffer(self._rng.randbytes(4 * tokens), dtype=np.uint32) % np.uint32(100_000)
 
     def job(self, end: Boundary) -> Job:
@@ -68,8 +68,8 @@ class Words:
 class SimKv:
     """The cache and the publisher of one engine."""
 
-    def __init__(self, words: Words, cache_blocks: int, replay_messages: int) -> None:
-        self.words = words
+    def __init__(self, tokens: ChatTokens, cache_blocks: int, replay_messages: int) -> None:
+        self.tokens = tokens
         self.loss = 0.0  # share of messages that do not arrive
         self.cut = 0  # reasons for which nobody reaches the publisher, though the engine runs
         self.down = False
@@ -99,11 +99,11 @@ class SimKv:
 
     def holds(self, name: int) -> bool:
         """Whether the prompt that ends with this fingerprint can be found."""
-        return self.words.keys.get(name, 0) in self._found
+        return self.tokens.keys.get(name, 0) in self._found
 
     def last_held_at(self, name: int, now: float) -> float | None:
         """When the prompt that ends there could last be found; None: never."""
-        return now if self.holds(name) else self._gone_at.get(self.words.keys.get(name, 0))
+        return now if self.holds(name) else self._gone_at.get(self.tokens.keys.get(name, 0))
 
     def __len__(self) -> int:
         """Blocks that can be found."""
@@ -111,7 +111,7 @@ class SimKv:
 
     def serve(self, end: Boundary, now: float, rng: Random) -> tuple[int, list[tuple[int, bytes]]]:
         """Serve a prompt. Returns how many of its tokens were there, and the messages about what changed."""
-        job = self.words.job(end)
+        job = self.tokens.job(end)
         lease = self._cache.lease(job)
         if lease is None:
             return 0, []

@@ -94,7 +94,7 @@ class SimStreams:
     def _break(self, engine: int) -> None:
         for wire in [wire for wire in self._wires.values() if wire.engine == engine and wire.connected]:
             wire.connected = False
-            self._tell(wire, "disconnected")
+            self._notify(wire, "disconnected")
 
     def _make(self, engine: int) -> None:
         for wire in [wire for wire in self._wires.values() if wire.engine == engine]:
@@ -124,7 +124,7 @@ class SimStreams:
     def _connect(self, wire: Wire) -> None:
         if self._lives(wire) and not wire.connected and self.kvs[wire.engine].reachable:
             wire.connected = True
-            self._tell(wire, "connected")
+            self._notify(wire, "connected")
 
     def _arrive(self, wire: Wire, seq: int, payload: bytes) -> None:
         if not self._lives(wire) or not wire.connected:
@@ -141,7 +141,7 @@ class SimStreams:
         answers = None if not kv.reachable else [message for message in kv.buffer if message[0] >= ask.first]
         wire.host.run(lambda node, now: node.streams.answered(ask, answers, now) if node.streams else None)
 
-    def _tell(self, wire: Wire, what: str) -> None:
+    def _notify(self, wire: Wire, what: str) -> None:
         wire.host.run(lambda node, now: node.streams.wired(wire.engine, what, now) if node.streams else None)
 
     def _look(self, host: SimHost, generation: int) -> None:

@@ -45,7 +45,7 @@ PROGRESS_S = 10.0
 """Of wall time between two words about how far a single run is."""
 
 
-class Order(NamedTuple):
+class RunRequest(NamedTuple):
     """What to run. Picklable: it goes to other processes."""
 
     scenario: str  # a name, a path, or swarm
@@ -92,34 +92,34 @@ def main(argv: list[str]) -> int:
 # --- what to run ------------------------------------------------------------------------------------------------------
 
 
-def order_of(options: argparse.Namespace, seed: int) -> Order:
-    return Order(options.replay or options.scenario, seed, options.nodes, options.for_s, options.small)
+def request_of(options: argparse.Namespace, seed: int) -> RunRequest:
+    return RunRequest(options.replay or options.scenario, seed, options.nodes, options.for_s, options.small)
 
 
-def scenario_of(order: Order) -> Scenario:
-    """The settled scenario of an order. Raises ScenarioError, OSError."""
-    if order.scenario in SWARMS:
-        nodes, for_s = order.nodes or 8, order.for_s or 120.0
-        if order.small:
-            large = order.seed % SMALL_LARGE_EVERY == SMALL_LARGE_EVERY - 1
-            drawn = Random(f"{order.seed}/size").choice(SMALL_NODES)
-            nodes = order.nodes or (SMALL_LARGE_NODES if large else drawn)
-            for_s = order.for_s or (SMALL_LARGE_FOR_S if large else SMALL_FOR_S)
-        return settle(swarm(order.seed, nodes, for_s, engines_fail=order.scenario != "swarm"), order.seed)
-    scenario = load_scenario(order.scenario)
-    cluster = replace(scenario.cluster, nodes=order.nodes or scenario.cluster.nodes)
-    scenario = replace(scenario, cluster=cluster, for_s=order.for_s or scenario.for_s)
-    check(scenario, order.scenario)
+def scenario_of(request: RunRequest) -> Scenario:
+    """The settled scenario of an request. Raises ScenarioError, OSError."""
+    if request.scenario in SWARMS:
+        nodes, for_s = request.nodes or 8, request.for_s or 120.0
+        if request.small:
+            large = request.seed % SMALL_LARGE_EVERY == SMALL_LARGE_EVERY - 1
+            drawn = Random(f"{request.seed}/size").choice(SMALL_NODES)
+            nodes = request.nodes or (SMALL_LARGE_NODES if large else drawn)
+            for_s = request.for_s or (SMALL_LARGE_FOR_S if large else SMALL_FOR_S)
+        return settle(swarm(request.seed, nodes, for_s, engines_fail=request.scenario != "swarm"), request.seed)
+    scenario = load_scenario(request.scenario)
+    cluster = replace(scenario.cluster, nodes=request.nodes or scenario.cluster.nodes)
+    scenario = replace(scenario, cluster=cluster, for_s=request.for_s or scenario.for_s)
+    check(scenario, request.scenario)
     if "sim" not in scenario.runs_on:
-        raise ScenarioError(f"{order.scenario}: does not run in the simulator, see its runs_on")
-    return settle(scenario, order.seed)
+        raise ScenarioError(f"{request.scenario}: does not run in the simulator, see its runs_on")
+    return settle(scenario, request.seed)
 
 
-def command_of(order: Order) -> str:
-    parts = ["python -m cluster sim --scenario", order.scenario, "--seed", str(order.seed)]
-    parts += ["--small"] if order.small else []
-    parts += ["--nodes", str(order.nodes)] if order.nodes else []
-    parts += ["--for", f"{order.for_s:g}"] if order.for_s else []
+def command_of(request: RunRequest) -> str:
+    parts = ["python -m cluster sim --scenario", request.scenario, "--seed", str(request.seed)]
+    parts += ["--small"] if request.small else []
+    parts += ["--nodes", str(request.nodes)] if request.nodes else []
+    parts += ["--for", f"{request.for_s:g}"] if request.for_s else []
     return " ".join(parts)
 
 
@@ -140,28 +140,28 @@ def run(
 
 
 def one(options: argparse.Namespace) -> int:
-    order = order_of(options, options.seed)
-    scenario = scenario_of(order)
+    request = request_of(options, options.seed)
+    scenario = scenario_of(request)
     with ExitStack() as stack:
         out = stack.enter_context(Path(options.trace).open("w")) if options.trace else None
-        result, wall_s = run(scenario, order.seed, out, Progress())
+        result, wall_s = run(scenario, request.seed, out, Progress())
     print(line(result, wall_s))
     if options.check:
-        again, _ = run(scenario, order.seed)
+        again, _ = run(scenario, request.seed)
         if again.digest != result.digest:
             print(f"NOT DETERMINISTIC: {result.digest} and then {again.digest}", file=sys.stderr)
             return 1
     if result.violation is None:
         return 0
-    print(failure(result, command_of(order)), file=sys.stderr)
+    print(failure(result, command_of(request)), file=sys.stderr)
     kept = result.scenario
     if options.shrink:
         kept = smaller(result, result.violation, options.budget_s or SHRINK_BUDGET_S)
         print(f"shrunk from {len(result.scenario.steps)} steps to {len(kept.steps)}", file=sys.stderr)
-        small, _ = run(kept, order.seed)
+        small, _ = run(kept, request.seed)
         path = options.save or f"failed-{kept.name}.toml"
         save(kept, Path(path))
-        print(failure(small, f"python -m cluster sim --replay {path} --seed {order.seed}"), file=sys.stderr)
+        print(failure(small, f"python -m cluster sim --replay {path} --seed {request.seed}"), file=sys.stderr)
     elif options.save:
         save(kept, Path(options.save))
     return 1
@@ -171,12 +171,12 @@ class Progress:
     """Says where a long run is, now and then."""
 
     def __init__(self) -> None:
-        self.began = self.said_at = time.monotonic()
+        self.began = self.shown_at = time.monotonic()
 
     def __call__(self, world: World) -> None:
         now = time.monotonic()
-        if now - self.said_at >= PROGRESS_S:
-            self.said_at = now
+        if now - self.shown_at >= PROGRESS_S:
+            self.shown_at = now
             heap, whole_s = world.time, world.scenario.for_s
             text = f"sim: {heap.now:.0f} of {whole_s:g} s, {heap.done:,} events, {now - self.began:.0f} s of wall time"
             print(text, file=sys.stderr, flush=True)
@@ -195,52 +195,54 @@ def smaller(result: Result, violation: Violation, budget_s: float) -> Scenario:
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def outcome(order: Order) -> tuple[Order, str, str]:
-    """What another process does: (order, its line, what it says of a failure or nothing)."""
-    result, wall_s = run(scenario_of(order), order.seed)
-    said = failure(result, command_of(order)) if result.violation is not None else ""
-    return order, line(result, wall_s), said
+def outcome(request: RunRequest) -> tuple[RunRequest, str, str]:
+    """What another process does: (request, its line, what it says of a failure or nothing)."""
+    result, wall_s = run(scenario_of(request), request.seed)
+    line_text = failure(result, command_of(request)) if result.violation is not None else ""
+    return request, line(result, wall_s), line_text
 
 
 def many(options: argparse.Namespace) -> int:
-    """Seeds in order, several at a time. Stops at the first failure with --until-fail, else tells all."""
+    """Seeds in order, several at a time. Stops at the first failure with --until-fail, else runs all."""
     first, last = options.seed, 2**62
     if options.seeds:
         begin, _, end = options.seeds.partition(":")
         first, last = int(begin), int(end)
     began = time.monotonic()
     deadline = began + options.budget_s if options.until_fail else float("inf")
-    orders = (order_of(options, seed) for seed in range(first, last))
+    requests = (request_of(options, seed) for seed in range(first, last))
     done, failed = 0, []
-    for order, said, wrong in outcomes(orders, options.jobs, lambda: time.monotonic() > deadline):
+    for request, line_text, wrong in outcomes(requests, options.jobs, lambda: time.monotonic() > deadline):
         done += 1
         if wrong:
-            failed.append(order)
+            failed.append(request)
             print(wrong, file=sys.stderr)
         if wrong or not options.quiet:
-            print(said, flush=True)
+            print(line_text, flush=True)
         if wrong and options.until_fail:
             break
     wall_s = time.monotonic() - began
     print(f"{done} runs, {len(failed)} failed, {wall_s:.1f} s", file=sys.stderr)
-    for order in failed:
-        print(f"  {command_of(order)}", file=sys.stderr)
+    for request in failed:
+        print(f"  {command_of(request)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def outcomes(orders: Iterator[Order], jobs: int, enough: Callable[[], bool]) -> Iterator[tuple[Order, str, str]]:
+def outcomes(
+    requests: Iterator[RunRequest], jobs: int, enough: Callable[[], bool]
+) -> Iterator[tuple[RunRequest, str, str]]:
     """Run them, at most `jobs` at a time, until there are no more or it is enough."""
     if jobs <= 1:
-        for order in orders:
+        for request in requests:
             if enough():
                 return
-            yield outcome(order)
+            yield outcome(request)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running: dict[Future[tuple[Order, str, str]], Order] = {}
+        running: dict[Future[tuple[RunRequest, str, str]], RunRequest] = {}
         try:
             while True:
-                while len(running) < 2 * jobs and not enough() and (following := next(orders, None)) is not None:
+                while len(running) < 2 * jobs and not enough() and (following := next(requests, None)) is not None:
                     running[pool.submit(outcome, following)] = following
                 if not running:
                     return

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from cluster.scenario import Cluster, Expect, Load, Scenario, Step
 from cluster.simulation.world import Violation
@@ -41,6 +42,11 @@ class Draw:
         drawn = float(least * (most / least) ** self.rng.random())
         return round(max(0.1, min(drawn, self.end - at)), 2)
 
+    def lasting(self, verb: str, least_s: float, most_s: float, early: float = 0.0, **fields: Any) -> Step:
+        """A step that undoes itself; with the chance `early` it begins at the start of the run."""
+        at = 0.0 if self.rng.random() < early else self.when()
+        return Step(at, verb, for_s=self.long(least_s, most_s, at), **fields)
+
     def some(self) -> tuple[int, ...]:
         """One node most often, up to all but one."""
         count = min(self.nodes - 1, 1 + int(self.rng.expovariate(0.7))) if self.nodes > 1 else 1
@@ -55,145 +61,70 @@ class Draw:
         return round(most * self.rng.random() ** 2, 3)
 
 
-def kill(draw: Draw) -> Step:
-    return Step(draw.when(), "kill", nodes=draw.some())
-
-
 def restart(draw: Draw) -> Step:
     rng = draw.rng
-    down_s, spread_s = round(rng.choice((0.1, 0.5, 2.0, 8.0)) * rng.random(), 2), rng.choice((0.0, 0.1, 1.0))
-    return Step(
-        draw.when(), "restart", nodes=draw.split(), down_s=down_s, every_s=spread_s, keep_state=rng.random() < 0.6
-    )
-
-
-def roll(draw: Draw) -> Step:
-    return Step(draw.begin, "roll", nodes=draw.split(), every_s=0.5 + draw.rng.random(), down_s=0.5)
-
-
-def pause(draw: Draw) -> Step:
-    at = draw.when()
-    return Step(at, "pause", nodes=draw.some(), for_s=draw.long(0.3, 60.0, at))
-
-
-def slow(draw: Draw) -> Step:
-    at = draw.when()
-    return Step(at, "slow", nodes=draw.some(), factor=draw.rng.choice((5.0, 20.0, 50.0)), for_s=draw.long(2, 30, at))
-
-
-def cut(draw: Draw) -> Step:
-    at, rng = draw.when(), draw.rng
-    return Step(
-        at,
-        "cut",
-        nodes=draw.split(),
-        one_way=rng.random() < 0.3,
-        refuse=rng.random() < 0.2,
-        for_s=draw.long(1.0, 40.0, at),
-    )
-
-
-def partial(draw: Draw) -> Step:
-    """A does not hear B, both hear all others."""
-    at, (one, other) = draw.when(), draw.rng.sample(range(draw.nodes), 2)
-    return Step(at, "cut", nodes=(one,), others=(other,), for_s=draw.long(2.0, 40.0, at))
-
-
-def swizzle(draw: Draw) -> Step:
-    """Clogged one after the other, and freed in the same order, overlapping."""
-    at = draw.when()
-    return Step(at, "cut", nodes=draw.split(), every_s=draw.rng.uniform(0.2, 2.0), for_s=draw.long(1.0, 10.0, at))
-
-
-def udp(draw: Draw) -> Step:
-    at = draw.when()
-    return Step(at, "cut", nodes=draw.some(), planes=("udp",), for_s=draw.long(3.0, 40.0, at))
-
-
-def tcp(draw: Draw) -> Step:
-    at = draw.when()
-    return Step(at, "cut", nodes=draw.some(), planes=("tcp",), for_s=draw.long(3.0, 40.0, at))
-
-
-def lossy(draw: Draw) -> Step:
-    at = draw.when() if draw.rng.random() < 0.5 else 0.0
-    return Step(at, "link", nodes="all", loss=draw.share(0.5), for_s=draw.long(5.0, 60.0, at))
+    down_s, every_s = round(rng.choice((0.1, 0.5, 2.0, 8.0)) * rng.random(), 2), rng.choice((0.0, 0.1, 1.0))
+    keep = rng.random() < 0.6
+    return Step(draw.when(), "restart", nodes=draw.split(), down_s=down_s, every_s=every_s, keep_state=keep)
 
 
 def messy(draw: Draw) -> Step:
-    """Doubles, disorder, flipped bits."""
-    at, rng = 0.0, draw.rng
-    return Step(
-        at,
-        "link",
-        nodes="all",
-        duplicate=draw.share(0.5),
-        reorder=draw.share(0.8),
-        reorder_s=rng.choice((0.01, 0.1, 1.0)),
-        corrupt=draw.share(0.1),
-        for_s=round(draw.end - at, 2),
-    )
+    """Doubles, disorder, flipped bits, from the start."""
+    late_s, shares = draw.rng.choice((0.01, 0.1, 1.0)), [draw.share(most) for most in (0.5, 0.8, 0.1)]
+    duplicate, reorder, corrupt = shares
+    bad = Step(0.0, "link", nodes="all", duplicate=duplicate, reorder=reorder, reorder_s=late_s, corrupt=corrupt)
+    return replace(bad, for_s=round(draw.end, 2))
 
 
 def far(draw: Draw) -> Step:
-    at = draw.when() if draw.rng.random() < 0.5 else 0.0
-    delay = draw.rng.choice((0.02, 0.1, 0.3))
-    return Step(
-        at, "link", nodes=draw.some(), delay_s=delay, jitter_s=round(delay / 4, 3), for_s=draw.long(5.0, 60.0, at)
-    )
+    delay_s = draw.rng.choice((0.02, 0.1, 0.3))
+    return draw.lasting("link", 5.0, 60.0, early=0.5, nodes=draw.some(), delay_s=delay_s, jitter_s=delay_s / 4)
 
 
-def disk(draw: Draw) -> Step:
-    return Step(0.0, "disk_full", nodes=draw.split())
+def cut(draw: Draw) -> Step:
+    one_way, refuse = draw.rng.random() < 0.3, draw.rng.random() < 0.2
+    return draw.lasting("cut", 1.0, 40.0, nodes=draw.split(), one_way=one_way, refuse=refuse)
+
+
+def partial(draw: Draw) -> Step:
+    """Two do not reach each other, both reach all others."""
+    one, other = draw.rng.sample(range(draw.nodes), 2)
+    return draw.lasting("cut", 2.0, 40.0, nodes=(one,), others=(other,))
 
 
 def names(draw: Draw) -> Step:
-    at = draw.when() if draw.rng.random() < 0.5 else 0.0
     word = draw.rng.choice(("subset", "empty", "self", "stale", "failing", "slow", "flapping"))
-    return Step(at, "dns", dns=word, nodes=draw.split(), for_s=draw.long(5.0, 60.0, at))
+    return draw.lasting("dns", 5.0, 60.0, early=0.5, dns=word, nodes=draw.split())
 
 
-def engine(draw: Draw) -> Step:
-    return Step(draw.when(), "engine_restart", engines=(draw.rng.randrange(draw.engines),), down_s=1.0)
+Kind = tuple[Callable[[Draw], Step], float]
+"""A kind of fault, and the chance that a seed has it."""
 
-
-def engine_gone(draw: Draw) -> Step:
-    at = draw.when()
-    return Step(at, "engine_stop", engines=(draw.rng.randrange(draw.engines),), for_s=draw.long(2.0, 20.0, at))
-
-
-def flood(draw: Draw) -> Step:
-    at = draw.when()
-    return Step(at, "flood", nodes=(draw.rng.randrange(draw.nodes),), chats_per_s=50.0, for_s=draw.long(1.0, 5.0, at))
-
-
-def attack(draw: Draw) -> Step:
-    return Step(0.0, "attack", nodes=draw.split(), packets_per_s=4.0, for_s=draw.end)
-
-
-KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = (
-    # kind, chance that a seed has it
-    (kill, 0.35),
+KINDS: tuple[Kind, ...] = (
+    (lambda draw: Step(draw.when(), "kill", nodes=draw.some()), 0.35),
     (restart, 0.45),
-    (roll, 0.15),
-    (pause, 0.4),
-    (slow, 0.25),
+    (lambda draw: Step(draw.begin, "roll", nodes=draw.split(), every_s=0.5 + draw.rng.random(), down_s=0.5), 0.15),
+    (lambda draw: draw.lasting("pause", 0.3, 60.0, nodes=draw.some()), 0.4),
+    (lambda draw: draw.lasting("slow", 2, 30, nodes=draw.some(), factor=draw.rng.choice((5.0, 20.0, 50.0))), 0.25),
     (cut, 0.45),
     (partial, 0.3),
-    (swizzle, 0.2),
-    (udp, 0.15),
-    (tcp, 0.15),
-    (lossy, 0.4),
+    # clogged one after the other, and freed in the same order, overlapping
+    (lambda draw: draw.lasting("cut", 1.0, 10.0, nodes=draw.split(), every_s=draw.rng.uniform(0.2, 2.0)), 0.2),
+    (lambda draw: draw.lasting("cut", 3.0, 40.0, nodes=draw.some(), planes=("udp",)), 0.15),
+    (lambda draw: draw.lasting("cut", 3.0, 40.0, nodes=draw.some(), planes=("tcp",)), 0.15),
+    (lambda draw: draw.lasting("link", 5.0, 60.0, early=0.5, nodes="all", loss=draw.share(0.5)), 0.4),
     (messy, 0.3),
     (far, 0.2),
-    (disk, 0.15),
+    (lambda draw: Step(0.0, "disk_full", nodes=draw.split()), 0.15),
     (names, 0.3),
-    (flood, 0.1),
-    (attack, 0.3),
+    (lambda draw: draw.lasting("flood", 1.0, 5.0, nodes=(draw.rng.randrange(draw.nodes),), chats_per_s=50.0), 0.1),
+    (lambda draw: Step(0.0, "attack", nodes=draw.split(), packets_per_s=4.0, for_s=draw.end), 0.3),
 )
 
-
-ENGINE_KINDS: tuple[tuple[Callable[[Draw], Step], float], ...] = ((engine, 0.7), (engine_gone, 0.5))
+ENGINE_KINDS: tuple[Kind, ...] = (
+    (lambda draw: Step(draw.when(), "engine_restart", engines=(draw.rng.randrange(draw.engines),)), 0.7),
+    (lambda draw: draw.lasting("engine_stop", 2.0, 20.0, engines=(draw.rng.randrange(draw.engines),)), 0.5),
+)
 """Apart, because what they ask of a cluster is another matter: who knows which process of an engine holds what."""
 
 

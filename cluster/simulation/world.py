@@ -18,7 +18,7 @@ from cluster.scenario import Load, Scenario, settle
 from cluster.simulation.formed import form
 from cluster.simulation.sim_clients import SimClients
 from cluster.simulation.sim_dns import SimDns
-from cluster.simulation.sim_engine import SimEngine, SimKv, Words
+from cluster.simulation.sim_engine import ChatTokens, SimEngine, SimKv
 from cluster.simulation.sim_host import SimHost
 from cluster.simulation.sim_node import Maker
 from cluster.simulation.sim_router import Birth
@@ -74,7 +74,7 @@ def address_of(number: int) -> Address:
 
 
 class World:
-    """See the module. `scenario` may still have words for selectors: they are settled by the seed."""
+    """See the module. `scenario` may still have tokens for selectors: they are settled by the seed."""
 
     def __init__(self, scenario: Scenario, seed: int, maker: Maker, out: TextIO | None = None) -> None:
         self.scenario = settle(scenario, seed)
@@ -92,9 +92,9 @@ class World:
         self.dns = SimDns(self.time, self.rng("dns"), self.addresses, cluster.dns)
         self.engines = [SimEngine(number) for number in range(cluster.engines)]
         load = self.scenario.load or Load(chats_per_s=0.0)
-        words = Words(self.rng("words")) if cluster.events else None
-        self.clients = SimClients(self.time, self.rng("clients"), self.hosts, self.engines, load, words)
-        self.streams = self.publishing(words) if words is not None else None
+        tokens = ChatTokens(self.rng("tokens")) if cluster.events else None
+        self.clients = SimClients(self.time, self.rng("clients"), self.hosts, self.engines, load, tokens)
+        self.streams = self.publishing(tokens) if tokens is not None else None
         self.labels = ["lab"] * cluster.nodes
         self.keys: list[tuple[int, ...]] = [(1,)] * cluster.nodes
         self.sessions: dict[int, tuple[int, str]] = {}  # every session there ever was -> (node, label)
@@ -104,10 +104,10 @@ class World:
         self._clocks = self.rng("clocks")
         self.connect()
 
-    def publishing(self, words: Words) -> SimStreams:
+    def publishing(self, tokens: ChatTokens) -> SimStreams:
         """Let the engines publish what they hold."""
         cluster = self.scenario.cluster
-        kvs = [SimKv(words, cluster.cache_blocks, cluster.replay_messages) for _ in self.engines]
+        kvs = [SimKv(tokens, cluster.cache_blocks, cluster.replay_messages) for _ in self.engines]
         streams = SimStreams(self.time, self.rng("streams"), kvs)
         for engine, kv in zip(self.engines, kvs, strict=True):
             engine.kv = kv

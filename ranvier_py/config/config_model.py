@@ -46,8 +46,10 @@ from ranvier_py.core.gossip.endpoints import (
     of_worker,
     spelled,
 )
+from ranvier_py.core.gossip.gossip import GossipSettings
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
 from ranvier_py.core.options import SECONDS_MAX, Option, Options, options_of, part, seconds
+from ranvier_py.core.prompts.fingerprint import TokenHasher
 from ranvier_py.core.prompts.prompt import PromptMemory
 from ranvier_py.core.routing.health import BackendLimits
 from ranvier_py.core.routing.placement.affinity import AffinityOptions
@@ -136,7 +138,11 @@ class Config(Options):
         None, "Tokens", "File with the chat template, where the tokenizer's own is not used."
     )
     block_size_tokens: int = key(
-        16, "Tokens", "Unit of cache reuse. Best equal to the engines' block size.", least=1, most=1024
+        default_of(TokenHasher, "block_tokens"),
+        "Tokens",
+        "Unit of cache reuse. Best equal to the engines' block size.",
+        least=1,
+        most=1024,
     )
     learn_queue_max: int = key(
         1024,
@@ -235,7 +241,9 @@ class Config(Options):
         False, "Cluster", "Gossip without a key: whoever reaches the port can read and change routes. For trials."
     )
     cluster_name: Label = key(
-        "ranvier", "Cluster", "Nodes of another cluster's name are not understood, even with the same key."
+        default_of(GossipSettings, "label"),
+        "Cluster",
+        "Nodes of another cluster's name are not understood, even with the same key.",
     )
     node_name: OptionalLabel = key(
         None,

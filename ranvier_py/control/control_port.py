@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -40,7 +39,8 @@ from ranvier_py.control.control_input import (
     text_of,
     worker_url,
 )
-from ranvier_py.control.control_server import ServerLimits, serve_app
+from ranvier_py.control.control_server import ControlSettings, serve_app
+from ranvier_py.control.operations import Admin
 from ranvier_py.control.worker_reports import InternalHandlers, InternalPort, admitted
 from ranvier_py.core.addresses import is_address, is_loopback
 from ranvier_py.core.errors import BadRequest, Forbidden, NotFound, RanvierError, Unauthorized
@@ -58,95 +58,15 @@ OPEN_PATHS = ("/healthz", "/readyz")
 """Need no key: orchestrators ask them, and they say nothing that a connection attempt would not."""
 
 
-class KvIndexPort(Protocol):
-    """Continuum's index, in Continuum's JSON."""
-
-    def stats(self) -> Mapping[str, Any]: ...
-    def backends(self) -> Mapping[str, Any]: ...
-    def clear(self) -> Mapping[str, Any]: ...
-
-
-class ControlPort(Protocol):
-    """What the control port needs of a node. All synchronous but `explain` and `route_sums`, which take a while.
-
-    Methods that take input raise RequestErrors; ValueError and ConfigError count as a bad request, LookupError as not
-    found.
-    """
-
-    def backends(self) -> Sequence[Mapping[str, Any]]:
-        """Each with at least "url" and "name"."""
-        ...
-
-    def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]: ...
-    def remove_backend(self, url: str) -> Mapping[str, Any]: ...
-    def drain_backend(self, url: str, draining: bool) -> Mapping[str, Any]: ...
-    def routes(self) -> Mapping[str, Any]:
-        """Statistics of the route table and of requests."""
-        ...
-
-    def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
-        """The routes at and under a fingerprint, at most `limit`; empty when it is not known."""
-        ...
-
-    async def explain(self, body: bytes) -> Mapping[str, Any]:
-        """A dry run of a chat request: the choice, and every candidate with every term. Changes nothing."""
-        ...
-
-    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
-        """The last ones, newest first."""
-        ...
-
-    def calibration(self) -> Mapping[str, Any]:
-        """How well each engine's cache is predicted, and why not."""
-        ...
-
-    def engine_caches(self) -> Mapping[str, Any]:
-        """How well each engine's cache is known, by which sources."""
-        ...
-
-    def cluster(self) -> Mapping[str, Any]:
-        """This node among its peers. LookupError when it has none."""
-        ...
-
-    async def route_sums(self) -> bytes:
-        """Bucket fingerprints of the route table: 8 bytes each. LookupError when this node does not gossip."""
-        ...
-
-    @property
-    def kv_index(self) -> KvIndexPort: ...
-    def ready(self) -> tuple[bool, str]:
-        """Whether requests may be sent here, and why not."""
-        ...
-
-    def metrics(self) -> Sequence[Sample]: ...
-    def config(self) -> Mapping[str, Any]:
-        """Every key, secrets masked."""
-        ...
-
-
 Render = Callable[[Sequence[Sample], str], tuple[bytes, str]]
 """(samples, Accept header) -> (body, content type); control/exposition.py has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ControlSettings:
-    """Where and to whom the control port answers. Port 0 takes any free one."""
-
-    host: str = "127.0.0.1"
-    port: int = 9180
-    key: str | None = None
-    metrics_public: bool = False
-    body_bytes_max: int = 16 * 1024 * 1024  # a prompt to explain is parsed on the event loop: 16 MiB take some 50 ms
-    idle_timeout_s: float = 5.0  # also for the header of a request to be complete
-    send_timeout_s: float = 30.0  # for one piece of an answer
-    close_grace_s: float = 1.0  # answers under way when the node ends; all are short
 
 
 # --- serving --------------------------------------------------------------------------------------------------------
 
 
 async def serve(
-    port: ControlPort,
+    port: Admin,
     settings: ControlSettings,
     render: Render,
     *,
@@ -159,21 +79,13 @@ async def serve(
     Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
     """
     app = make_app(port, settings, render, internal)
-    limits = ServerLimits(
-        body_bytes_max=settings.body_bytes_max,
-        idle_timeout_s=settings.idle_timeout_s,
-        send_timeout_s=settings.send_timeout_s,
-        close_grace_s=settings.close_grace_s,
-    )
-    await serve_app(app, settings.host, settings.port, limits, shutdown=shutdown, task_status=task_status)
+    await serve_app(app, settings, shutdown=shutdown, task_status=task_status)
 
 
 # --- the application ------------------------------------------------------------------------------------------------
 
 
-def make_app(
-    port: ControlPort, settings: ControlSettings, render: Render, internal: InternalPort | None = None
-) -> QuartTrio:
+def make_app(port: Admin, settings: ControlSettings, render: Render, internal: InternalPort | None = None) -> QuartTrio:
     """The routes of one control port."""
     app = QuartTrio(__name__, static_folder=None)
     app.config.update(
@@ -233,42 +145,53 @@ def spelled_usually(field: str) -> str:
     return f"Bearer{space}{key}" if scheme.lower() == "bearer" else field
 
 
-class Handlers:
-    """One method for each route."""
+def view_of(make: Callable[[], Mapping[str, Any]]) -> Callable[[], Awaitable[Response]]:
+    """A handler that answers with what this makes."""
 
-    def __init__(self, port: ControlPort, render: Render) -> None:
+    async def view() -> Response:
+        with input_errors():
+            return json_response(make())
+
+    return view
+
+
+class Handlers:
+    """One method for each route that does more than to show something."""
+
+    def __init__(self, port: Admin, render: Render) -> None:
         self._port = port
         self._render = render
 
     def table(self) -> Sequence[tuple[str, str, Callable[..., Any]]]:
         """(method, path, handler)"""
+        port = self._port
+        views = {
+            "/healthz": lambda: {"status": "ok"},
+            "/admin/routes": port.routes,
+            "/admin/config": port.config,
+            "/admin/engine-cache": port.engine_caches,
+            "/admin/calibration": port.calibration,
+            "/admin/cluster": port.cluster,
+            "/admin/kv-index/stats": lambda: port.kv_index.stats(),  # noqa: PLW0108  # which is there once the node is
+            "/admin/kv-index/backends": lambda: port.kv_index.backends(),  # noqa: PLW0108
+        }
         return (
-            ("GET", "/healthz", self.healthz),
+            *(("GET", path, view_of(make)) for path, make in views.items()),
+            ("POST", "/admin/kv-index/clear", view_of(lambda: port.kv_index.clear())),  # noqa: PLW0108
             ("GET", "/readyz", self.readyz),
             ("GET", "/metrics", self.metrics),
             ("GET", "/admin/backends", self.backends),
             ("POST", "/admin/backends", self.add_backend),
             ("DELETE", "/admin/backends", self.remove_backend),
             ("POST", "/admin/backends/drain", self.drain_backend),
-            ("GET", "/admin/routes", self.routes),
             ("GET", "/admin/routes/<fingerprint>", self.route_tree),
             ("GET", "/admin/decisions", self.decisions),
-            ("GET", "/admin/config", self.config),
-            ("GET", "/admin/engine-cache", self.engine_caches),
-            ("GET", "/admin/calibration", self.calibration),
-            ("GET", "/admin/cluster", self.cluster),
             ("GET", "/admin/cluster/sums", self.route_sums),
-            ("GET", "/admin/kv-index/stats", self.kv_index_stats),
-            ("GET", "/admin/kv-index/backends", self.kv_index_backends),
-            ("POST", "/admin/kv-index/clear", self.kv_index_clear),
             ("POST", "/explain", self.explain),
             ("POST", "/add_worker", self.add_worker),
             ("POST", "/remove_worker", self.remove_worker),
             ("GET", "/list_workers", self.list_workers),
         )
-
-    async def healthz(self) -> Response:
-        return json_response({"status": "ok"})
 
     async def readyz(self) -> Response:
         ready, reason = self._port.ready()
@@ -299,9 +222,6 @@ class Handlers:
         with input_errors():
             return json_response(self._port.drain_backend(url, draining))
 
-    async def routes(self) -> Response:
-        return json_response(self._port.routes())
-
     async def route_tree(self, fingerprint: str) -> Response:
         number = fingerprint_of(fingerprint)
         found = self._port.route_tree(number, limit_of(TREE_ROUTES_MAX))
@@ -312,31 +232,9 @@ class Handlers:
     async def decisions(self) -> Response:
         return json_response({"decisions": self._port.decisions(limit_of(DECISIONS_MAX))})
 
-    async def config(self) -> Response:
-        return json_response(self._port.config())
-
-    async def engine_caches(self) -> Response:
-        return json_response(self._port.engine_caches())
-
-    async def calibration(self) -> Response:
-        return json_response(self._port.calibration())
-
-    async def cluster(self) -> Response:
-        with input_errors():
-            return json_response(self._port.cluster())
-
     async def route_sums(self) -> Response:
         with input_errors():
             return Response(await self._port.route_sums(), content_type="application/octet-stream")
-
-    async def kv_index_stats(self) -> Response:
-        return json_response(self._port.kv_index.stats())
-
-    async def kv_index_backends(self) -> Response:
-        return json_response(self._port.kv_index.backends())
-
-    async def kv_index_clear(self) -> Response:
-        return json_response(self._port.kv_index.clear())
 
     async def explain(self) -> Response:
         body = await raw_body()

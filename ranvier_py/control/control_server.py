@@ -37,20 +37,22 @@ CONNECTIONS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What one client may cost. See ControlSettings for reasons."""
+class ControlSettings:
+    """Where and to whom the control port answers, and what one client may cost. Port 0 takes any free one."""
 
-    body_bytes_max: int
-    idle_timeout_s: float
-    send_timeout_s: float
-    close_grace_s: float
+    host: str
+    port: int
+    key: str | None = None
+    metrics_public: bool = False
+    body_bytes_max: int = 16 * 1024 * 1024  # a prompt to explain is parsed on the event loop
+    idle_timeout_s: float = 5.0  # also for the header of a request to be complete
+    send_timeout_s: float = 30.0  # for one piece of an answer
+    close_grace_s: float = 1.0  # answers under way when the node ends; all are short
 
 
 async def serve_app(
     app: Any,
-    host: str,
-    port: int,
-    limits: ServerLimits,
+    settings: ControlSettings,
     *,
     shutdown: trio.Event,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
@@ -59,8 +61,8 @@ async def serve_app(
 
     Reports the URL it listens on through `task_status`. Raises OSError when the address can't be bound.
     """
-    listeners = await trio.open_tcp_listeners(port, host=host)
-    connections = Connections(app, limits)
+    listeners = await trio.open_tcp_listeners(settings.port, host=settings.host)
+    connections = Connections(app, settings)
     async with trio.open_nursery() as handlers:
         try:
             async with trio.open_nursery() as accepting:
@@ -78,7 +80,7 @@ async def serve_app(
 class Connections:
     """The open connections of one control port. hypercorn's own `serve` offers no way to close those it shields."""
 
-    def __init__(self, app: Any, limits: ServerLimits) -> None:
+    def __init__(self, app: Any, limits: ControlSettings) -> None:
         self._config = hypercorn.Config()
         self._config.accesslog = None
         self._config.errorlog = log
@@ -116,7 +118,7 @@ class Connections:
         del self._open[oldest]
         oldest.cut()
         self._cut += 1
-        if self._cut & (self._cut - 1) == 0:  # 1, 2, 4 …: a flood is told of in a few lines
+        if self._cut & (self._cut - 1) == 0:  # 1, 2, 4 …: a flood gets a few lines
             log.warning("control.cut %d connections so far, each the oldest of %d", self._cut, CONNECTIONS_MAX)
 
     async def wait_closed(self) -> None:

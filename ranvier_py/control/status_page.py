@@ -25,7 +25,7 @@ class NodeStatus:
     routes: Mapping[str, Any]
     cluster: Mapping[str, Any] | None = None  # None: it has no peers
     divergence: str = ""  # in words, if another node was asked, too
-    engine_caches: Mapping[str, Any] | None = None  # None: it is too old to tell
+    engine_caches: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
 
 
@@ -49,18 +49,18 @@ def engine_cache_lines(engine_caches: Mapping[str, Any]) -> list[str]:
     """How well this node knows what each engine holds."""
     lines = ["", "Engine caches", *table(engine_caches["engines"])]
     counts = {name: count for name, count in engine_caches["counts"].items() if count}
-    told = {"claims": counts, "trouble": engine_caches["trouble"]}
-    return [*lines, *pairs({name: fact for name, fact in told.items() if fact})]
+    facts = {"routes": counts, "trouble": engine_caches["trouble"]}
+    return [*lines, *pairs({name: fact for name, fact in facts.items() if fact})]
 
 
 def calibration_lines(calibration: Mapping[str, Any]) -> list[str]:
     """How well this node predicts what each engine has, and what is wrong where it does not."""
     rows = calibration["backends"]
     known = [{name: row[name] for name in row if any(each[name] is not None for each in rows)} for row in rows]
-    lines = ["", "Predictions against answers", *(table(known) or ["  no answer has told yet"])]
-    told = {name: calibration[name] for name in ("route_precision", "route_recall")}
+    lines = ["", "Predictions against answers", *(table(known) or ["  no answer had counts yet"])]
+    shares = {name: calibration[name] for name in ("route_precision", "route_recall")}
     counts = {name: calibration[name] for name in ("asking", "polls") if calibration[name]}
-    return [*lines, *pairs({name: fact for name, fact in {**told, **counts}.items() if fact is not None})]
+    return [*lines, *pairs({name: fact for name, fact in {**shares, **counts}.items() if fact is not None})]
 
 
 MEMBER_COLUMNS = (
@@ -85,8 +85,7 @@ def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
     ]
     lines += ["", "Gossip just now", *table(rates)] if rates else []
     lines += ["", "Gossip since the start", *table(traffic)]
-    told = {name: cluster.get(name, {}) for name in CLUSTER_FACTS}  # a node of an earlier version tells less
-    facts = {name: {key: value for key, value in each.items() if value} for name, each in told.items()}
+    facts = {name: {key: value for key, value in cluster.get(name, {}).items() if value} for name in CLUSTER_FACTS}
     return [*lines, *pairs({name: fact for name, fact in facts.items() if fact})]
 
 

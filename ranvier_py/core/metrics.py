@@ -56,11 +56,15 @@ def increment(counts: dict[str, int], key: str) -> None:
 
 
 def samples(part: str, counters: Any, labels: Mapping[str, str] = {}) -> Iterator[Sample]:  # only read
-    """One sample for each declared field of a dataclass, and for each key of a field with a label."""
+    """One sample for each declared field of a dataclass, and for each key of a field with a label.
+
+    Names begin with `part`, if there is one.
+    """
     for each in fields(counters):
         if not each.metadata:
             continue
-        name, kind, help_text = f"{part}_{each.name}", each.metadata["kind"], each.metadata["help"]
+        name = f"{part}_{each.name}" if part else each.name
+        kind, help_text = each.metadata["kind"], each.metadata["help"]
         value = getattr(counters, each.name)
         if isinstance(value, Mapping):
             for key, number in value.items():

@@ -18,13 +18,14 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 import trio
 
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.health import Outcome
@@ -44,15 +45,17 @@ LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
 MARK_BYTES = f'{{"{MARK}"'.encode()  # what every file of ours begins with
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderStatistics:
-    waiting: int  # lines and attempts, now
-    lines: int  # written
-    bytes: int  # written, headers too
-    dropped: int  # lines that found the queue full
-    unlearned: int  # lines without what a route update would have told, though one was due
-    failures: int  # of the disk
-    lost: int  # lines that a failing disk did not take
+@dataclass(slots=True)
+class RecorderCounters:
+    """What was written, and what was not. Lines, bytes, failures and losses are counted by the writing thread."""
+
+    waiting: int = gauge("Lines and attempts that wait to be written.")
+    lines: int = counter("Lines written to the recording.")
+    bytes: int = counter("Bytes written to the recording, headers too.")
+    dropped: int = counter("Lines that found the queue full.")
+    unlearned: int = counter("Lines without the tokens of an answer, though they were due.")
+    failures: int = counter("Failures of the disk.")
+    lost: int = counter("Lines that a failing disk did not take.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,6 @@ class Recorder:
         self._queue: deque[Record] = deque()
         self._wake = trio.Event()
         self._one = trio.CapacityLimiter(1)  # thread at a time, even when a write was abandoned
-        self._dropped = self._unlearned = 0
         self._troubled = False
 
     # --- what a router tells ----------------------------------------------------------------------------------------
@@ -122,14 +124,14 @@ class Recorder:
 
     def _append(self, finished: Finished, end: Boundary | None = None, answer: Answer = NOTHING) -> None:
         if len(self._queue) >= QUEUE_MAX:
-            self._dropped += 1
+            self._files.counters.dropped += 1
             return
         record = record_of(finished.attempt, finished.outcome, finished.at, self._started_at, end, answer)
         self._queue.append(record)
         self._wake.set()
 
     def _give_up(self, attempt: Attempt) -> None:
-        self._unlearned += 1
+        self._files.counters.unlearned += 1
         self._append(self._released(attempt))
 
     def _released(self, attempt: Attempt) -> Finished:
@@ -171,14 +173,11 @@ class Recorder:
             log.info("recorder.written %s again", self._files.path)
         self._troubled = bool(trouble)
 
-    def statistics(self) -> RecorderStatistics:
-        files = self._files.statistics
-        return replace(
-            files,
-            waiting=len(self._queue) + len(self._pending),
-            dropped=self._dropped,
-            unlearned=self._unlearned,
-        )
+    @property
+    def counters(self) -> RecorderCounters:
+        counters = self._files.counters
+        counters.waiting = len(self._queue) + len(self._pending)
+        return counters
 
 
 class RecordFiles:
@@ -189,7 +188,7 @@ class RecordFiles:
 
     def __init__(self, path: Path, header: bytes, bytes_max: int, files_max: int) -> None:
         self.path = path
-        self.statistics = RecorderStatistics(0, 0, 0, 0, 0, 0, 0)  # replaced as a whole, so another thread may read it
+        self.counters = RecorderCounters()
         self._header = header
         self._bytes_max = bytes_max
         self._files_max = files_max
@@ -207,8 +206,8 @@ class RecordFiles:
         except OSError as error:
             if isinstance(error, FileNotFoundError):  # somebody took the file away: a new one needs its header
                 self._size = 0
-            found = self.statistics
-            self.statistics = replace(found, failures=found.failures + 1, lost=found.lost + len(lines) - written)
+            self.counters.failures += 1
+            self.counters.lost += len(lines) - written
             return error.strerror or str(error)
         return ""
 
@@ -232,7 +231,7 @@ class RecordFiles:
             count += 1
         if count:
             self._put(b"".join(lines[:count]), 0, self._size)
-            self.statistics = replace(self.statistics, lines=self.statistics.lines + count)
+            self.counters.lines += count
         return count
 
     def _put(self, data: bytes, flags: int, at: int) -> None:
@@ -246,7 +245,7 @@ class RecordFiles:
         finally:
             os.close(file)
         self._size = at + len(data)
-        self.statistics = replace(self.statistics, bytes=self.statistics.bytes + len(data))
+        self.counters.bytes += len(data)
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path

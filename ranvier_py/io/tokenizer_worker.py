@@ -156,7 +156,7 @@ class TokenizerWorker:
         hasher: TokenHasher,
         router: Router,
         *,
-        queue_max: int = 1024,
+        queue_max: int,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
         self.counters = TokenizerCounters()

@@ -25,6 +25,7 @@ from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
 from ranvier_py.control import control_port as control
 from ranvier_py.control.exposition import render
+from ranvier_py.control.operations import Admin
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.errors import RanvierError
@@ -41,7 +42,6 @@ from ranvier_py.node.calibration_parts import looked_at_by
 from ranvier_py.node.cluster_parts import Clustering, NodeHooks, load_keys, open_cluster, secret_of
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing, Preparing
-from ranvier_py.node.operations import Admin
 from ranvier_py.node.parts import (
     calibrating_of,
     control_settings,

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from ranvier_py.config.config_model import Config
 from ranvier_py.config.config_values import BackendSpec
-from ranvier_py.control import control_port as control
+from ranvier_py.control.control_server import ControlSettings
 from ranvier_py.core.addresses import host_port
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
@@ -165,10 +165,10 @@ def recorder_of(config: Config, scheme: FingerprintScheme) -> Recorder | None:
     )
 
 
-def control_settings(config: Config) -> control.ControlSettings:
+def control_settings(config: Config) -> ControlSettings:
     host, port = host_port(config.control)
     key = config.control_key.get_secret_value() if config.control_key else None
-    return control.ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
+    return ControlSettings(host=host, port=port, key=key, metrics_public=config.metrics_public)
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

@@ -121,15 +121,6 @@ def test_a_subset_shows_other_addresses_each_time() -> None:
     assert [asked(zone).addresses for _ in range(4)] == [(NODES[0],), (NODES[1],), (NODES[2],), (NODES[0],)]
 
 
-def test_a_stale_answer_is_what_was_true_when_the_fault_began() -> None:
-    zone = zone_of()
-    zone.fault(NAME, DnsFault(DnsFaultKind.STALE))
-    zone.set(NAME, ["127.0.0.9"])
-    assert sorted(asked(zone).addresses) == sorted(NODES)
-    zone.fault(NAME, None)
-    assert asked(zone).addresses == ("127.0.0.9",)
-
-
 def test_a_fault_may_be_for_one_asker_alone() -> None:
     zone = zone_of()
     zone.fault(NAME, DnsFault(DnsFaultKind.SERVFAIL), "127.0.0.2")

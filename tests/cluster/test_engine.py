@@ -440,6 +440,6 @@ def test_an_address_in_use_is_said_in_one_line(capsys: pytest.CaptureFixture[str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         assert engine_command(["--listen", address, "--tokenizer", "bytes"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith(f"engine: can't listen on {address}: ")
-    assert told.count("\n") == 1
+    touched = capsys.readouterr().err
+    assert touched.startswith(f"engine: can't listen on {address}: ")
+    assert touched.count("\n") == 1

@@ -85,7 +85,7 @@ def test_every_shape_is_read_without_a_rest(encoding: str) -> None:
     encoder = KvEncoder(encoding, 16)
     batch = decoder.decode(encoder.batch(EVENTS, 1.5))
     assert len(batch.events) == (3 if encoding == "sglang" else 4)
-    assert (decoder.counts.unread, decoder.counts.fields_skipped, decoder.counts.tags_skipped) == (0, 0, 0)
+    assert (decoder.counters.unread, decoder.counters.fields_skipped, decoder.counters.tags_skipped) == (0, 0, 0)
 
 
 # --- a running engine -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ async def test_whoever_listens_knows_the_engine_block_by_block(encoding: str) ->
         await engine.heard_all()
         assert engine.engine.live.model.cache.evicted_blocks > 0
         assert engine.residency().copies(Tier.GPU) == engine.table()
-        counts = engine.decoder.counts
+        counts = engine.decoder.counters
         assert (counts.unread, counts.refused, counts.tags_skipped, counts.fields_skipped) == (0, 0, 0, 0)
 
 
@@ -176,7 +176,7 @@ async def test_messages_that_were_lost_are_told_again() -> None:
         for number in range(6):
             await engine.ask(list(range(100 * number, 100 * number + 40)))
         await engine.heard_all()
-        assert engine.heard.stream.machine.counts.repaired >= 1
+        assert engine.heard.stream.machine.counters.repaired >= 1
         assert engine.residency().copies(Tier.GPU) == engine.table()
         assert (await engine.client.post("/admin/kv", json={"lose": "many"})).status_code == 400
 
@@ -188,7 +188,7 @@ async def test_a_restarted_engine_counts_from_zero(encoding: str) -> None:
             await engine.ask(list(range(100 * number, 100 * number + 40)))
         await engine.heard_all()
         assert (await engine.client.post("/admin/restart")).status_code == 200
-        await until(lambda: engine.heard.subscriber.counts.connects == 2)
+        await until(lambda: engine.heard.subscriber.counters.connects == 2)
         await engine.ask(list(range(7, 47)))
         await engine.heard_all()
         assert engine.residency().copies(Tier.GPU) == engine.table()

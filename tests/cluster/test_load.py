@@ -19,7 +19,7 @@ from cluster.dns.addresses import Address
 from cluster.dns.resolvers import RoundRobinResolver
 from cluster.load import load_command as load
 from cluster.load.http_client import Connection, ExchangeFailed, request_bytes
-from cluster.load.load_report import Ledger, report
+from cluster.load.load_report import LoadLog, report
 from cluster.load.runner import Runner, Target, first_model
 from cluster.load.workload import Conversation, Turn
 
@@ -113,13 +113,13 @@ def chat(name: str, *asked: str, **rest: Any) -> Conversation:
     return Conversation(name, tuple(Turn(({"role": "user", "content": text},)) for text in asked), **rest)
 
 
-async def closed(engine: Engine, *conversations: Conversation, users: int = 1, **target: Any) -> Ledger:
-    ledger = Ledger()
+async def closed(engine: Engine, *conversations: Conversation, users: int = 1, **target: Any) -> LoadLog:
+    log = LoadLog()
     host = target.pop("host", "127.0.0.1")
-    runner = Runner(Target(host, engine.port, **target), ledger)
+    runner = Runner(Target(host, engine.port, **target), log)
     await runner.run_closed(conversations, [0.0] * users)
-    assert ledger.sent == ledger.ok + ledger.failed + ledger.cancelled
-    return ledger
+    assert log.sent == log.ok + log.failed + log.cancelled
+    return log
 
 
 async def test_the_real_answer_is_part_of_the_next_turn() -> None:
@@ -143,8 +143,8 @@ async def test_a_recorded_tool_call_stands_instead_of_the_real_answer() -> None:
 async def test_the_report_holds_what_the_engine_said(stream: bool) -> None:
     """Hit rate by engine truth, and times only where they were measured."""
     async with running_engine() as engine:
-        ledger = await closed(engine, chat("a", "one", "two"), stream=stream)
-    outcome = report(ledger, 1.0)
+        log = await closed(engine, chat("a", "one", "two"), stream=stream)
+    outcome = report(log, 1.0)
     assert outcome.hit_rate == 0.75
     assert (outcome.sent, outcome.ok, outcome.completion_tokens, outcome.without_usage) == (2, 2, 4, 0)
     assert (outcome.ttft_s["p50"] is not None) is stream
@@ -169,9 +169,9 @@ async def test_conversations_spread_over_the_nodes_of_a_name() -> None:
     trio.socket.set_custom_hostname_resolver(resolver)
     async with running_engine(*hosts) as engine:
         talks = [chat(f"c{number}", "one", "two") for number in range(9)]
-        ledger = await closed(engine, *talks, users=3, host="router.lab")
+        log = await closed(engine, *talks, users=3, host="router.lab")
     assert sorted(engine.hosts) == sorted(hosts * 3)
-    assert [share.requests for share in report(ledger, 1.0).nodes] == [6, 6, 6]
+    assert [share.requests for share in report(log, 1.0).nodes] == [6, 6, 6]
 
 
 async def test_a_dead_node_is_passed_over() -> None:
@@ -180,19 +180,19 @@ async def test_a_dead_node_is_passed_over() -> None:
         RoundRobinResolver({"router.lab": [Address("127.0.0.9"), Address("127.0.0.2")]})
     )
     async with running_engine("127.0.0.2") as engine:
-        ledger = await closed(engine, chat("a", "one"), host="router.lab")
-    assert (ledger.ok, ledger.failed) == (1, 0)
+        log = await closed(engine, chat("a", "one"), host="router.lab")
+    assert (log.ok, log.failed) == (1, 0)
 
 
 async def test_a_connection_the_server_closed_while_idle_is_replaced() -> None:
     """That is no failure: nothing had been sent."""
     async with running_engine() as engine:
         engine.close_after_each = True
-        ledger = Ledger()
-        runner = Runner(Target("127.0.0.1", engine.port), ledger)
+        log = LoadLog()
+        runner = Runner(Target("127.0.0.1", engine.port), log)
         pause = tuple(Turn(({"role": "user", "content": text},), think_s=0.05) for text in ("one", "two"))
         await runner.run_closed([Conversation("a", pause)], [0.0])
-    assert (ledger.ok, ledger.failed, engine.connections) == (2, 0, 2)
+    assert (log.ok, log.failed, engine.connections) == (2, 0, 2)
 
 
 async def reset(stream: trio.SocketStream, _: dict[str, Any]) -> None:
@@ -232,17 +232,17 @@ async def test_every_failure_is_counted_under_its_reason(misbehave: Any, reason:
     """And the rest of its conversation as not sent, so that nothing is lost."""
     async with running_engine() as engine:
         engine.misbehave = misbehave
-        ledger = await closed(engine, chat("a", "one", "two", "three"))
-    assert list(ledger.failures) == [reason]
-    assert (ledger.sent, ledger.failed, ledger.not_sent, ledger.planned) == (1, 1, 2, 3)
+        log = await closed(engine, chat("a", "one", "two", "three"))
+    assert list(log.failures) == [reason]
+    assert (log.sent, log.failed, log.not_sent, log.planned) == (1, 1, 2, 3)
 
 
 async def test_a_server_that_is_not_there_is_named_in_the_reason() -> None:
-    ledger = Ledger()
+    log = LoadLog()
     async with running_engine() as engine:
         port = engine.port
-    await Runner(Target("127.0.0.1", port), ledger).run_closed([chat("a", "one")], [0.0])
-    assert list(ledger.failures) == ["connect: connection refused"]
+    await Runner(Target("127.0.0.1", port), log).run_closed([chat("a", "one")], [0.0])
+    assert list(log.failures) == ["connect: connection refused"]
 
 
 async def test_a_name_that_does_not_exist_is_a_failure_too() -> None:
@@ -260,13 +260,13 @@ async def test_an_answer_that_takes_too_long_fails() -> None:
             await trio.sleep_forever()
 
         engine.misbehave = stall
-        ledger = await closed(engine, chat("a", "one"), timeout_s=0.05)
-    assert list(ledger.failures) == ["no complete answer within 0.05 s"]
+        log = await closed(engine, chat("a", "one"), timeout_s=0.05)
+    assert list(log.failures) == ["no complete answer within 0.05 s"]
 
 
 async def test_a_cancelled_run_counts_what_was_in_flight() -> None:
     """Sent = ok + failed + cancelled, also after Ctrl-C."""
-    ledger = Ledger()
+    log = LoadLog()
     async with running_engine() as engine:
 
         async def stall(_stream: trio.SocketStream, _request: dict[str, Any]) -> None:
@@ -275,11 +275,11 @@ async def test_a_cancelled_run_counts_what_was_in_flight() -> None:
         engine.misbehave = stall
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                Runner(Target("127.0.0.1", engine.port), ledger).run_closed, [chat("a", "one", "two")], [0.0]
+                Runner(Target("127.0.0.1", engine.port), log).run_closed, [chat("a", "one", "two")], [0.0]
             )
             await engine.arrived.wait()
             nursery.cancel_scope.cancel()
-    assert (ledger.sent, ledger.cancelled, ledger.in_flight, ledger.not_sent) == (1, 1, 0, 1)
+    assert (log.sent, log.cancelled, log.in_flight, log.not_sent) == (1, 1, 0, 1)
 
 
 async def test_a_branch_goes_on_from_its_parents_history() -> None:
@@ -294,7 +294,7 @@ async def test_a_branch_goes_on_from_its_parents_history() -> None:
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     """Arrivals come when they are due, however slow the target is."""
-    ledger = Ledger()
+    log = LoadLog()
     async with running_engine() as engine:
         seen = trio.Event()
 
@@ -306,19 +306,19 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
         engine.misbehave = stall
         talks = [chat(f"c{number}", "one", start_s=number * 0.01) for number in range(3)]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Runner(Target("127.0.0.1", engine.port), ledger).run_open, talks)
+            nursery.start_soon(Runner(Target("127.0.0.1", engine.port), log).run_open, talks)
             await seen.wait()
             nursery.cancel_scope.cancel()
-    assert (ledger.sent, ledger.cancelled, len(ledger.lags_s)) == (3, 3, 3)
+    assert (log.sent, log.cancelled, len(log.lags_s)) == (3, 3, 3)
 
 
 async def test_nothing_new_begins_when_the_time_is_up(autojump_clock: trio.testing.MockClock) -> None:
     """A user who thinks past the end of the run does not send."""
-    ledger = Ledger()
-    runner = Runner(Target("127.0.0.1", 1), ledger)
+    log = LoadLog()
+    runner = Runner(Target("127.0.0.1", 1), log)
     late = Conversation("a", (Turn(({"role": "user", "content": "x"},), think_s=11.0),))
     await runner.run_closed([late], [0.0], duration_s=10.0)
-    assert (ledger.sent, ledger.not_sent) == (0, 1)
+    assert (log.sent, log.not_sent) == (0, 1)
 
 
 async def test_the_first_model_is_asked_for() -> None:
@@ -339,7 +339,7 @@ async def test_a_whole_run_from_its_options(tmp_path: Path) -> None:
         options = load.make_parser().parse_args(["--target", f"http://127.0.0.1:{engine.port}/v1", *words])
         load.check(options)
         outcome, interrupted = await load.run(
-            load.make_plan(options), load.make_target(options), Ledger(), {}, Console(file=io.StringIO())
+            load.make_plan(options), load.make_target(options), LoadLog(), {}, Console(file=io.StringIO())
         )
     assert not interrupted
     assert (outcome.conversations, outcome.ok, outcome.failed, outcome.not_sent) == (12, outcome.planned, 0, 0)

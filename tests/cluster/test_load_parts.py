@@ -18,7 +18,7 @@ from rich.console import Console
 from cluster.load import chats
 from cluster.load.answer import Answer, Failure
 from cluster.load.chat_trace import TraceError, read_trace
-from cluster.load.load_report import REASONS_MAX, Ledger, LogHistogram, Sample, quantile, report
+from cluster.load.load_report import REASONS_MAX, LoadLog, LogHistogram, Sample, quantile, report
 from cluster.load.load_view import show_report
 from cluster.load.workload import (
     Conversation,
@@ -239,41 +239,41 @@ def test_a_quantile_is_the_smallest_value_that_covers_its_share(values: list[flo
 
 
 def test_nothing_measured_is_none_not_zero() -> None:
-    empty = report(Ledger(), 0.0)
+    empty = report(LoadLog(), 0.0)
     assert (empty.hit_rate, empty.ttft_s["p50"], empty.inter_token_s["p99"]) == (None, None, None)
     json.dumps(empty.as_json())
 
 
 def test_shares_add_up_and_carry_their_own_hit_rate() -> None:
-    ledger = Ledger()
+    log = LoadLog()
     for engine, cached in (("e1", 10), ("e1", 30), ("e2", 0), ("e1", 20)):
-        ledger.sent += 1
-        ledger.good(Sample(engine, "n1", 1.0, 0.1, 40, cached, 5))
-    first, second = report(ledger, 2.0).engines
+        log.sent += 1
+        log.good(Sample(engine, "n1", 1.0, 0.1, 40, cached, 5))
+    first, second = report(log, 2.0).engines
     assert (first.name, first.requests, first.share, first.hit_rate) == ("e1", 3, 0.75, 0.5)
     assert (second.name, second.requests, second.share, second.hit_rate) == ("e2", 1, 0.25, 0.0)
 
 
 def test_failures_are_grouped_and_their_kinds_are_bounded() -> None:
-    ledger = Ledger()
+    log = LoadLog()
     for number in range(REASONS_MAX + 50):
-        ledger.sent += 1
-        ledger.bad(Failure(f"reason {number}", "first words"), "n1")
-    groups = report(ledger, 1.0).failures
+        log.sent += 1
+        log.bad(Failure(f"reason {number}", "first words"), "n1")
+    groups = report(log, 1.0).failures
     assert sum(group.count for group in groups) == REASONS_MAX + 50
     assert (groups[0].reason, groups[0].count) == ("other reasons", 50)
 
 
 def test_the_shown_report_accounts_for_every_request() -> None:
     """With the reason and the place of every failure."""
-    ledger = Ledger()
-    ledger.begin(5)
-    ledger.sent, ledger.cancelled, ledger.not_sent = 4, 1, 1
-    ledger.good(Sample("e1", "127.0.0.2:80", 1.0, 0.1, 40, 30, 5, predicted_tokens=20, route="deepest"))
-    ledger.good(Sample("e1", "127.0.0.2:80", 1.0, 0.1, 40, 30, 5, has_usage=False))
-    ledger.bad(Failure("HTTP 503 no_backend", "nobody [there]"), "127.0.0.3:80")
+    log = LoadLog()
+    log.begin(5)
+    log.sent, log.cancelled, log.not_sent = 4, 1, 1
+    log.good(Sample("e1", "127.0.0.2:80", 1.0, 0.1, 40, 30, 5, predicted_tokens=20, route="deepest"))
+    log.good(Sample("e1", "127.0.0.2:80", 1.0, 0.1, 40, 30, 5, has_usage=False))
+    log.bad(Failure("HTTP 503 no_backend", "nobody [there]"), "127.0.0.3:80")
     console = Console(file=io.StringIO(), width=80)
-    show_report(console, report(ledger, 2.0))
+    show_report(console, report(log, 2.0))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     for words in ("2 / 1 / 1", "1 of 5", "75.0%", "25.0%", "deepest 1", "127.0.0.2:80"):

@@ -197,14 +197,14 @@ async def stub_nodes(*behaviours: Behaviour) -> AsyncIterator[Clients]:
                 if behaviour is not None:
                     listeners = await trio.open_tcp_listeners(port, host=ip)
                     nursery.start_soon(trio.serve_listeners, handler(behaviour), listeners)
-            yield Clients(Target(CLIENTS_NAME, port, model="m"), RequestLog(), server, Random(1), trio.current_time())
+            yield Clients(Target(CLIENTS_NAME, port, model="m"), RequestLog(), server, trio.current_time())
             nursery.cancel_scope.cancel()
 
 
 async def ask(clients: Clients, turns: int = 1) -> list[Entry]:
     turn = Turn(({"role": "user", "content": "Hello"},))
     await clients.run_open([Conversation("c", (turn,) * turns, start_s=0.0)])
-    return clients.log.entries
+    return clients.requests.entries
 
 
 async def test_each_turn_goes_to_the_next_node() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
-import pytest
 import trio
 
 from cluster.dns.addresses import free_port
@@ -63,7 +61,7 @@ async def pair(recorder: Recorder | None = None, real: tuple[str, ...] = REAL) -
     ports = [port] * 2 if len(set(real)) == 2 else [port, free_port([real[0]], Random())]
     ends = [End((ip, one), (shown, port)) for ip, one, shown in zip(real, ports, SHOWN, strict=True)]
     links = Links()
-    relay = Relay(ends, links, Random(1), lambda: {os.getpid(): 0}, recorder)
+    relay = Relay(ends, links, Random(1), recorder)
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(relay.run)
@@ -161,17 +159,6 @@ async def test_a_stream_is_carried_and_held_while_the_link_is_cut() -> None:
         assert await theirs.receive_some(100) == b"after"
         await mine.aclose()
         assert await theirs.receive_some(100) == b""
-        await theirs.aclose()
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="only Linux tells whose socket it is")
-async def test_a_stream_from_an_unbound_socket_is_known_by_its_process() -> None:
-    """Two nodes at one address: only the table of sockets tells who opened a stream. Here we are node 0."""
-    async with pair(real=("127.0.4.2", "127.0.4.2")) as two:
-        mine, theirs = await stream_to(two, 1, None)
-        await mine.send_all(b"hello")
-        assert await theirs.receive_some(100) == b"hello"
-        await mine.aclose()
         await theirs.aclose()
 
 

@@ -12,7 +12,7 @@ import pytest
 from cluster.scenario import Expect, Load, load_scenario, scenario_names
 from cluster.simulation.sim_node import SimNodes
 from cluster.simulation.sim_run import simulate
-from cluster.simulation.simulate import Order, command_of, main, run, scenario_of
+from cluster.simulation.simulate import RunRequest, command_of, main, run, scenario_of
 
 ROOT = Path(__file__).parents[2]
 WHOLE = "RANVIER_WHOLE" in os.environ
@@ -113,10 +113,10 @@ def test_a_schedule_is_kept_replayed_and_named(tmp_path: Path, capsys: pytest.Ca
     impossible.write_text(text.replace("dead_s = 5.0", "dead_s = 0.01"))
     kept = tmp_path / "kept.toml"
     assert main(["--replay", str(impossible), "--seed", "2", "--save", str(kept)]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["ok"] is False
-    assert "L4" in said.err
-    assert f"--scenario {impossible} --seed 2" in said.err
+    line_text = capsys.readouterr()
+    assert json.loads(line_text.out)["ok"] is False
+    assert "L4" in line_text.err
+    assert f"--scenario {impossible} --seed 2" in line_text.err
     assert main(["--replay", str(kept), "--seed", "2", "--shrink", "--save", str(kept)]) == 1
     assert kept.read_text().count("[[step]]") == 1
 
@@ -129,6 +129,6 @@ def test_a_mistake_in_a_scenario_is_no_traceback(tmp_path: Path, capsys: pytest.
 
 
 def test_the_command_of_an_order_says_all_of_it() -> None:
-    order = Order("swarm", 7, 5, 30.0, small=True)
-    assert command_of(order) == "python -m cluster sim --scenario swarm --seed 7 --small --nodes 5 --for 30"
-    assert scenario_of(order).cluster.nodes == 5
+    request = RunRequest("swarm", 7, 5, 30.0, small=True)
+    assert command_of(request) == "python -m cluster sim --scenario swarm --seed 7 --small --nodes 5 --for 30"
+    assert scenario_of(request).cluster.nodes == 5

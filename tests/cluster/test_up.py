@@ -116,7 +116,7 @@ async def test_the_same_chats_run_under_both_policies_and_then_it_ends(stub: Pat
     with trio.fail_after(DEADLINE_S):
         code = await up.run(stage)
     assert code == up.OK, printed(stage)
-    assert [column.ledger.ok for column in stage.columns] == [88, 88]
+    assert [column.log.ok for column in stage.columns] == [88, 88]
     assert (logs / "engine-1.log").read_text().count("cleared") == 2
     assert "prefill saved: 40.0% (round_robin) vs 90.0% (affinity)" in printed(stage)
     assert len(stage.children) == 5
@@ -317,10 +317,10 @@ def test_flags_become_settings() -> None:
 def measured(policy: str, cached: int) -> Column:
     column = Column(policy, 4, "done", began_s=0.0, ended_s=2.0)
     for name in ("engine-1", "engine-1", "engine-2"):
-        column.ledger.sent += 1
-        column.ledger.good(Sample(name, "n", 1.0, 0.25, 100, cached, 5))
-    column.ledger.sent += 1
-    column.ledger.bad(Failure("HTTP 500"), "n")
+        column.log.sent += 1
+        column.log.good(Sample(name, "n", 1.0, 0.25, 100, cached, 5))
+    column.log.sent += 1
+    column.log.bad(Failure("HTTP 500"), "n")
     return column
 
 

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from ranvier_py.config.config_loader import read_backend
 from ranvier_py.control import control_server
-from ranvier_py.control.control_port import ControlPort, ControlSettings, serve
+from ranvier_py.control.control_port import ControlSettings, serve
 from ranvier_py.control.control_server import DeadlineStream
 from ranvier_py.control.exposition import render
 from ranvier_py.core.errors import BadRequest, NoBackend, NotFound
@@ -117,8 +117,8 @@ class Served:
 async def start(nursery: trio.Nursery, **options: Any) -> Served:
     """The real server on port 0."""
     port, shutdown, ended = FakePort(), trio.Event(), trio.Event()
-    control: ControlPort = port
-    settings = ControlSettings(port=0, **options)
+    control: Any = port
+    settings = ControlSettings(host="127.0.0.1", port=0, **options)
 
     async def run(task_status: trio.TaskStatus[str]) -> None:
         await serve(control, settings, render, shutdown=shutdown, task_status=task_status)
@@ -508,6 +508,6 @@ async def test_nobody_is_followed_to_another_protocol(
 
 
 async def test_an_address_in_use_is_said_at_once(served: Served) -> None:
-    taken = ControlSettings(port=int(served.url.rpartition(":")[2]))
+    taken = ControlSettings(host="127.0.0.1", port=int(served.url.rpartition(":")[2]))
     with pytest.raises(OSError, match="in use"):
         await serve(FakePort(), taken, render, shutdown=trio.Event())

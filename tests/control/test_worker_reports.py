@@ -40,7 +40,7 @@ async def start(nursery: trio.Nursery, at: int = 0, **options: Any) -> Served:
     world, shutdown = World(), trio.Event()
 
     async def run(task_status: trio.TaskStatus[str]) -> None:
-        settings = ControlSettings(port=at, **options)
+        settings = ControlSettings(host="127.0.0.1", port=at, **options)
         internal = world.reports
         await serve(FakePort(), settings, render, internal=internal, shutdown=shutdown, task_status=task_status)
 

@@ -64,7 +64,7 @@ async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path
         target.answered(one, one.prompt.end, NOTHING, 11.0)
         target.finished(one, Outcome.SUCCESS, 12.0)
         target.answered(one, one.prompt.end, NOTHING, 12.1)
-        assert target.statistics().waiting == 1
+        assert target.counters.waiting == 1
         target.answered(one, one.prompt.end, ANSWER, 12.2)
         target.answered(one, one.prompt.end, ANSWER, 12.3)
 
@@ -72,8 +72,8 @@ async def test_a_attempt_is_written_when_its_answer_has_been_read(tmp_path: Path
     await recorded(target, tell)
     [record] = records(tmp_path / "node.jsonl")
     assert (record.cached_tokens, record.answer_tokens, record.total_s) == (96, 9, 2.0)
-    assert (target.statistics().lines, target.statistics().unlearned) == (1, 0)
-    assert target.statistics().bytes == (tmp_path / "node.jsonl").stat().st_size
+    assert (target.counters.lines, target.counters.unlearned) == (1, 0)
+    assert target.counters.bytes == (tmp_path / "node.jsonl").stat().st_size
     assert (tmp_path / "node.jsonl").stat().st_mode & 0o777 == 0o600
 
 
@@ -94,15 +94,15 @@ async def test_a_attempt_whose_lesson_does_not_come_is_written_without(
     target = made(tmp_path / "a")
     async with trio.open_nursery() as nursery:
         await nursery.start(target.run)
-        while not target.statistics().bytes:  # the thread that begins the file knows nothing of a mocked clock
+        while not target.counters.bytes:  # the thread that begins the file knows nothing of a mocked clock
             await trio.lowlevel.checkpoint()
         await trio.testing.wait_all_tasks_blocked()
         await trio.sleep(20)
         target.finished(attempt(), Outcome.SUCCESS, trio.current_time())
         await trio.sleep(recorder.LESSON_WAIT_S - 2)
-        assert target.statistics().unlearned == 0
+        assert target.counters.unlearned == 0
         await trio.sleep(4)
-        assert (target.statistics().unlearned, target.statistics().waiting) == (1, 0), "handed to the thread"
+        assert (target.counters.unlearned, target.counters.waiting) == (1, 0), "handed to the thread"
         nursery.cancel_scope.cancel()
 
 
@@ -122,9 +122,9 @@ async def test_too_many_that_wait_for_their_route_update_are_written_without(
     target = made(tmp_path / "a")
     for one in attempts:
         target.finished(one, Outcome.SUCCESS, 12.0)
-    assert target.statistics().unlearned == 3
+    assert target.counters.unlearned == 3
     target.answered(attempts[4], attempts[4].prompt.end, ANSWER, 13.0)
-    assert target.statistics().waiting == 5, "four lines and a attempt"
+    assert target.counters.waiting == 5, "four lines and an attempt"
 
 
 def test_lines_that_find_the_queue_full_are_dropped_and_counted(
@@ -134,7 +134,7 @@ def test_lines_that_find_the_queue_full_are_dropped_and_counted(
     target = made(tmp_path / "a")
     for _ in range(5):
         target.finished(attempt(first_at=None), Outcome.TIMEOUT, 12.0)
-    assert (target.statistics().dropped, target.statistics().waiting) == (2, 3)
+    assert (target.counters.dropped, target.counters.waiting) == (2, 3)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ async def test_a_file_that_is_no_recording_is_never_touched(tmp_path: Path, capl
     assert [entry.getMessage() for entry in caplog.records] == [
         f"recorder.not_written {path}: is there and no recording; going on without"
     ]
-    assert (target.statistics().lines, target.statistics().lost) == (0, 1)
+    assert (target.counters.lines, target.counters.lost) == (0, 1)
 
 
 class FullDisk:
@@ -206,7 +206,7 @@ def test_a_full_disk_costs_lines_and_leaves_whole_ones(
     assert files.write([RECORD]) == ""
     disk.takes = takes
     assert files.write([RECORD, RECORD]) != ""
-    assert (files.statistics.failures, files.statistics.lost) == (1, 2)
+    assert (files.counters.failures, files.counters.lost) == (1, 2)
     assert len(records(tmp_path / "a")) == 1
     disk.takes = None
     assert files.write([replace(RECORD, at=9.0)]) == ""

@@ -89,7 +89,7 @@ def make(tokenizer: Tokenizer, *, texts_match: bool = True, **limits: int) -> tu
         rng=Random(1),
         texts_match=texts_match,
     )
-    return router, TokenizerWorker(tokenizer, hasher, router, **limits)
+    return router, TokenizerWorker(tokenizer, hasher, router, **{"queue_max": 1024, **limits})
 
 
 @asynccontextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
+from ranvier_py.core.metrics import counter, histogram
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool
@@ -100,21 +101,28 @@ class Attempt:
         self.finished = False
 
 
-@dataclass(slots=True)
-class Counters:
-    """What happened since the start. Plain numbers, read at scrape time."""
+def latencies() -> Histogram:
+    return Histogram(LATENCY_BUCKETS_S)
 
-    decisions: dict[str, int] = field(default_factory=dict)  # by reason
-    outcomes: dict[str, int] = field(default_factory=dict)  # by outcome
-    predicted_tokens: int = 0  # matched at the chosen backend
-    prompt_tokens: int = 0  # of placed prompts, exact or estimated
-    answered_prompt_tokens: int = 0  # as the engines counted, where they said
-    answered_cached_tokens: int = 0
-    matched_by: dict[str, int] = field(default_factory=dict)  # text, tokens, none
-    learned_rows: int = 0
-    answers_learned: int = 0
-    first_token_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
-    duration_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BUCKETS_S))
+
+@dataclass(slots=True)
+class RouterCounters:
+    """What happened since the start.
+
+    Tokens predicted are the router's belief, tokens cached the engines' own count; the distance is the router's error.
+    """
+
+    decisions: dict[str, int] = counter("Placements by reason.", label="reason")
+    matches: dict[str, int] = counter("Placements by the chain that matched.", label="source")
+    outcomes: dict[str, int] = counter("Attempts by how they ended.", label="outcome")
+    prompt_tokens: int = counter("Tokens of placed prompts, exact or estimated.")
+    predicted_tokens: int = counter("Tokens believed to be cached where they were placed.")
+    engine_prompt_tokens: int = counter("Prompt tokens as the engines counted.")
+    engine_cached_tokens: int = counter("Cached tokens as the engines counted.")
+    learned_rows: int = counter("Route rows created by learning.")
+    answers_learned: int = counter("Answers learned as part of the next prompt.")
+    first_token_seconds: Histogram = histogram("From sending an attempt to its first token.", latencies)
+    attempt_seconds: Histogram = histogram("From sending an attempt to its end.", latencies)
 
 
 def increment(counts: dict[str, int], key: str) -> None:

@@ -149,52 +149,6 @@ class Backend(SharedWork):
         return not model or self.models is None or model in self.models
 
 
-@dataclass(frozen=True, slots=True)
-class BackendStatistics:
-    """One backend, frozen, for /metrics and /admin/backends."""
-
-    id: BackendId
-    name: str
-    url: str
-    weight: float
-    generation: int
-    health: str
-    circuit: str
-    draining: bool
-    inflight: int
-    peer_load: int
-    models: tuple[str, ...] | None
-    outcomes: Mapping[str, int]
-    probes_ok: int
-    probes_failed: int
-    circuit_openings: int
-    probe_latency_s: float | None
-    probe_detail: str
-
-
-def statistics_of(backend: Backend) -> BackendStatistics:
-    probe = backend.last_probe
-    return BackendStatistics(
-        id=backend.id,
-        name=backend.name,
-        url=backend.url,
-        weight=backend.weight,
-        generation=backend.generation,
-        health=backend.health.value,
-        circuit=backend.circuit.value,
-        draining=backend.draining,
-        inflight=backend.inflight,
-        peer_load=backend.peer_load,
-        models=backend.models,
-        outcomes={outcome.value: count for outcome, count in backend.outcomes.items()},
-        probes_ok=backend.probes_ok,
-        probes_failed=backend.probes_failed,
-        circuit_openings=backend.vitals.openings,
-        probe_latency_s=probe.latency_s if probe else None,
-        probe_detail=probe.detail if probe else "",
-    )
-
-
 def normal_url(url: str) -> str:
     """scheme://host:port of an http or https origin. Raises BadRequest on anything else."""
     try:

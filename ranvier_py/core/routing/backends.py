@@ -25,16 +25,15 @@ from dataclasses import dataclass
 
 from ranvier_py.core.errors import BadRequest, NotFound, RequestError
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.routing.backend import (
     NAME_CHARS_MAX,
     Backend,
-    BackendStatistics,
     Empty,
     Pool,
     ProbeResult,
     Transition,
     normal_url,
-    statistics_of,
 )
 from ranvier_py.core.routing.health import NEVER_S, BackendLimits, Circuit, Health, Outcome, Vitals
 from ranvier_py.core.routing.work import Load
@@ -42,7 +41,6 @@ from ranvier_py.core.routing.work import Load
 __all__ = [
     "Backend",
     "BackendLimits",
-    "BackendStatistics",
     "Circuit",
     "Empty",
     "Health",
@@ -50,22 +48,18 @@ __all__ = [
     "Pool",
     "ProbeResult",
     "Registry",
-    "RegistryStatistics",
     "Transition",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryStatistics:
-    """`leaving`: removed backends whose last requests still run. `last_resorts`: pools that failed open."""
+@dataclass(slots=True)
+class RegistryCounters:
+    """What happened since the start."""
 
-    backends: tuple[BackendStatistics, ...]
-    version: int
-    leaving: int
-    added: int
-    removed: int
-    restarts: int
-    last_resorts: int
+    backends_added: int = counter("Backends added.")
+    backends_removed: int = counter("Backends removed.")
+    backend_restarts: int = counter("Engines that came back as another process.")
+    last_resorts: int = counter("Pools that failed open, all circuits being open.")
 
 
 class Registry:
@@ -84,7 +78,7 @@ class Registry:
         self.pools: dict[str | None, Pool] = {}  # by model; None: a model nobody lists
         self.pools_version = -1
         self.wake_at = NEVER_S  # earliest end of an open time
-        self.added = self.removed = self.restarts = self.last_resorts = 0
+        self.counters = RegistryCounters()
         self.busied: Callable[[], object] = lambda: None  # a backend got its first request in flight
 
     def __iter__(self) -> Iterator[Backend]:
@@ -131,7 +125,7 @@ class Registry:
         self.by_name[name] = self.by_url[url] = backend
         self.by_name = dict(sorted(self.by_name.items(), key=lambda item: item[1].id))
         self.unlisted += 1
-        self.added += 1
+        self.counters.backends_added += 1
         self.version += 1
         return backend
 
@@ -150,7 +144,7 @@ class Registry:
         del self.by_name[backend.name], self.by_url[backend.url]
         self.count_models(backend, -1)
         backend.removed = True
-        self.removed += 1
+        self.counters.backends_removed += 1
         self.version += 1
         if backend.inflight == 0:
             self.free(backend)
@@ -199,7 +193,7 @@ class Registry:
         if not eligible:
             eligible = [b for b in serving if b.health is not Health.UNHEALTHY]
             last_resort = bool(eligible)
-            self.last_resorts += last_resort
+            self.counters.last_resorts += last_resort
         unknown = key is None and len(self) > 0 and self.unlisted == 0
         why = Empty.UNKNOWN_MODEL if unknown else Empty.NOBODY
         return Pool(eligible, len(self.slots), last_resort=last_resort, why=why)
@@ -310,7 +304,7 @@ class Registry:
         backend.process.has_remote_routes = False
         self.generations_used[backend.id] = backend.generation
         backend.vitals.restart(now)
-        self.restarts += 1
+        self.counters.backend_restarts += 1
         self.version += 1
         return [Transition(backend.id, backend.name, "generation", str(before), str(backend.generation), why)]
 
@@ -374,9 +368,7 @@ class Registry:
             if before is not after
         ]
 
-    def statistics(self) -> RegistryStatistics:
-        backends = tuple(statistics_of(backend) for backend in self)
-        leaving = sum(backend is not None for backend in self.slots) - len(self)
-        return RegistryStatistics(
-            backends, self.version, leaving, self.added, self.removed, self.restarts, self.last_resorts
-        )
+    @property
+    def leaving(self) -> int:
+        """Removed backends whose last requests still run."""
+        return sum(backend is not None for backend in self.slots) - len(self)

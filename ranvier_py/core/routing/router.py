@@ -27,14 +27,14 @@ from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
-from ranvier_py.core.routing.attempt import Attempt, Counters, Found, Observer, increment
+from ranvier_py.core.routing.attempt import Attempt, Found, Observer, RouterCounters, increment
 from ranvier_py.core.routing.backends import Backend, Outcome, Pool, Registry, Transition
 from ranvier_py.core.routing.placement import Choice, Decision, Explains, Holder, Match, Policy, Service, Watches
 from ranvier_py.core.routing.placement.sticky_least_loaded import prefix_depth
 from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.speculation import Speculation
 
-__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Counters", "Found", "Observer", "Router"]
+__all__ = ["CHAT_PATH", "COMPLETION_PATH", "Attempt", "Found", "Observer", "Router", "RouterCounters"]
 
 CHAT_PATH = b"/v1/chat/completions"
 COMPLETION_PATH = b"/v1/completions"
@@ -75,7 +75,7 @@ class Router:
         self.registry = registry
         self.policy = policy
         self.texts_match = texts_match
-        self.counters = Counters()
+        self.counters = RouterCounters()
         self.recent: deque[tuple[float, bytes, Decision]] = deque(maxlen=recent_max)
         self._rng = rng
         self.observers: tuple[Observer, ...] = ()
@@ -205,7 +205,7 @@ class Router:
         self.recent.append((now, request_id, decision))
         counters = self.counters
         increment(counters.decisions, decision.reason)
-        increment(counters.matched_by, decision.source)
+        increment(counters.matches, decision.source)
         counters.predicted_tokens += matched_tokens
         counters.prompt_tokens += prompt_tokens
         attempt = Attempt(prompt, decision, target, computed_tokens, handle, now)
@@ -239,7 +239,7 @@ class Router:
             if self._watching is not None:
                 self._watching.served(attempt.service)
         self._settle(attempt)
-        self.counters.first_token_s.observe(now - attempt.sent_at)
+        self.counters.first_token_seconds.observe(now - attempt.sent_at)
         self._learn(attempt, attempt.prompt.end, now)
         for observer in self.observers:
             observer.started(attempt, now)
@@ -251,7 +251,7 @@ class Router:
         self.announce(attempt)
         self._settle(attempt)
         increment(self.counters.outcomes, outcome.value)
-        self.counters.duration_s.observe(now - attempt.sent_at)
+        self.counters.attempt_seconds.observe(now - attempt.sent_at)
         for observer in self.observers:
             observer.finished(attempt, outcome, now)
         prefilled = attempt.first_at is not None or not attempt.prompt.stream
@@ -290,8 +290,8 @@ class Router:
     def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:
         """What the engine counted, and how deep it holds the chat: `end` is the prompt's, or continues its chain."""
         if answer.prompt_tokens is not None:
-            self.counters.answered_prompt_tokens += answer.prompt_tokens
-            self.counters.answered_cached_tokens += answer.cached_tokens or 0
+            self.counters.engine_prompt_tokens += answer.prompt_tokens
+            self.counters.engine_cached_tokens += answer.cached_tokens or 0
             if attempt.service is not None and self._watching is not None and answer.cached_tokens is not None:
                 self._watching.corrected(attempt.service, answer.prompt_tokens - answer.cached_tokens)
         if attempt.first_at is not None:

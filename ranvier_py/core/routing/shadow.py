@@ -15,7 +15,7 @@ Cost: about one more placement for each request and shadow.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import cast
@@ -23,6 +23,7 @@ from typing import cast
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.errors import RanvierError
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import Boundary
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backend import Backend, Transition
@@ -151,34 +152,26 @@ class MirroredRegistry:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowStatistics:
-    """Counters since start. `saved_*` is what this policy would have saved beside the one that routes; less than 0:
-    what it would have cost."""
+@dataclass(slots=True)
+class ShadowCounters:
+    """Since the start. What would have been saved may be less than 0: what it would have cost."""
 
-    policy: str
-    placed: int
-    elsewhere: int  # at another backend than the real one
-    predicted_tokens: int  # of `prompt_tokens`: what it believes to have found
-    prompt_tokens: int
-    saved_tokens: int
-    saved_s: float  # to first tokens, by the judge
-    reasons: Mapping[str, int]
+    placed: int = counter("Requests placed in the shadow.")
+    elsewhere: int = counter("Of these, at another backend.")
+    saved_tokens: int = gauge("Prompt tokens that it would have saved.")
+    saved_seconds: float = gauge("Seconds to first tokens that it would have saved, by learned service rates.")
 
 
 class Shadow:
     """One policy's world, and how it compares. `router` is its own, over a MirroredRegistry."""
 
-    __slots__ = ("attempts", "elsewhere", "placed", "router", "saved_s", "saved_tokens", "targets")
+    __slots__ = ("attempts", "counters", "router", "targets")
 
     def __init__(self, router: Router) -> None:
         self.router = router
         self.attempts: dict[Attempt, Attempt] = {}  # the real one -> its shadow
         self.targets: dict[Attempt, Mirrored] = {}  # where the shadow of a real one is, until it lands
-        self.placed = 0
-        self.elsewhere = 0
-        self.saved_tokens = 0
-        self.saved_s = 0.0
+        self.counters = ShadowCounters()
 
     def attempt_sent(
         self, attempt: Attempt, judge: ServiceRates, real_s: float, now: float, tried: Collection[BackendId] = ()
@@ -197,10 +190,10 @@ class Shadow:
         queue_s, prefill_s = judge[target.id].predict(computed_tokens, ahead_of(target, now))
         self.attempts[attempt] = router.start_attempt(attempt.prompt, decision, now, found=found)
         self.targets[attempt] = target
-        self.placed += 1
-        self.elsewhere += decision.backend != attempt.backend
-        self.saved_tokens += attempt.computed_tokens - computed_tokens
-        self.saved_s += real_s - (queue_s + prefill_s)  # summed as the real one is, so that equals give nothing
+        self.counters.placed += 1
+        self.counters.elsewhere += decision.backend != attempt.backend
+        self.counters.saved_tokens += attempt.computed_tokens - computed_tokens
+        self.counters.saved_seconds += real_s - (queue_s + prefill_s)  # in the same order: equals give 0
 
     def started(self, attempt: Attempt, now: float) -> None:
         own = self.attempts.get(attempt)
@@ -225,19 +218,6 @@ class Shadow:
     def is_gone(self, target: Mirrored) -> bool:
         """Whether it was removed. The real registry waits for real requests there alone, then gives its id away."""
         return self.router.registry.slots[target.id] is not target.real
-
-    def statistics(self) -> ShadowStatistics:
-        counters = self.router.counters
-        return ShadowStatistics(
-            policy=self.router.policy.name,
-            placed=self.placed,
-            elsewhere=self.elsewhere,
-            predicted_tokens=counters.predicted_tokens,
-            prompt_tokens=counters.prompt_tokens,
-            saved_tokens=self.saved_tokens,
-            saved_s=self.saved_s,
-            reasons=dict(counters.decisions),
-        )
 
 
 class Shadows:
@@ -292,9 +272,6 @@ class Shadows:
             self._finished_bytes -= len(oldest.prompt.body)
             for shadow in self.shadows:
                 shadow.attempts.pop(oldest, None)
-
-    def statistics(self) -> Sequence[ShadowStatistics]:
-        return [shadow.statistics() for shadow in self.shadows]
 
 
 def make_shadow(real: Router, policy: Policy, routes: RouteTable, rng: Random) -> Shadow:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table import Trust
@@ -34,15 +35,14 @@ class Handle:
         return f"<Handle {len(self.fingerprints)} fingerprints at backend {self.backend}>"
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationStatistics:
-    """Gauges `capacity`, `attempts` and `fingerprints` (counted per attempt), and counters of attempts since start."""
+@dataclass(slots=True)
+class SpeculationCounters:
+    """What is claimed now, and what was since the start."""
 
-    capacity: int
-    attempts: int
-    fingerprints: int
-    added: int
-    dropped: int  # attempts that found no room
+    attempts: int = gauge("Attempts in flight whose prefixes are claimed.")
+    fingerprints: int = gauge("Fingerprints that they claim, counted for each attempt.")
+    added: int = counter("Attempts whose prefixes were claimed.")
+    dropped: int = counter("Attempts that found no room for claims.")
 
 
 class Speculation:
@@ -55,10 +55,7 @@ class Speculation:
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._attempts: dict[int, dict[BackendId, int]] = {}  # fingerprint -> backend -> number of attempts
-        self._count = 0
-        self._open = 0
-        self._added = 0
-        self._dropped = 0
+        self.counters = SpeculationCounters()
 
     def __len__(self) -> int:
         """Different fingerprints claimed now."""
@@ -67,8 +64,8 @@ class Speculation:
     def add(self, fps: Sequence[int], backend: BackendId) -> Handle | None:
         """Claim fingerprints (0 is none) for a request that departs. None: no room, nothing was claimed."""
         known = [fingerprint for fingerprint in fps if fingerprint]
-        if self._count + len(known) > self._capacity:
-            self._dropped += 1
+        if self.counters.fingerprints + len(known) > self._capacity:
+            self.counters.dropped += 1
             return None
         attempts = self._attempts
         for fingerprint in known:
@@ -77,9 +74,9 @@ class Speculation:
                 attempts[fingerprint] = {backend: 1}
             else:
                 backends[backend] = backends.get(backend, 0) + 1
-        self._count += len(known)
-        self._open += 1
-        self._added += 1
+        self.counters.fingerprints += len(known)
+        self.counters.attempts += 1
+        self.counters.added += 1
         return Handle(known, backend)
 
     def remove(self, handle: Handle) -> None:
@@ -98,8 +95,8 @@ class Speculation:
                 del backends[backend]
             else:
                 del attempts[fingerprint]
-        self._count -= len(handle.fingerprints)
-        self._open -= 1
+        self.counters.fingerprints -= len(handle.fingerprints)
+        self.counters.attempts -= 1
 
     def holders(self, fp: int) -> Sequence[BackendId]:
         """Backends to which a request with this prefix is on its way, the first departed first."""
@@ -126,6 +123,3 @@ class Speculation:
                         if len(found) >= wanted:
                             return found
         return found
-
-    def statistics(self) -> SpeculationStatistics:
-        return SpeculationStatistics(self._capacity, self._open, self._count, self._added, self._dropped)

@@ -300,7 +300,7 @@ def test_counters_say_how_much_was_predicted_and_how_much_the_engines_had() -> N
     attempt = serve(router, chat("one"))
     router.taught(attempt, attempt.prompt.end, (), Answer(None, "", 100, 64, 5), 0.0)
     counters = router.counters
-    assert (counters.answered_prompt_tokens, counters.answered_cached_tokens) == (100, 64)
+    assert (counters.engine_prompt_tokens, counters.engine_cached_tokens) == (100, 64)
     assert counters.decisions == {attempt.decision.reason: 1}
     assert counters.outcomes == {"success": 1}
 

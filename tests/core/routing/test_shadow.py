@@ -37,18 +37,18 @@ def test_the_shadow_of_the_same_policy_chooses_the_same() -> None:
     router, (shadow,) = shadowed("affinity")
     for body in turns(5):
         serve(router, body)
-    assert (shadow.placed, shadow.elsewhere, shadow.saved_tokens) == (5, 0, 0)
-    assert shadow.saved_s == pytest.approx(0.0)
+    assert (shadow.counters.placed, shadow.counters.elsewhere, shadow.counters.saved_tokens) == (5, 0, 0)
+    assert shadow.counters.saved_seconds == pytest.approx(0.0)
 
 
 def test_a_policy_that_knows_nothing_of_prefixes_would_have_lost_them() -> None:
     router, (shadow,) = shadowed("round_robin")
     for body in turns(8):
         serve(router, body)
-    assert shadow.elsewhere >= 5
-    assert shadow.saved_tokens < 0
-    assert shadow.saved_s < 0
-    assert shadow.statistics().policy == "round_robin"
+    assert shadow.counters.elsewhere >= 5
+    assert shadow.counters.saved_tokens < 0
+    assert shadow.counters.saved_seconds < 0
+    assert shadow.router.policy.name == "round_robin"
 
 
 def test_a_shadow_lives_in_the_world_of_its_own_choices() -> None:
@@ -56,8 +56,8 @@ def test_a_shadow_lives_in_the_world_of_its_own_choices() -> None:
     router, (shadow,) = shadowed("affinity", real="round_robin")
     for body in turns(8):
         serve(router, body)
-    assert shadow.saved_tokens > 0
-    assert shadow.statistics().predicted_tokens > router.counters.predicted_tokens == 0
+    assert shadow.counters.saved_tokens > 0
+    assert shadow.router.counters.predicted_tokens > router.counters.predicted_tokens == 0
 
 
 def test_shadows_change_nothing_of_what_really_happens() -> None:
@@ -83,7 +83,7 @@ def test_what_waits_counts_for_each_world_by_itself() -> None:
     attempts = [start_attempt(router, body) for _ in range(3)]
     assert len({attempt.backend for attempt in attempts}) == 1, "a burst of one prefix follows its first request"
     assert len({shadow.attempts[attempt].backend for attempt in attempts}) == 3
-    assert shadow.saved_tokens == -2 * attempts[0].prompt.tokens
+    assert shadow.counters.saved_tokens == -2 * attempts[0].prompt.tokens
     mirrored = [shadow.router.registry[backend.id] for backend in router.registry]
     assert sorted(each.inflight for each in mirrored) == [0, 1, 1, 1]
     for attempt in attempts:
@@ -149,7 +149,7 @@ def test_a_second_try_avoids_the_failed_backend_in_the_shadow_too() -> None:
     second = router.start_attempt(prompt, router.place(prompt, found), 1.0, found=found)
     assert second.backend != first.backend
     assert shadow.attempts[second].backend == second.backend
-    assert (shadow.elsewhere, shadow.saved_tokens) == (0, 0)
+    assert (shadow.counters.elsewhere, shadow.counters.saved_tokens) == (0, 0)
 
 
 def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
@@ -159,4 +159,4 @@ def test_the_shadow_of_the_same_policy_saves_exactly_nothing() -> None:
         attempt = start_attempt(router, stream(chat(f"{number}", "x" * number)), float(number))
         router.first_token(attempt, number + 0.1 + number / 7)
         router.finish_attempt(attempt, Outcome.SUCCESS, number + 0.9 + number / 7)
-    assert (shadow.placed, shadow.saved_s) == (50, 0.0)
+    assert (shadow.counters.placed, shadow.counters.saved_seconds) == (50, 0.0)

@@ -70,7 +70,7 @@ def test_a_attempt_that_finds_no_room_claims_nothing_and_is_counted() -> None:
     speculation = Speculation(capacity=3)
     handle = added(speculation, [1, 2], ONE)
     assert speculation.add([3, 4], TWO) is None
-    assert speculation.statistics().dropped == 1
+    assert speculation.counters.dropped == 1
     assert len(speculation) == 2
     speculation.remove(handle)
     assert speculation.add([3, 4, 0], TWO) is not None
@@ -98,9 +98,9 @@ def test_holders_are_always_those_of_the_attempts_that_are_left(
         counts = Counter((fp, handle.backend) for handle in attempts for fp in handle.fingerprints)
         for fp in range(1, 6):
             assert set(speculation.holders(fp)) == {holder for known, holder in counts if known == fp}
-        statistics = speculation.statistics()
-        assert (statistics.attempts, statistics.fingerprints) == (len(attempts), counts.total())
-        assert statistics.fingerprints <= statistics.capacity
+        counters = speculation.counters
+        assert (counters.attempts, counters.fingerprints) == (len(attempts), counts.total())
+        assert counters.fingerprints <= 20, "the capacity"
     for handle in attempts:
         speculation.remove(handle)
     assert len(speculation) == 0

@@ -110,8 +110,8 @@ class SharedBackends:
     def look(self, now: float) -> bool:
         """Tell the facts what changed since the last look; whether anything is in flight. 0.3 us for each backend."""
         registry = self.registry
-        if self._version != (registry.added, registry.removed):
-            self._version = (registry.added, registry.removed)
+        if self._version != (registry.counters.backends_added, registry.counters.backends_removed):
+            self._version = (registry.counters.backends_added, registry.counters.backends_removed)
             self._rename(now)
         loads: dict[int, Load] = {}
         for key, seen in self._seen.items():
@@ -129,8 +129,8 @@ class SharedBackends:
     def before_hearing(self, now: float) -> None:
         """Count the restarts that this node saw since the last look. A peer may have seen the same, and would else seem
         to tell of others."""
-        if self._restarts != self.registry.restarts:
-            self._restarts = self.registry.restarts
+        if self._restarts != self.registry.counters.backend_restarts:
+            self._restarts = self.registry.counters.backend_restarts
             for key, seen in self._seen.items():
                 if not seen.backend.removed:
                     self._settle(key, seen, now)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ranvier_py.core.routing.route_table.route_values import ROUTE_TTL_S
+
 
 @dataclass(frozen=True, slots=True)
 class RouteGossipSettings:
     """`schema` tells how fingerprints are made; `ttl_s` is the table's. Raises ValueError for what can't work."""
 
     schema: int = 0
-    ttl_s: float = 3600.0
+    ttl_s: float = ROUTE_TTL_S
     tick_s: float = 0.05  # the longest that something learned waits for company on its way out
     mesh_nodes_max: int = 16  # up to so many nodes tell each other everything directly; of more, each tells `fan_out`
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.prompt import PrefixKey
 
+ROUTE_TTL_S = 3600.0
+"""A route is forgotten this long after it was last served or confirmed, unless the operator says otherwise."""
+
 BACKENDS_MAX = 4096
 """Backend ids are 0 … 4095 (core.ids): they fit a 16-bit column with room for «none»."""
 

@@ -25,6 +25,7 @@ from ranvier_py.core.routing.route_table.leaves import LeafQueue
 from ranvier_py.core.routing.route_table.outgoing import Telling
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
+    ROUTE_TTL_S,
     ClaimView,
     RouteStatistics,
     RouteView,
@@ -68,7 +69,7 @@ class RouteTable:
     engines dropped.
     """
 
-    def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = 3600.0) -> None:
+    def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S) -> None:
         if capacity < 1 or ttl_s <= 0:
             raise ValueError("capacity and ttl_s must be positive")
         self._capacity = capacity

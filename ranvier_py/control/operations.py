@@ -1,9 +1,9 @@
-"""What the control port may ask of a node, and do to it. Satisfies control/control_port.py's ControlPort by shape."""
+"""What the control port may ask of a node, and do to it; every metric and every view of the node as JSON."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
-from ranvier_py.control.metric_list import plain_samples, samples_of, shadow_samples
+from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.errors import ConfigError, NotFound
-from ranvier_py.core.metrics import Sample, values
-from ranvier_py.core.routing.backends import BackendStatistics
+from ranvier_py.core.metrics import Sample, samples, values
+from ranvier_py.core.routing.backends import Backend, Circuit, Health
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
-from ranvier_py.core.routing.shadow import Shadows
-from ranvier_py.node.cluster_parts import Clustering
-from ranvier_py.node.index_parts import Indexing
+from ranvier_py.core.routing.shadow import Shadow
 
-if TYPE_CHECKING:  # node.py imports this
+if TYPE_CHECKING:  # whose parts it reads, and which makes it
+    from ranvier_py.node.cluster_parts import Clustering
+    from ranvier_py.node.index_parts import Indexing
     from ranvier_py.node.node import Node
 
 KEYS_SHOWN_MAX = 64
@@ -36,7 +36,7 @@ class Admin:
         self.draining = False
 
     def backends(self) -> Sequence[Mapping[str, Any]]:
-        return [backend_view(backend) for backend in self._node.registry.statistics().backends]
+        return [backend_view(backend) for backend in self._node.registry]
 
     def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fields of a backend as in the configuration. Raises ConfigError with all that is wrong, with nothing changed.
@@ -68,15 +68,15 @@ class Admin:
         return {
             **asdict(router.routes.statistics()),
             "memory": values(router.reader.memory.counters),
-            "speculation": asdict(router.speculation.statistics()),
+            "speculation": values(router.speculation.counters),
             "tokenizer_worker": values(self._node.tokenizer_worker.counters),
-            **({"recorder": asdict(recorder.statistics())} if recorder is not None else {}),
-            **({"shadows": shadow_view(self._node.shadows)} if self._node.shadows is not None else {}),
+            **({"recorder": values(recorder.counters)} if recorder is not None else {}),
+            **({"shadows": [shadow_view(shadow) for shadow in self._shadows()]} if self._shadows() else {}),
             "decisions": dict(counters.decisions),
             "outcomes": dict(counters.outcomes),
             "prompt_tokens": counters.prompt_tokens,
             "predicted_share": share(counters.predicted_tokens, counters.prompt_tokens),
-            "engine_cached_share": share(counters.answered_cached_tokens, counters.answered_prompt_tokens),
+            "engine_cached_share": share(counters.engine_cached_tokens, counters.engine_prompt_tokens),
         }
 
     def route_tree(self, fingerprint: int, limit: int) -> Sequence[Mapping[str, Any]]:
@@ -149,27 +149,32 @@ class Admin:
         return True, ""
 
     def metrics(self) -> Sequence[Sample]:
+        """Every metric of the node."""
         node = self._node
-        samples = samples_of(
-            node.router,
-            node.registry.statistics(),
-            node.server.counters,
-            node.upstream.counters,
-            node.tokenizer_worker.counters,
-        )
-        shadowed = shadow_samples(node.shadows.statistics()) if node.shadows is not None else ()
-        recorder = node.recorder
-        samples = chain(samples, node.engine_events.samples(), node.calibrating.samples())
-        recorded = plain_samples("recorder", recorder.statistics(), ("waiting",)) if recorder is not None else ()
-        indexed = node.indexing.samples()
-        return [
-            *samples,
-            *recorded,
-            *node.worker_reports.samples(),
-            *shadowed,
-            *indexed,
-            *(node.clustering.samples() if node.clustering is not None else ()),
+        router, recorder = node.router, node.recorder
+        found = [
+            samples("", router.counters),
+            samples("", node.registry.counters),
+            *(backend_samples(backend) for backend in node.registry),
+            plain_samples("routes", router.routes.statistics(), ("rows", "fingerprints", "claims", "capacity")),
+            samples("memory", router.reader.memory.counters),
+            samples("speculation", router.speculation.counters),
+            samples("tokenizer_worker", node.tokenizer_worker.counters),
+            samples("server", node.server.counters),
+            samples("upstream", node.upstream.counters),
+            samples("poll", node.poller.counters),
+            node.engine_events.samples(),
+            node.calibrating.samples(),
+            samples("recorder", recorder.counters) if recorder is not None else (),
+            node.worker_reports.samples(),
+            *(shadow_samples(shadow) for shadow in self._shadows()),
+            node.indexing.samples(),
+            node.clustering.samples() if node.clustering is not None else (),
         ]
+        return list(chain.from_iterable(found))
+
+    def _shadows(self) -> Sequence[Shadow]:
+        return self._node.shadows.shadows if self._node.shadows is not None else ()
 
     def config(self) -> Mapping[str, Any]:
         return self._node.config.masked()
@@ -178,8 +183,7 @@ class Admin:
         backend = self._node.registry.find(name_or_url)
         if backend is None:
             raise NotFound(f"no backend {name_or_url!r}")
-        statistics = self._node.registry.statistics().backends
-        return next(backend_view(each) for each in statistics if each.id == backend.id)
+        return backend_view(backend)
 
 
 def path_of(body: bytes) -> bytes:
@@ -191,38 +195,64 @@ def path_of(body: bytes) -> bytes:
     return COMPLETION_PATH if isinstance(asked, dict) and "prompt" in asked and "messages" not in asked else CHAT_PATH
 
 
-def backend_view(backend: BackendStatistics) -> dict[str, Any]:
+def backend_view(backend: Backend) -> dict[str, Any]:
+    probe = backend.last_probe
     return {
         "name": backend.name,
         "url": backend.url,
-        "health": backend.health,
-        "circuit": backend.circuit,
+        "health": backend.health.value,
+        "circuit": backend.circuit.value,
         "draining": backend.draining,
         "in_flight": backend.inflight,
         "peer_load": backend.peer_load,
         "weight": backend.weight,
         "generation": backend.generation,
         "models": backend.models,
-        "outcomes": {name: count for name, count in backend.outcomes.items() if count},
-        "probe_ms": None if backend.probe_latency_s is None else round(backend.probe_latency_s * 1000, 2),
-        "probe_detail": backend.probe_detail,
+        "outcomes": {outcome.value: count for outcome, count in backend.outcomes.items() if count},
+        "probe_ms": round(probe.latency_s * 1000, 2) if probe else None,
+        "probe_detail": probe.detail if probe else "",
     }
 
 
-def shadow_view(shadows: Shadows) -> list[dict[str, Any]]:
-    """What each policy would have done with the requests so far. Less than 0 saved is a loss."""
-    return [
-        {
-            "policy": each.policy,
-            "placed": each.placed,
-            "elsewhere_share": share(each.elsewhere, each.placed),
-            "predicted_share": share(each.predicted_tokens, each.prompt_tokens),
-            "saved_tokens": each.saved_tokens,
-            "saved_s": round(each.saved_s, 3),
-            "saved_ms_per_request": round(1000 * each.saved_s / max(1, each.placed), 2),
-        }
-        for each in shadows.statistics()
-    ]
+def backend_samples(backend: Backend) -> Iterator[Sample]:
+    label = {"backend": backend.name}
+    for name, help_text, value in (
+        ("in_flight", "Requests of this node in flight.", backend.inflight),
+        ("healthy", "1 unless the probes call it unhealthy.", backend.health is not Health.UNHEALTHY),
+        ("circuit_closed", "1 while the circuit lets every request through.", backend.circuit is Circuit.CLOSED),
+        ("draining", "1 while it is sent nothing new.", backend.draining),
+    ):
+        yield Sample(f"backend_{name}", "gauge", help_text, float(value), label)
+    openings = backend.vitals.openings
+    yield Sample("backend_circuit_openings", "counter", "Times its circuit opened.", openings, label)
+    for outcome, number in backend.outcomes.items():
+        labels = {**label, "outcome": outcome.value}
+        yield Sample("backend_attempts", "counter", "Attempts by backend and outcome.", number, labels)
+
+
+def shadow_view(shadow: Shadow) -> dict[str, Any]:
+    """What a policy would have done with the requests so far. Less than 0 saved is a loss."""
+    own, counters = shadow.counters, shadow.router.counters
+    return {
+        "policy": shadow.router.policy.name,
+        "placed": own.placed,
+        "elsewhere_share": share(own.elsewhere, own.placed),
+        "predicted_share": share(counters.predicted_tokens, counters.prompt_tokens),
+        "saved_tokens": own.saved_tokens,
+        "saved_s": round(own.saved_seconds, 3),
+        "saved_ms_per_request": round(1000 * own.saved_seconds / max(1, own.placed), 2),
+    }
+
+
+def shadow_samples(shadow: Shadow) -> Iterator[Sample]:
+    label = {"policy": shadow.router.policy.name}
+    counters = shadow.router.counters
+    yield from samples("shadow", shadow.counters, label)
+    help_text = "Prompt tokens that it believed to find."
+    yield Sample("shadow_predicted_tokens", "counter", help_text, counters.predicted_tokens, label)
+    for reason, number in counters.decisions.items():
+        labels = {**label, "reason": reason}
+        yield Sample("shadow_decisions", "counter", "Placements in the shadow by reason.", number, labels)
 
 
 def prefix_key_view(tokens: int, token: int, text: int) -> dict[str, Any]:
