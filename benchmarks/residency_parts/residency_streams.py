@@ -15,7 +15,7 @@ from random import Random
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from ranvier_py.replay.engine.block_cache import BlockCache, BlockRemoved, BlocksStored, CacheEvent, Job, Lease
+from ranvier_py.replay.engine.block_cache import BlockCache, CacheEvent, Job, KeyRemoved, KeysStored, Lease
 
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 2048
@@ -107,8 +107,8 @@ def make_streams(capacity_blocks: int, blocks: int, seed: int) -> Streams:
         events = engine.step()
         if events:
             payloads.append(encode(events))
-        stored += sum(len(event.keys) for event in events if isinstance(event, BlocksStored))
-        removed += sum(isinstance(event, BlockRemoved) for event in events)
+        stored += sum(len(event.keys) for event in events if isinstance(event, KeysStored))
+        removed += sum(isinstance(event, KeyRemoved) for event in events)
         count += len(events)
     return Streams(filling, payloads, stored, removed, count)
 
@@ -118,9 +118,9 @@ def encode(events: Sequence[CacheEvent]) -> bytes:
 
 
 def message_of(event: CacheEvent) -> dict[str, object]:
-    if isinstance(event, BlockRemoved):
+    if isinstance(event, KeyRemoved):
         return {"type": "BlockRemoved", "block_hashes": [event.key], "medium": "GPU", "group_idx": 0}
-    if not isinstance(event, BlocksStored):
+    if not isinstance(event, KeysStored):
         return {"type": "AllBlocksCleared"}
     return {
         "type": "BlockStored",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier_py.core.histogram import Histogram
-from ranvier_py.replay.engine.model import EngineStatistics
+from ranvier_py.replay.engine.engine_values import EngineStatistics
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 

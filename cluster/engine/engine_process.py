@@ -20,7 +20,7 @@ from ranvier_py.core.addresses import host_port
 from ranvier_py.proxy.conversation import awaiting
 from ranvier_py.proxy.request_reader import ServerLimits
 from ranvier_py.proxy.server import DataServer
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 DEFAULT_TOKENIZER = Path(__file__).parents[2] / "ranvier_py" / "data" / "tokenizer"
 

@@ -39,7 +39,7 @@ from ranvier_py.core.errors import ClientGone
 from ranvier_py.proxy.client import Client
 from ranvier_py.proxy.http_values import Headers, HttpRequest
 from ranvier_py.replay.engine.block_cache import Job, TokenIds
-from ranvier_py.replay.engine.model import EngineLimits, PromptTooLongError, QueueFullError
+from ranvier_py.replay.engine.engine_values import EngineLimits, PromptTooLongError, QueueFullError
 
 INLINE_BYTES_MAX = 4096
 """Larger bodies are tokenized in a worker thread: 1 ms of tokenizing is where the hop (0.1 ms) is worth it."""

@@ -18,7 +18,7 @@ import msgpack  # type: ignore[import-untyped]
 import orjson
 
 from cluster.engine.kv_publisher import HWM, KvEndpoints, KvPublisher
-from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
+from ranvier_py.replay.engine.block_cache import CacheEvent, KeyRemoved, KeysCleared, KeysStored
 
 ENCODINGS = ("map", "array", "sglang")
 STRANGE = "strange"
@@ -59,16 +59,16 @@ class KvEncoder:
         """One message. `at` in Unix seconds."""
         written: list[Any] = []
         for event in events:
-            if isinstance(event, BlocksStored):
+            if isinstance(event, KeysStored):
                 written.append(self._stored(event))
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, KeyRemoved):
                 self._remove(event, written)
             else:
-                assert isinstance(event, CacheCleared)
+                assert isinstance(event, KeysCleared)
                 written.append(self._event("AllBlocksCleared", {}))
         return bytes(msgpack.packb([at, written, self._rank]))
 
-    def _stored(self, event: BlocksStored) -> Any:
+    def _stored(self, event: KeysStored) -> Any:
         scope = self._scopes.get(event.keys[0], PLAIN) if not event.parent else PLAIN
         fields: dict[str, Any] = {
             "block_hashes": [self._hash(key) for key in event.keys],
@@ -90,7 +90,7 @@ class KvEncoder:
             fields |= {"group_idx": 0, "kv_cache_spec_kind": "full_attention"} if self.encoding == "map" else {}
         return self._event("BlockStored", fields)
 
-    def _remove(self, event: BlockRemoved, written: list[Any]) -> None:
+    def _remove(self, event: KeyRemoved, written: list[Any]) -> None:
         """SGLang says what one step removes at once."""
         last = written[-1] if written and self.encoding == "sglang" else {}
         if last.get("type") == "BlockRemoved":
@@ -143,7 +143,7 @@ class EventSource:
     def _begin(self) -> None:
         """SGLang says first that its cache is empty."""
         if self.encoder.encoding == "sglang":
-            self.publish([CacheCleared()])
+            self.publish([KeysCleared()])
 
     def sources(self) -> bytes:
         return self._server_info() if self.encoder.encoding == "sglang" else self._event_sources()

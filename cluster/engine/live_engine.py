@@ -15,7 +15,8 @@ import trio
 
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
 from ranvier_py.replay.engine.block_cache import CacheEvent, Job
-from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel, EngineStatistics
+from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits, EngineStatistics
+from ranvier_py.replay.engine.model import EngineModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.backends import ProbeResult
-from ranvier_py.replay.engine.block_cache import BlockCache, BlockRemoved, BlocksStored, Job, TokenIds
+from ranvier_py.replay.engine.block_cache import BlockCache, Job, KeyRemoved, KeysStored, TokenIds
 
 BLOCK_TOKENS = 16
 NAMESPACE = Fingerprint(0x51E)
@@ -123,10 +123,10 @@ class SimKv:
     def _messages(self, now: float, rng: Random) -> list[tuple[int, bytes]]:
         events = self._cache.drain_events()
         for event in events:
-            if isinstance(event, BlocksStored):
+            if isinstance(event, KeysStored):
                 for key in event.keys:
                     self._found[key] = self._found.get(key, 0) + 1
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, KeyRemoved):
                 self._found[event.key] -= 1
                 if not self._found[event.key]:
                     del self._found[event.key]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Backend, Circuit, Health
@@ -20,7 +18,7 @@ from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.shadow import Shadow
 
 if TYPE_CHECKING:  # whose parts it reads, and which makes it
-    from ranvier_py.node.cluster_parts import Clustering
+    from ranvier_py.node.cluster_parts import ClusterParts
     from ranvier_py.node.index_parts import Indexing
     from ranvier_py.node.node import Node
 
@@ -66,7 +64,7 @@ class Admin:
         router = self._node.router
         counters, recorder = router.counters, self._node.recorder
         return {
-            **asdict(router.routes.statistics()),
+            **values(router.routes.counters),
             "memory": values(router.reader.memory.counters),
             "speculation": values(router.speculation.counters),
             "tokenizer_worker": values(self._node.tokenizer_worker.counters),
@@ -127,7 +125,7 @@ class Admin:
     async def route_sums(self) -> bytes:
         return await self._clustering().route_sums()
 
-    def _clustering(self) -> Clustering:
+    def _clustering(self) -> ClusterParts:
         """Raises NotFound."""
         if self._node.clustering is None:
             raise NotFound("this node does not gossip")
@@ -156,7 +154,7 @@ class Admin:
             samples("", router.counters),
             samples("", node.registry.counters),
             *(backend_samples(backend) for backend in node.registry),
-            plain_samples("routes", router.routes.statistics(), ("rows", "fingerprints", "claims", "capacity")),
+            samples("routes", router.routes.counters),
             samples("memory", router.reader.memory.counters),
             samples("speculation", router.speculation.counters),
             samples("tokenizer_worker", node.tokenizer_worker.counters),

@@ -6,7 +6,6 @@ when they appear and when they go, and all of it to the control port.
 
 Rules: a load of others is the lesser of two looks in a row, since requests are on their way at any one of them, and is
 forgotten with the third interval without a look. Start-up waits for none of this.
-Cost: see the two; a tick of 20 us for each engine, once a second.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from typing import Any
 
 import trio
 
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
-from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChange, CalibrationView, Told
+from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange, ReportedCache
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.ids import BackendId
@@ -114,7 +112,7 @@ class Calibrating:
         self._looks[backend] = Look(self._clock(), metrics, excess)
         self._set_foreign(backend, min(excess, before.excess) if before is not None else 0)
         capacity = 0 if metrics.caches is False else metrics.capacity_tokens
-        self.calibration.told(backend, slot.url, slot.generation, Told(capacity, metrics.block_tokens))
+        self.calibration.report(backend, slot.url, slot.generation, ReportedCache(capacity, metrics.block_tokens))
 
     # --- what is seen of it -----------------------------------------------------------------------------------------
 
@@ -123,54 +121,53 @@ class Calibrating:
         return {
             "route_precision": self._share("predicted_tokens"),
             "route_recall": self._share("cached_tokens"),
-            "backends": [self._backend_view(view) for view in self.calibration.views(self._clock())],
+            "backends": [self._backend_view(id_, known) for id_, known in self.calibration.backends().items()],
             "asking": values(self._asking.counters),
         }
 
     def samples(self) -> Iterator[Sample]:
-        views = self.calibration.views(self._clock())
-        precision, recall = self._share("predicted_tokens"), self._share("cached_tokens")
-        for name, help_text, value in (
-            ("route_precision", "Of the tokens predicted to be cached, the share that was.", precision),
-            ("route_recall", "Of the cached tokens, the share that was predicted.", recall),
+        for name, help_text, whole in (
+            ("route_precision", "Of the tokens predicted to be cached, the share that was.", "predicted_tokens"),
+            ("route_recall", "Of the cached tokens, the share that was predicted.", "cached_tokens"),
         ):
-            if value is not None:
-                yield Sample(name, "gauge", help_text, value)
-        for view in views:
-            yield from backend_samples(view, {"backend": self._name(view.backend)})
+            share = self._share(whole)
+            if share is not None:
+                yield Sample(name, "gauge", help_text, share)
+        for backend, known in self.calibration.backends().items():
+            yield from backend_samples(known, {"backend": self._name(backend)})
         for backend, look in self._looks.items():
             yield from engine_samples(look.metrics, {"backend": self._name(backend)})
-        yield from plain_samples("calibration", self.calibration.counts, ())
+        yield from samples("calibration", self.calibration.counters)
         yield from samples("usage", self._asking.counters)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _share(self, whole: str) -> float | None:
-        views = self.calibration.views(self._clock())
-        right, total = sum(view.right_tokens for view in views), sum(getattr(view, whole) for view in views)
+        backends = self.calibration.backends().values()
+        right, total = sum(one.right_tokens for one in backends), sum(getattr(one, whole) for one in backends)
         return right / total if total else None
 
-    def _backend_view(self, view: CalibrationView) -> dict[str, Any]:
-        look = self._looks.get(view.backend)
+    def _backend_view(self, backend: BackendId, known: BackendPredictions) -> dict[str, Any]:
+        look, error = self._looks.get(backend), known.error_tokens
         metrics = look.metrics if look is not None else EngineMetrics()
         return {
-            "name": self._name(view.backend),
-            "precision": rounded(view.precision),
-            "recall": rounded(view.recall),
-            "answers": view.answers,
-            "silent": view.answers_silent,
-            "error_tokens_p50": rounded(view.error.quantile(0.5)) if view.error.count else None,
-            "error_tokens_p10": rounded(view.error.quantile(0.1)) if view.error.count else None,
-            "block_tokens": view.block_tokens,
-            "capacity_tokens": view.capacity_told_tokens,
-            "capacity_learned": view.capacity_learned_tokens,
-            "lifetime_s": rounded(view.lifetime_s),
-            "refuted": view.refuted,
+            "name": self._name(backend),
+            "precision": rounded(known.precision),
+            "recall": rounded(known.recall),
+            "answers": known.answers,
+            "silent": known.answers_silent,
+            "error_tokens_p50": rounded(error.quantile(0.5)) if error.count else None,
+            "error_tokens_p10": rounded(error.quantile(0.1)) if error.count else None,
+            "block_tokens": known.block_tokens,
+            "capacity_tokens": known.reported.capacity_tokens,
+            "capacity_learned": known.capacity_learned_tokens,
+            "lifetime_s": rounded(self.calibration.lifetime_s(backend, self._clock())),
+            "refuted": known.refuted,
             "running": metrics.running,
             "waiting": metrics.waiting,
             "cache_usage": rounded(metrics.usage),
             "engine_hit_share": rounded(hit_share(metrics)),
-            "biases": [bias.value for bias in view.biases],
+            "biases": [bias.value for bias in known.biases],
         }
 
     def _name(self, backend: BackendId) -> str:
@@ -201,29 +198,14 @@ def looked_at_by(peer: RouterPeer) -> Callable[[BackendId], bool]:
     return owns
 
 
-def backend_samples(view: CalibrationView, label: Mapping[str, str]) -> Iterator[Sample]:
-    tokens = (
-        ("calibration_predicted_tokens", "Tokens predicted and usable, of answers with counts.", view.predicted_tokens),
-        ("calibration_cached_tokens", "Tokens cached by the engine's count.", view.cached_tokens),
-        ("calibration_right_tokens", "Tokens predicted and cached.", view.right_tokens),
-        ("calibration_answers", "Answers that said how much was cached.", view.answers),
-        ("calibration_answers_silent", "Answers that did not.", view.answers_silent),
-    )
-    for name, help_text, number in tokens:
-        yield Sample(name, "counter", help_text, number, label)
-    help_text = "Cached minus predicted tokens of one answer."
-    yield Sample("calibration_error_tokens", "histogram", help_text, view.error, label)
-    if view.capacity_learned_tokens is not None:
+def backend_samples(known: BackendPredictions, label: Mapping[str, str]) -> Iterator[Sample]:
+    yield from samples("calibration", known, label)
+    if known.capacity_learned_tokens is not None:
         help_text = "Tokens computed since its last use beyond which a prefix answers cold."
-        yield Sample("engine_capacity_learned_tokens", "gauge", help_text, view.capacity_learned_tokens, label)
+        yield Sample("engine_capacity_learned_tokens", "gauge", help_text, known.capacity_learned_tokens, label)
+    help_text = "1 while predictions of this backend are wrong in this way."
     for bias in Bias:
-        yield Sample(
-            "calibration_bias",
-            "gauge",
-            "1 while predictions of this backend are wrong in this way.",
-            float(bias in view.biases),
-            {**label, "bias": bias.value},
-        )
+        yield Sample("calibration_bias", "gauge", help_text, float(bias in known.biases), {**label, "bias": bias.value})
 
 
 def engine_samples(metrics: EngineMetrics, label: Mapping[str, str]) -> Iterator[Sample]:
@@ -254,6 +236,6 @@ def rounded(value: float | None) -> float | None:
 def log_change(change: BiasChange, name: str) -> None:
     detail = f" ({change.detail})" if change.detail else ""
     if change.appeared:
-        log.warning("calibration.bias %s %s%s", name, change.bias.value, detail)
+        log.warning("calibration.bias_appeared %s %s%s", name, change.bias.value, detail)
     else:
         log.info("calibration.bias_gone %s %s", name, change.bias.value)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ranvier_py.replay.results import RunResult, TraceSummary
 
 BASELINES = ("least_loaded", "round_robin", "random", "power_of_two")
-"""What a load balancer without a memory does; the first of them that was run is what gains are told against."""
+"""What a load balancer without a memory does; the first of them that was run is what gains are measured against."""
 
 SERVED_SHARE = 0.95
 """Who takes so much longer than the requests took to come, and the last one its time, did not keep up."""
@@ -149,11 +149,11 @@ def over_rates(runs: Sequence[RunResult], shown: Shown) -> Iterator[str]:
         if real:
             winners.append((min(real, key=p90).policy, rate))
     if len({policy for policy, _ in winners}) > 1:
-        told = [
+        by_rate = [
             f"{policy} at {', '.join(f'{rate:g}' for _, rate in group)}"
             for policy, group in groupby(winners, key=lambda each: each[0])
         ]
-        yield f"The best changes with the rate: {'; '.join(told)}."
+        yield f"The best changes with the rate: {'; '.join(by_rate)}."
     kept = rates_kept(runs)
     above = [rate for rate in shown.rates if rate not in kept]
     if above:
@@ -176,7 +176,11 @@ def beliefs(best: RunResult) -> Iterator[str]:
         less = "more" if wrong > 0 else "less"
         yield (
             f"{best.policy} believed {percent(abs(wrong))} of the prompt tokens {less} to be cached than were: "
-            + ("the caches are smaller than the traffic." if wrong > 0 else "answers or peers taught it too little.")
+            + (
+                "the caches are smaller than the traffic."
+                if wrong > 0
+                else "it learned too little of answers or peers."
+            )
         )
 
 

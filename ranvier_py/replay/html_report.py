@@ -14,7 +14,7 @@ from itertools import groupby
 from ranvier_py.replay.findings import about, comparable, duration, findings, percent, shown_of
 from ranvier_py.replay.result_table import COLUMNS, NO_FIGURE, cells_of
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
-from ranvier_py.replay.svg import COLOURS, Axis, Bar, Series, bar_chart, line_chart
+from ranvier_py.replay.svg import COLOURS, Axis, Bar, ChartLine, bar_chart, line_chart
 
 LOADS_MAX = 6  # pictures of load over time: the policies that differ most are enough
 CURVES_MAX = 12  # in one picture; where there are more, the medians are left out
@@ -38,7 +38,7 @@ class Colours:
 def page(results: ReplayResults) -> str:
     """The whole page."""
     parts = [section(trace, [run for run in results.runs if run.trace == trace.name]) for trace in results.traces]
-    asked = "; ".join(f"{name} {told}" for name, value in results.settings.items() if (told := setting(value)))
+    asked = "; ".join(f"{name} {text}" for name, value in results.settings.items() if (text := setting(value)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ranvier replay</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -130,7 +130,7 @@ def regret_bars(runs: Sequence[RunResult], colours: Colours) -> str:
 
 def distribution(runs: Sequence[RunResult], colours: Colours) -> str:
     lines = [
-        Series(
+        ChartLine(
             run.policy,
             [(value, index / 100) for index, value in enumerate(run.ttft_quantiles)],
             colours[run],
@@ -153,7 +153,7 @@ def sweep(runs: Sequence[RunResult], nodes: int, colours: Colours, *, medians: b
         for name in ("p50", "p90") if medians else ("p90",):
             points = [(run.offered_per_s, run.ttft_s[name]) for run in together if run.served]
             lines.append(
-                Series(f"{first.policy} {name}", points, colours[first], colours.dashed(first) or name == "p50")
+                ChartLine(f"{first.policy} {name}", points, colours[first], colours.dashed(first) or name == "p50")
             )
     return line_chart("Times to first token by rate", lines, Axis("requests/s offered"), SECONDS)
 
@@ -162,9 +162,9 @@ def load(run: RunResult) -> str:
     """Requests in flight over time: at the busiest engine, on average, and at the idlest."""
     moments = [(moment[0], moment[1:]) for moment in run.load_over_time]
     lines = [
-        Series("busiest engine", [(at, max(loads)) for at, loads in moments], 1),
-        Series("mean", [(at, sum(loads) / len(loads)) for at, loads in moments], 0),
-        Series("idlest engine", [(at, min(loads)) for at, loads in moments], 2),
+        ChartLine("busiest engine", [(at, max(loads)) for at, loads in moments], 1),
+        ChartLine("mean", [(at, sum(loads) / len(loads)) for at, loads in moments], 0),
+        ChartLine("idlest engine", [(at, min(loads)) for at, loads in moments], 2),
     ]
     return line_chart(f"Load under {run.policy}", lines, Axis("seconds"), Axis("requests in flight"))
 
@@ -193,7 +193,7 @@ def reasons(runs: Sequence[RunResult]) -> str:
     """Why requests went where they went."""
     counts = [", ".join(f"{reason} {count:,}" for reason, count in run.reasons.items()) for run in runs]
     rows = "".join(
-        f"<tr><td>{escape(run.policy)}</td><td>{escape(told)}</td></tr>" for run, told in zip(runs, counts, strict=True)
+        f"<tr><td>{escape(run.policy)}</td><td>{escape(text)}</td></tr>" for run, text in zip(runs, counts, strict=True)
     )
     return f"<details><summary>Reasons of the decisions</summary><table><tbody>{rows}</tbody></table></details>"
 

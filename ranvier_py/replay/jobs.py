@@ -37,7 +37,7 @@ POLL_S = 0.2
 """How often progress is looked at: five times a second is smooth enough for an eye."""
 
 EXIT_GRACE_S = 5.0
-"""A process that was told to end has this long."""
+"""A process that is asked to end has this long."""
 
 Clock = Callable[[], float]
 """Seconds of wall time, from anywhere."""

@@ -17,14 +17,14 @@ from functools import partial
 from typing import Literal, Protocol
 
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
-from ranvier_py.core.engine_cache.calibration.calibration_values import Told
+from ranvier_py.core.engine_cache.calibration.predictions import ReportedCache
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.named_blocks import NamedBlocks
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import Registry
 from ranvier_py.core.routing.router import Router
-from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored
+from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysStored
 from ranvier_py.replay.engine.model import EngineModel
 
 KnowledgeName = Literal["estimated", "calibrated", "events"]
@@ -81,8 +81,8 @@ class Calibrated:
         for engine, model in enumerate(self._engines):
             node = engine % len(self._routers)
             known, limits = self._routers[node].registry[BackendId(engine)], model.limits
-            told = Told(limits.cache_tokens, limits.block_size)
-            self.calibrations[node].told(known.id, known.url, known.generation, told)
+            told = ReportedCache(limits.cache_tokens, limits.block_size)
+            self.calibrations[node].report(known.id, known.url, known.generation, told)
 
 
 class EventReaders:
@@ -117,9 +117,9 @@ class EventReaders:
     def _read(self, engine: int, now: float) -> bool:
         blocks = self._blocks[engine]
         for event in self._engines[engine].cache.drain_events():  # a new process has another cache
-            if isinstance(event, BlocksStored):
+            if isinstance(event, KeysStored):
                 blocks.stored(event.keys, event.parent)
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, KeyRemoved):
                 blocks.removed(event.key)
             else:
                 blocks.cleared()

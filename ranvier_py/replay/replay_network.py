@@ -24,9 +24,8 @@ from ranvier_py.core.gossip.replication.route_settings import RouteGossipSetting
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import News
+from ranvier_py.core.routing.route_table import NewRoutes, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans
-from ranvier_py.core.routing.route_table.route_values import Withdrawn
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
@@ -62,7 +61,7 @@ class Network(Protocol):
 def make_network(
     routers: Sequence[Router], *, key: bytes, seed: int | str, delay_s: float | None, now: float
 ) -> Network | None:
-    """None for a node alone, and where nodes tell each other nothing (`delay_s` inf). `key`: of the fingerprints."""
+    """None for a node alone, and where nodes send each other nothing (`delay_s` inf). `key`: of the fingerprints."""
     if len(routers) == 1 or delay_s == inf:
         return None
     if delay_s is not None:
@@ -97,9 +96,8 @@ class ReplayPeer(RouterPeer):
 
     def flush(self, now: float) -> None:
         super().flush(now)
-        if self.synced:  # before, updates wait
-            batch_at = max(self.routes.wake_at, now + self._flush_interval_s)  # some updates wait a moment for others
-            self._flush_at = min(now + IDLE_INTERVAL_S, batch_at)
+        if self.synced:  # before, new routes wait
+            self._flush_at = now + IDLE_INTERVAL_S
 
     def touched(self, now: float) -> None:
         """Something happened to the router."""
@@ -172,13 +170,13 @@ def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: f
 # --- updates after a delay --------------------------------------------------------------------------------------------
 
 
-class Update(NamedTuple):
+class DelayedUpdate(NamedTuple):
     """What one node sends all others: what it learned, what engines dropped, and its requests in flight by backend."""
 
     at: float
     sender: int
-    learned: Sequence[News]
-    withdrawn: Sequence[Withdrawn]
+    learned: Sequence[NewRoutes]
+    withdrawn: Sequence[WithdrawnRoute]
     loads: Sequence[Load]
 
 
@@ -190,12 +188,14 @@ class DelayedNetwork:
     def __init__(self, routers: Sequence[Router], delay_s: float) -> None:
         self._routers = routers
         self._delay_s = delay_s
-        self._under_way: deque[Update] = deque()  # as many as there are events in a delay; each is received and gone
+        self._under_way: deque[DelayedUpdate] = (
+            deque()
+        )  # as many as there are events in a delay; each is received and gone
         self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]
         for router in routers:
-            router.routes.collect_news()
+            router.routes.outgoing.collect()
 
     def next_at(self) -> float:
         return self._under_way[0].at if self._under_way else inf
@@ -211,14 +211,14 @@ class DelayedNetwork:
     def touched(self, index: int, now: float) -> None:
         router = self._routers[index]
         loads = [backend.own_load for backend in router.registry]
-        learned, withdrawn = router.routes.news, router.routes.withdrawn_news
+        learned, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
         if learned or withdrawn or loads != self._sent[index]:
-            self._under_way.append(Update(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
+            self._under_way.append(DelayedUpdate(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
             self._sent[index] = loads
             learned.clear()
             withdrawn.clear()
 
-    def _receive(self, index: int, update: Update) -> None:
+    def _receive(self, index: int, update: DelayedUpdate) -> None:
         for news in update.learned:
             self._orphans[index].learn(news.chain, news.parent, news.backend, news.generation, news.at)
         for gone in update.withdrawn:

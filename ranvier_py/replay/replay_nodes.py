@@ -38,7 +38,7 @@ FIRST_START_S = 1.0
 """Start time that every engine reports at first; restarts come later by more than the tolerance of such times."""
 
 
-class Probe(NamedTuple):
+class ProbeDue(NamedTuple):
     """A look at an engine that is due. `number` keeps the order of equal times."""
 
     at: float
@@ -56,11 +56,11 @@ class Nodes:
         self._explains = plan.per_request
         self._draw = Random(f"{plan.seed}/dns")  # noqa: S311  # placement draws no secrets
         self._probing = Random(f"{plan.seed}/probes")  # noqa: S311
-        self._probes: list[Probe] = []  # one for each restart and node
+        self._probes: list[ProbeDue] = []  # one for each restart and node
         self._probed = 0
         for index in range(plan.nodes):
             for engine in range(len(plan.engines)):
-                self._probe(Probe(now, 0, index, engine, FIRST_START_S), now)
+                self._probe(ProbeDue(now, 0, index, engine, FIRST_START_S), now)
         self.network = make_network(self.routers, key=KEY, seed=plan.seed, delay_s=plan.gossip_delay_s, now=now)
         self.knowledge = make_knowledge(plan.knowledge, self.routers, engines, block_tokens)
 
@@ -83,9 +83,9 @@ class Nodes:
         for node in range(len(self.routers)):
             at = now + self._probing.uniform(0.0, PROBE_INTERVAL_S)
             self._probed += 1
-            heapq.heappush(self._probes, Probe(at, self._probed, node, engine, FIRST_START_S + now))
+            heapq.heappush(self._probes, ProbeDue(at, self._probed, node, engine, FIRST_START_S + now))
 
-    def _probe(self, probe: Probe, now: float) -> None:
+    def _probe(self, probe: ProbeDue, now: float) -> None:
         result = ProbeResult(ok=True, started_at=probe.started_at)
         self.routers[probe.node].registry.probed(BackendId(probe.engine), result, now)
 

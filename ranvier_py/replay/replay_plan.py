@@ -41,7 +41,7 @@ class Plan:
     """All that decides a run but the trace.
 
     `nodes` 0: an oracle places. `speed` divides the gaps between arrivals. `gossip_delay_s` None: the real gossip; inf:
-    nodes tell each other nothing. `per_request`: keep what became of each request, with each decision's terms.
+    nodes send each other nothing. `per_request`: keep what became of each request, with each decision's terms.
     """
 
     policy: str

@@ -22,7 +22,7 @@ LEAST, MOST = 1e-12, 1e15  # beyond, nothing was measured; not-a-number compares
 TICKS = 4  # about so many on a linear axis
 
 
-class Series(NamedTuple):
+class ChartLine(NamedTuple):
     """Points of one line, in the order in which they are joined."""
 
     name: str
@@ -86,7 +86,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside if len(inside) > 1 else [low, 10 * low]
 
 
-def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
+def line_chart(title: str, series: Sequence[ChartLine], x: Axis, y: Axis) -> str:
     """Lines over a common plane."""
     across = Scale([point[0] for each in series for point in each.points], x, LEFT, WIDTH - RIGHT)
     up = Scale([point[1] for each in series for point in each.points], y, HEIGHT - BOTTOM, TOP)
@@ -103,7 +103,7 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     return svg(title, parts, HEIGHT)
 
 
-def dot(point: tuple[float, float], series: Series, here: tuple[float, float]) -> str:
+def dot(point: tuple[float, float], series: ChartLine, here: tuple[float, float]) -> str:
     says = escape(f"{series.name}: {point[0]:g}, {point[1]:g}")
     place = f'cx="{here[0]:.1f}" cy="{here[1]:.1f}"'
     return f'<circle class="dot c{series.colour % COLOURS}" {place} r="3"><title>{says}</title></circle>'

@@ -24,9 +24,9 @@ def test_the_node_holds_what_the_engine_does_and_tells_the_route_table() -> None
     assert len(spent) == len(PARTS)
     assert all(took > 0 for took in spent)
     for engine in node.engines:
-        counts, view = engine.residency.counts, engine.residency.view()
-        assert counts.removed_unknown == counts.opaque == engine.decoder.counts.unread == 0
+        counts, view = engine.residency.counters, engine.residency.view()
+        assert counts.removed_unknown == counts.opaque == engine.decoder.counters.unread == 0
         assert 0 < view.blocks <= CAPACITY_BLOCKS
         assert sum(engine.residency.copies(Tier.GPU).values()) == counts.stored - counts.removed
     assert node.engine_caches is not None
-    assert 0 < len(node.routes) <= node.engine_caches.counts.confirmed
+    assert 0 < len(node.routes) <= node.engine_caches.counters.confirmed

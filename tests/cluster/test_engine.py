@@ -21,7 +21,7 @@ from cluster.engine.engine_process import main as engine_command
 from cluster.engine.engine_process import serve
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import ByteTokenizer, TextTokenizer, load_tokenizer
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 ROOT = Path(__file__).parents[2]
 FAST = EngineLimits(cache_tokens=4000, prefill_tokens_per_s=1e6, decode_s=0.0)
@@ -214,7 +214,7 @@ async def test_a_restart_clears_the_cache_cuts_streams_and_shows_a_new_start_tim
         after = (await it.post("/admin/restart")).json()
         again = (await it.chat("word " * 64, max_tokens=1)).json()
     assert after["started_at"] > before["started_at"]
-    assert (before["boots"], after["boots"]) == (1, 2)
+    assert (before["generation"], after["generation"]) == (1, 2)
     assert after["prompt_tokens"] == 0
     assert after["lifetime"]["prompt_tokens"] > before["lifetime"]["prompt_tokens"] > 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -225,7 +225,7 @@ async def test_clear_forgets_prefixes_and_nothing_else() -> None:
         await it.chat("word " * 64)
         statistics = (await it.post("/admin/clear")).json()
         again = (await it.chat("word " * 64)).json()
-    assert (statistics["boots"], statistics["found_blocks"], statistics["finished"]) == (1, 0, 1)
+    assert (statistics["generation"], statistics["found_blocks"], statistics["finished"]) == (1, 0, 1)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 

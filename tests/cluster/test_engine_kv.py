@@ -22,14 +22,14 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.sources.event_values import Tier
 from ranvier_py.core.engine_cache.sources.events import EventDecoder
 from ranvier_py.core.engine_cache.sources.publishers import Publisher, at_home, read_event_sources, read_server_info
-from ranvier_py.replay.engine.block_cache import BlockRemoved, BlocksStored, CacheCleared
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.block_cache import KeyRemoved, KeysCleared, KeysStored
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache import model
 from tests.io.engine_events.kv_fakes import Heard, hearing, until
 
 SMALL = EngineLimits(cache_tokens=640, prefill_tokens_per_s=1e6, decode_s=0.0)
 IDS = np.arange(32, dtype=np.uint32)
-EVENTS = [BlocksStored((5, 2**64 - 2), 0, IDS), BlockRemoved(5), BlockRemoved(2**64 - 2), CacheCleared()]
+EVENTS = [KeysStored((5, 2**64 - 2), 0, IDS), KeyRemoved(5), KeyRemoved(2**64 - 2), KeysCleared()]
 
 
 def told(encoding: str, scope: Scope = Scope()) -> Any:  # noqa: B008  # a tuple

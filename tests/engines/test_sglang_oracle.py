@@ -22,11 +22,12 @@ def test_the_residency_is_the_radix_tree(page: int, tokens: int, requests: int, 
     with oracle("sglang", *arguments) as process:
         assert process.stdout is not None
         seen = compare(records_of(process.stdout), held)
-    print(seen, held.residency.counts, held.residency.view(), held.decoder.counts)
+    print(seen, held.residency.counters, held.residency.view(), held.decoder.counters)
     assert seen.wrong == []
     assert (seen.requests, seen.tables) == (requests, requests // 100)
     assert seen.hit_tokens > seen.tokens // 4, "nearly nothing was found: this proves nothing"
     assert seen.removed > tokens // page, "nearly nothing was evicted: this proves nothing"
-    counts = held.residency.counts
+    counts = held.residency.counters
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
-    assert held.decoder.counts.unread == held.decoder.counts.tags_skipped == held.decoder.counts.fields_skipped == 0
+    read = held.decoder.counters
+    assert read.unread == read.tags_skipped == read.fields_skipped == 0

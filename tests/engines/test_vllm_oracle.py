@@ -25,13 +25,14 @@ def test_the_residency_is_the_managers_block_table(block_size: int, blocks: int,
     with oracle("vllm", *arguments) as process:
         assert process.stdout is not None
         seen = compare(records_of(process.stdout), held)
-    print(seen, held.residency.counts, held.residency.view(), held.decoder.counts)
+    print(seen, held.residency.counters, held.residency.view(), held.decoder.counters)
     assert seen.wrong == []
     assert (seen.requests, seen.tables) == (REQUESTS, REQUESTS // 100)
     assert seen.hit_tokens > seen.tokens // 4, "nearly nothing was found: this proves nothing"
     assert seen.removed > blocks, "nearly nothing was evicted: this proves nothing"
     assert seen.copied_blocks > 0, "no block was there twice: this proves nothing"
-    counts = held.residency.counts
+    counts = held.residency.counters
     assert (counts.told_again > 0) is (more == FULL), "what a request reuses is told of if it wants that"
     assert (counts.removed_unknown, counts.contradicted, counts.mismatched, counts.opaque) == (0, 0, 0, 0)
-    assert held.decoder.counts.unread == held.decoder.counts.tags_skipped == held.decoder.counts.fields_skipped == 0
+    read = held.decoder.counters
+    assert read.unread == read.tags_skipped == read.fields_skipped == 0

@@ -23,7 +23,7 @@ from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.node.calibration_parts import STALE_INTERVALS, Calibrating, looked_at_by
 from ranvier_py.node.node import run
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from tests.core.engine_cache.test_prediction import A, World
 from tests.node.test_node import MODEL, Lab, turn
 

@@ -23,7 +23,7 @@ from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node import event_reader as hearing
 from ranvier_py.node.engine_event_parts import FAULTS_LOGGED_MAX, EngineEvents
 from ranvier_py.node.node import Addresses, run
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 DEADLINE_S = 20
 MODEL, ADAPTER = "lab-model", "adapter"

@@ -18,7 +18,7 @@ from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.config.config_loader import config_of
 from ranvier_py.node.node import Addresses, keep_freed_memory, run
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 
 DEADLINE_S = 20
 SYSTEM = "You are the help desk of a small library. Answer briefly, name the shelf, and never guess. " * 4

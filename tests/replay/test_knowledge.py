@@ -186,25 +186,25 @@ def test_a_cache_that_holds_everything_is_never_doubted() -> None:
     nothing, calibrated = learned("estimated", 4.0), learned("calibrated", 4.0)
     assert calibrated.hit_rate == nothing.hit_rate
     assert calibrated.precision == nothing.precision > 0.999
-    [view, *_] = calibrated.calibrations[0].views(1e6)
-    assert (view.capacity_learned_tokens, view.refuted, view.biases) == (None, 0, ())
+    [view, *_] = calibrated.calibrations[0].backends().values()
+    assert (view.capacity_learned_tokens, view.refuted, view.biases) == (None, 0, {})
     assert view.precision == pytest.approx(1.0)
 
 
 def test_the_learned_capacity_is_near_the_engines_own() -> None:
     """And nothing to complain of, since the engine's metrics name the same."""
     own = working_set_tokens(large()) * 0.25 / ENGINES
-    for view in learned("calibrated", 0.25).calibrations[0].views(1e6):
+    for view in learned("calibrated", 0.25).calibrations[0].backends().values():
         assert view.capacity_learned_tokens is not None
         assert own / 2 < view.capacity_learned_tokens < 1.5 * own
-        assert view.biases == ()
+        assert not view.biases
         assert view.refuted > 0
 
 
 def test_a_router_and_its_calibration_agree_on_the_error() -> None:
     run = learned("calibrated", 0.5)
-    views = run.calibrations[0].views(1e6)
+    views = run.calibrations[0].backends().values()
     right = sum(view.right_tokens for view in views)
     assert right / sum(view.predicted_tokens for view in views) == pytest.approx(run.precision)
     assert right / sum(view.cached_tokens for view in views) == pytest.approx(run.recall)
-    assert sum(view.error.count for view in views) == sum(view.answers for view in views) == len(large().items)
+    assert sum(view.error_tokens.count for view in views) == sum(view.answers for view in views) == len(large().items)

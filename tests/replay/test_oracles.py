@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.replay.engine.block_cache import Job
-from ranvier_py.replay.engine.model import EngineLimits, EngineModel
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.model import EngineModel
 from ranvier_py.replay.oracles import FirstTokenOracle, GreedyOracle, RequestCap, regret, soonest
 
 BLOCK = 4

@@ -14,7 +14,7 @@ from ranvier_py.core.routing.placement.policies import POLICIES
 from ranvier_py.replay.html_report import page
 from ranvier_py.replay.oracles import ORACLES
 from ranvier_py.replay.results import ReplayResults, RunResult, TraceSummary
-from ranvier_py.replay.svg import Axis, Bar, Series, bar_chart, line_chart, linear_ticks, log_ticks
+from ranvier_py.replay.svg import Axis, Bar, ChartLine, bar_chart, line_chart, linear_ticks, log_ticks
 
 TRACE = TraceSummary("chats & <more>", 1000, 5_000_000, 90_000, 16, 600.0, timed=True)
 
@@ -247,7 +247,7 @@ def test_logarithmic_ticks_ascend_and_are_few(low: float, factor: float) -> None
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=20), st.booleans())
 def test_no_values_break_a_chart(points: list[tuple[float, float]], log: bool) -> None:
     """Infinities, not-a-numbers and negative values come out of runs that served nothing."""
-    text = line_chart("t", [Series("s", points)], Axis("x", log=log), Axis("y", log=log))
+    text = line_chart("t", [ChartLine("s", points)], Axis("x", log=log), Axis("y", log=log))
     Balance().feed(text)
     assert not re.search(r'[=" ](nan|inf|-inf)["\s]', text)
     text = bar_chart("t", [Bar("b", value) for _, value in points], Axis("x", log=log))

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from ranvier_py.core.ids import Fingerprint
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Task, execute, make_ready
 from ranvier_py.replay.knowledge import KnowledgeName
 from ranvier_py.replay.replay_plan import Plan, Restart

@@ -44,12 +44,12 @@ def replay(*words: object) -> int:
 
 def test_the_table_goes_to_stdout_and_progress_to_stderr(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay(trace, "--policy", "affinity,round_robin", "--engines", 2, "--jobs", 1) == 0
-    told = capsys.readouterr()
-    lines = told.out.splitlines()
+    out = capsys.readouterr()
+    lines = out.out.splitlines()
     assert lines[0].startswith("small: 60 requests in")
     assert [line.split()[0] for line in lines[1:4]] == ["policy", "affinity", "round_robin"]
-    assert "2 of 2 runs" in told.err
-    assert "\x1b" not in told.out + told.err
+    assert "2 of 2 runs" in out.err
+    assert "\x1b" not in out.out + out.err
 
 
 def test_results_are_left_as_json_with_the_curves_of_a_sweep(trace: Path, tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ def test_what_is_wrong_is_said_in_one_line(
     trace: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replay(trace, *words) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.replace(str(trace), "TRACE").startswith(f"ranvier: {line}")
-    assert told.err.count("\n") == 1
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert out.err.replace(str(trace), "TRACE").startswith(f"ranvier: {line}")
+    assert out.err.count("\n") == 1
 
 
 def test_a_file_that_is_not_there_or_no_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,10 +182,10 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(
     assert replay(trace, "--per-request", "") == 2
     assert replay(trace, "--out", tmp_path / "out") == 2
     assert replay(trace, "--out", trace) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"--out: {trace} is a file, expected a directory" in told.err
-    assert told.err.count("is a directory, expected a file") == 3
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert f"--out: {trace} is a file, expected a directory" in out.err
+    assert out.err.count("is a directory, expected a file") == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "small.jsonl"]
 
 
@@ -223,9 +223,9 @@ def test_a_full_disk_does_not_cost_the_table(
 
     monkeypatch.setattr(command, "replace_file", full)
     assert replay(trace, "--policy", "random", "--out", tmp_path, "--jobs", 1) == 1
-    told = capsys.readouterr()
-    assert "random" in told.out
-    assert "No space left on device: 'results.json'" in told.err
+    out = capsys.readouterr()
+    assert "random" in out.out
+    assert "No space left on device: 'results.json'" in out.err
 
 
 def test_a_reader_of_the_table_who_goes_away_costs_no_results(
@@ -247,9 +247,9 @@ def test_traces_of_one_name_are_told_apart(trace: Path, tmp_path: Path, capsys: 
     for path in paths:
         path.write_bytes(trace.read_bytes())
     assert replay(*paths, trace, trace, "--policy", "random", "--jobs", 1) == 0
-    told = capsys.readouterr().out
-    assert re.findall(r"(?m)^(\S+): 60 requests in", told) == [*map(str, paths), "small"]
-    assert len(re.findall(r"(?m)^random ", told)) == 3
+    out = capsys.readouterr().out
+    assert re.findall(r"(?m)^(\S+): 60 requests in", out) == [*map(str, paths), "small"]
+    assert len(re.findall(r"(?m)^random ", out)) == 3
 
 
 def test_an_interrupted_replay_does_not_pass_for_done(

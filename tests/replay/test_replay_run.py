@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from ranvier_py.core.routing.placement.policies import POLICIES
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.jobs import Done, Ready, RunFailed, Task, execute, execute_all, make_ready
 from ranvier_py.replay.replay_plan import Plan, Restart
 from ranvier_py.replay.results import SAMPLES_MAX

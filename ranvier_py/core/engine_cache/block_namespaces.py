@@ -10,7 +10,7 @@ Rules: base names are the cards of /v1/models without a parent. Two of them with
 blocks no event tells apart. Where each stream says in its topic which of them it is of (llm-d's `kv@HOST:PORT@MODEL`),
 each is read under its own names; else none is read, for what is not told would be taken for not held. An adapter has
 one name, and what of its blocks is told under another base name matches nothing.
-Bound: NAMES_MAX names; requests by others match what traffic taught. Cost: 3 us for each change and further name.
+Bound: NAMES_MAX names; requests by others match what traffic taught.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A trace names each prefix once, for routers and engines alike, so nothing has to
 removals become Changes for EngineTruth at once. The rest is as in a Residency: a name stored twice is held until it was
 removed twice, and a prefix is held while all before it are.
 
-Bound: what the engine holds, and the ancestors of that. Cost: 2 us for a block, 1 us for each one below it that comes
-back or goes with it.
+Bound: what the engine holds, and the ancestors of that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which prefixes one engine holds, each at the nearest tier, and what changed since this was last asked.
 
 Two blocks of an engine may share a prefix of ours: blocks of 32 tokens that part after 16. So each fingerprint counts
-its holders by tier. Cost: about 1 us for a change; memory is that of a dict entry.
+its holders by tier.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HeldPrefixes:
         return nearest(self._holders.get(fingerprint, 0))
 
     def held_among(self, fingerprints: Sequence[Fingerprint]) -> dict[Fingerprint, Tier]:
-        """Those of these that are held. 0.1 us for one that is not."""
+        """Those of these that are held."""
         found = zip(fingerprints, map(self._holders.get, fingerprints), strict=True)
         return {fingerprint: nearest(holders) for fingerprint, holders in found if holders}
 
@@ -88,10 +88,10 @@ class HeldPrefixes:
         return len(self._before)
 
     def replaces(self, other: HeldPrefixes) -> None:
-        """From now on `drain` tells what is otherwise than the other has told. O(all): 0.2 us for each of both."""
-        told = dict(other.tiers())
-        told.update({fingerprint: nearest(then) for fingerprint, (_, _, then) in other._before.items()})
-        for fingerprint, tier in told.items():
+        """From now on `drain` reports what is otherwise than the other has reported. O(all)."""
+        reported = dict(other.tiers())
+        reported.update({fingerprint: nearest(then) for fingerprint, (_, _, then) in other._before.items()})
+        for fingerprint, tier in reported.items():
             tokens, parent, _ = self._before.get(fingerprint, (0, UNKNOWN, 0))
             self._before[fingerprint] = (tokens, parent, ONE_HOLDER[tier])
 

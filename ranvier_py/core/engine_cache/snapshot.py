@@ -29,7 +29,7 @@ from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.prompts.fingerprint import TokenHasher, TokenState, is_anchor
 
 CHUNK_BLOCKS = 256
-"""Blocks of one chunk: 6 kB, and 2 ms for who reads it."""
+"""Blocks of one chunk: 6 kB."""
 
 ROOT, READY, OPAQUE = range(3)
 WIDE = 255

@@ -7,15 +7,16 @@ Rules: the descriptor tells of news once, so a socket is read until nothing is l
 for. All sockets of a node take turns: in one round of the event loop one of them reads, for TURN_S at most.
 Bounds: `Room` says what may wait in libzmq, in messages and, where the kernel counts them, in bytes; more of these end
 the connection, as does a part above FRAME_BYTES_MAX. Parts beyond FRAMES_MAX are dropped, however many follow.
-Cost: 5 us for a message of three parts, libzmq's own included.
 """
 
 from __future__ import annotations
 
+import os
 import socket as sockets
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +25,6 @@ import trio
 from ranvier_py.core.engine_cache.sources.event_frames import PAYLOAD_BYTES_MAX
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint
 from ranvier_py.core.errors import RanvierError
-from ranvier_py.io.engine_events.zmq_backlog import Backlog
 
 try:
     import zmq
@@ -43,6 +43,12 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3  # an engine
 
 GUARD_INTERVAL_S = 0.2  # between two looks at what waits in libzmq
 
+RECEIVED = struct.Struct("=Q")
+RECEIVED_AT = 128  # of tcpi_bytes_received in Linux's struct tcp_info, since 4.1
+
+SHORT_MAX = 255  # bytes of a part whose length is one byte
+SHORT_HEAD, LONG_HEAD = 2, 9  # bytes before a part, in ZMTP 3
+
 MONITOR_EVENT = struct.Struct("=HI")
 
 CLOSED = "closed"
@@ -57,6 +63,27 @@ class Room(NamedTuple):
     bytes_max: int
 
 
+ROOM = Room(64, 128 << 20)
+"""What finds none waits with the engine, which keeps 100,000 messages for each listener."""
+
+REPLAY_ROOM = Room(20_000, 256 << 20)
+"""Twice vLLM's buffer: an engine drops answers that find none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an engine's events are received. All times in seconds."""
+
+    retry_s: float = 0.2  # first pause before another connection
+    retry_s_max: float = 5.0  # an engine needs longer than that to start
+    steady_s: float = 5.0
+    room: Room = ROOM
+    replay_room: Room = REPLAY_ROOM
+    replay_bytes_max: int = 256 << 20  # of one answer
+    replay_silence_s: float = 10.0
+    replay_s_max: float = 120.0
+
+
 class NoZmq(RanvierError):
     """pyzmq is not installed."""
 
@@ -64,6 +91,58 @@ class NoZmq(RanvierError):
 
     def __init__(self, words: str = "KV events need pyzmq: install ranvier-py[zmq]") -> None:
         super().__init__(words)
+
+
+class Backlog:
+    """How much of one connection lies in libzmq: what the kernel received of it, less what was handed over here.
+
+    libzmq bounds how many messages wait and how long a part may be, but not how many parts a message has: it would hold
+    one without an end for ever. The kernel counts what came (TCP_INFO, on Linux), so its owner can end such a
+    connection. Without these figures nothing is bounded here and nothing fails. A publisher that sends what we did not
+    subscribe to seems to lag, and loses its connection after `bytes_max` of that. Close it with its socket.
+    """
+
+    def __init__(self, connection: sockets.socket) -> None:
+        self._connection = connection
+        self._taken = 0
+
+    @classmethod
+    def of(cls, descriptor: int, port: int) -> Self | None:
+        """Of the connection that libzmq has under this descriptor, to this port; None where that can't be had."""
+        if not hasattr(sockets, "TCP_INFO"):
+            return None
+        try:
+            connection = sockets.socket(fileno=os.dup(descriptor))
+        except OSError:
+            return None
+        found = cls(connection)
+        try:
+            if connection.getpeername()[1] == port and found._received() is not None:
+                return found
+        except OSError:
+            pass  # it is gone already, and the descriptor is another's
+        found.close()
+        return None
+
+    def take(self, part_bytes: int) -> None:
+        """A part was handed over."""
+        self._taken += part_bytes + (SHORT_HEAD if part_bytes <= SHORT_MAX else LONG_HEAD)
+
+    @property
+    def size_bytes(self) -> int:
+        """As of now; 0 when it can't be found out any more."""
+        received = self._received()
+        return 0 if received is None else max(0, received - self._taken)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _received(self) -> int | None:
+        try:
+            info = self._connection.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, RECEIVED_AT + RECEIVED.size)
+            return int(RECEIVED.unpack_from(info, RECEIVED_AT)[0])
+        except (OSError, struct.error):
+            return None
 
 
 class KvSockets:

@@ -1,19 +1,19 @@
-"""One event stream of an engine (vLLM, SGLang, or who speaks like them), heard over ZeroMQ for a Stream that decides.
+"""One event stream of an engine (vLLM, SGLang, or alike), received over ZeroMQ for a Stream that decides.
 
-A publisher sends [topic, number, payload] to all who listen; its replay socket answers [empty, first number] with
+A publisher sends [topic, number, payload] to all subscribers; its replay socket answers [empty, first number] with
 [empty, number, payload] or [empty, topic, number, payload] for each message that it still has, and ends with number -1.
 This shell keeps a connection, hands in what comes, calls `tick`, and carries out AskReplay; every other effect goes to
-`told`. So does LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
+`carried`. So does LoadReceived: SGLang's LoadStat, which comes on the same socket or on one of its own.
 
     with KvSockets() as sockets:                    # one for the node; raises NoZmq, which says what to install
-        subscriber = KvSubscriber(sockets, publisher, stream, rng, told)
+        subscriber = KvSubscriber(sockets, publisher, stream, rng, carried)
         nursery.start_soon(subscriber.run)          # in a cancel scope: that ends it, and the engine sees one less
         subscriber.carry(stream.contradicted(now))  # effects of calls that others make
 
-Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are told
-in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer belongs to
-another one.
-Bounds: those of `Options`; a replay that exceeds them has failed. Cost: 7 us for a message, beside the stream's own.
+Rules: nothing that an engine sends raises; what is no such message is counted. `connected` and `disconnected` are
+called in turn; after `run` it is disconnected. A question for replay has a connection of its own, so that no answer
+belongs to another one.
+Bounds: those of `Options`; a replay that exceeds them has failed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import NamedTuple, Protocol
@@ -30,8 +31,8 @@ import trio
 
 from ranvier_py.core.engine_cache.gap_values import AskReplay
 from ranvier_py.core.engine_cache.sources.publishers import Endpoint, Publisher
-from ranvier_py.io.engine_events.reconnection import LastingConnection, Options, SubscriberCounters, Subscription
-from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Room
+from ranvier_py.core.metrics import counter
+from ranvier_py.io.engine_events.zmq_sockets import KvSockets, NoZmq, Options, Room
 
 __all__ = ["KvSockets", "KvSubscriber", "LoadReceived", "NoZmq", "Options", "Room", "Stream"]
 
@@ -44,6 +45,24 @@ LOAD_MARK = b"\xa8LoadStat"  # as msgpack has it, behind one byte for the array
 FAULT_PAUSE_S = 60.0  # between two tracebacks of a stream that raises: it is a bug, and every message may meet it
 LOOK_S = 1.0  # `wake_at` is looked at that often at least
 PAUSE_S = 0.001  # between two ticks that are due at once
+
+
+@dataclass(slots=True)
+class SubscriberCounters:
+    connects: int = counter("Connections to publishers that stood.")
+    failures: int = counter("Connections that never stood.")
+    messages: int = counter("Messages received.")
+    message_bytes: int = counter("Bytes of messages received.")
+    loads: int = counter("Reports of an engine's load.")
+    replays: int = counter("Questions to replay sockets.")
+    replay_messages: int = counter("Messages replayed.")
+    replays_failed: int = counter("Questions to replay sockets without an answer.")
+    faults: int = counter("Exceptions of streams, each a bug.")
+    malformed: dict[str, int] = counter("Messages that were none.", label="reason")  # as a field
+
+    def note_malformed(self, reason: str) -> None:
+        """One more, for a reason in our words."""
+        self.malformed[reason] = self.malformed.get(reason, 0) + 1
 
 
 class Stream(Protocol):
@@ -66,7 +85,7 @@ class LoadReceived(NamedTuple):
 
 
 class KvSubscriber:
-    """Hears one publisher for one stream. `told` gets LoadReceived, and every effect but AskReplay."""
+    """Subscribes to one publisher for one stream. `carried` gets LoadReceived, and every effect but AskReplay."""
 
     def __init__(
         self,
@@ -74,7 +93,7 @@ class KvSubscriber:
         publisher: Publisher,
         stream: Stream,
         rng: Random,
-        told: Callable[[object], object] = lambda _: None,
+        carried: Callable[[object], object] = lambda _: None,
         *,
         options: Options | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -86,7 +105,7 @@ class KvSubscriber:
         self.counters = SubscriberCounters()
         self._sockets = sockets
         self._rng = rng
-        self._told = told
+        self._carried = carried
         self._clock = clock
         self.is_connected = False
         self.received_at: float | None = None
@@ -124,7 +143,7 @@ class KvSubscriber:
             if isinstance(effect, AskReplay):
                 waiting.extend(self._ask(effect))
             else:
-                self._told(effect)
+                self._carried(effect)
         wake_at = self.stream.wake_at()
         if wake_at is not None and wake_at < self._asleep_until:
             self._asleep_until = -inf
@@ -163,7 +182,7 @@ class KvSubscriber:
         if seq is None:
             self.counters.note_malformed("number")
             return
-        self._up()  # whoever hears is heard
+        self._up()  # who receives is connected
         self.counters.messages += 1
         self.counters.message_bytes += len(payload)
         self.received_at = self._clock()
@@ -175,7 +194,7 @@ class KvSubscriber:
             return
         self.counters.loads += 1
         try:
-            self._told(LoadReceived(frames[2]))
+            self._carried(LoadReceived(frames[2]))
         except Exception as error:
             self._fault(error)
 
@@ -253,7 +272,7 @@ class KvSubscriber:
 
 
 class Answers:
-    """What the replay socket says to one question. It is told to the stream as ended or failed, once."""
+    """What the replay socket says to one question. The stream is called once, as it ended or failed."""
 
     def __init__(self, effect: AskReplay, scope: trio.CancelScope, subscriber: KvSubscriber) -> None:
         self.ask = effect.ask
@@ -305,3 +324,83 @@ def seq_of(number: bytes) -> int | None:
     """None: it is none that counts messages."""
     seq = int.from_bytes(number, "big") if len(number) == SEQ_BYTES else SEQ_MAX + 1
     return seq if seq <= SEQ_MAX else None
+
+
+class Subscription(NamedTuple):
+    """Where to listen, to what, and whom to tell."""
+
+    where: Endpoint
+    topics: Sequence[str]
+    took: Callable[[list[bytes]], object]
+    up: Callable[[], object] = lambda: None
+    down: Callable[[str], object] = lambda _: None
+
+
+class LastingConnection:
+    """A connection to a socket that publishes, made again whenever it ends. `run` until cancelled; after that `down` is
+    for whoever cancelled.
+
+    Pauses double up to `retry_s_max`, with jitter, and begin anew after a connection that stood for `steady_s`. The
+    addresses of a name take turns. `down` is called once for each connection, whether it ever stood or not.
+    """
+
+    def __init__(
+        self,
+        sockets: KvSockets,
+        subscription: Subscription,
+        options: Options,
+        counters: SubscriberCounters,
+        rng: Random,
+    ) -> None:
+        self._sockets = sockets
+        self._subscription = subscription
+        self._options = options
+        self._counters = counters
+        self._rng = rng
+        self._stood_at: float | None = None
+
+    async def run(self) -> None:
+        """Never raises for the sake of the network."""
+        options, subscription = self._options, self._subscription
+        pause_s, tries = options.retry_s, 0
+        while True:
+            why = await self._once(tries)
+            self._tell(why, is_first=tries == 0)
+            if self._stood_at is not None and trio.current_time() >= self._stood_at + options.steady_s:
+                pause_s = options.retry_s
+            subscription.down(why)
+            tries += 1
+            await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
+            pause_s = min(2 * pause_s, options.retry_s_max)
+
+    async def _once(self, tries: int) -> str:
+        """One connection, from beginning to end. Returns why it ended."""
+        self._stood_at = None
+        subscription = self._subscription
+        try:
+            wire = self._sockets.subscriber(subscription.where, subscription.topics, self._options.room)
+        except OSError as error:
+            return error.strerror or "no socket"
+        try:
+            return await wire.run(subscription.took, self._up, tries)
+        finally:
+            wire.close()
+
+    def _up(self) -> None:
+        self._stood_at = trio.current_time()
+        self._counters.connects += 1
+        log.info("event_stream.connected %s", self._subscription.where.endpoint)
+        self._subscription.up()
+
+    def _tell(self, why: str, *, is_first: bool) -> None:
+        endpoint = self._subscription.where.endpoint
+        if self._stood_at is not None:
+            log.info("event_stream.disconnected %s: %s; trying again", endpoint, why)
+            return
+        self._counters.failures += 1
+        log.log(
+            logging.WARNING if is_first else logging.DEBUG,
+            "event_stream.not_connected %s: %s; trying on",
+            endpoint,
+            why,
+        )

@@ -7,8 +7,7 @@ end is known in closed form, and who decodes is counted by one number for all (`
 taken and named in the order in which single steps would do it.
 
 Rules: a leap never passes an event, nor, while somebody waits for blocks, a change of the cache. Times are those of
-single steps to the last bit: `every_token` changes what is told, not what happens.
-Cost: 2 us per leap or step with prefill, 1 us per block that decoding fills.
+single steps to the last bit: `every_token` changes what is reported, not what happens.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Running:
         return self.joined + self.job.answer_tokens - 1
 
 
-class Batch:
+class EngineBatch:
     """Requests of one process of an engine, and its cache. `outbox` collects what happens; whoever drives empties it.
 
     Between calls: `steps` decode steps are over; if `busy`, work is under way until `ends_at`, when `leap_to` will be.
@@ -79,9 +78,9 @@ class Batch:
         self.phase_context = 0
         self.admitted = self.finished = self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
 
-    def fork(self) -> Batch:
-        """The same work once more, to see what will come of it. Tells no tokens; its totals begin at 0."""
-        found = Batch(self.limits, self.cache.copy(), every_token=False)
+    def fork(self) -> EngineBatch:
+        """The same work once more, to see what will come of it. Reports no tokens; its totals begin at 0."""
+        found = EngineBatch(self.limits, self.cache.copy(), every_token=False)
         found.running = {name: request.copy() for name, request in self.running.items()}
         found.waiting = self.waiting.copy()
         found.decoding = {
@@ -261,7 +260,7 @@ class Batch:
         return request.joined + tokens - job.prompt_tokens
 
     def _end(self, at: float) -> None:
-        """The leap is over: tell who got tokens, in order of admission, and let go who is done."""
+        """The leap is over: report who got tokens, in order of admission, and let go who is done."""
         if self.leap_to > self.steps + 1:
             self._walk(self.leap_to - 1)
         self.steps = self.leap_to
@@ -269,7 +268,7 @@ class Batch:
         self.context_tokens += len(self.decoding)
         if self.every_token:
             for request in self.decoding.values():
-                self._tell(EngineEventKind.TOKEN, request, at, self.steps - request.joined + 1)
+                self._report(EngineEventKind.TOKEN, request, at, self.steps - request.joined + 1)
         while self.finishes and self.finishes[0][0] <= self.steps:
             done = self.decoding.pop(heappop(self.finishes)[1], None)
             if done is not None:
@@ -288,7 +287,7 @@ class Batch:
         if self.partial is request:
             self.partial = None
         self.generated_tokens += 1
-        self._tell(EngineEventKind.TOKEN, request, at, 1)
+        self._report(EngineEventKind.TOKEN, request, at, 1)
         if request.job.answer_tokens == 1:
             self._finish(request, at)
             return
@@ -304,9 +303,9 @@ class Batch:
         del self.running[request.request_id]
         self.cache.release(request.lease)
         self.finished += 1
-        self._tell(EngineEventKind.FINISHED, request, at, request.job.answer_tokens)
+        self._report(EngineEventKind.FINISHED, request, at, request.job.answer_tokens)
 
-    def _tell(self, kind: EngineEventKind, request: Running, at: float, tokens: int) -> None:
+    def _report(self, kind: EngineEventKind, request: Running, at: float, tokens: int) -> None:
         cached_tokens = request.lease.hits * self.cache.block_size
         self.outbox.append(EngineEvent(kind, request.request_id, at, tokens, cached_tokens))
 

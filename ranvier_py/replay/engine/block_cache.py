@@ -7,8 +7,7 @@ stored twice and removed twice, as vLLM does it (seen on the wire with vLLM 0.32
 
 Invariants: used + free == capacity, always; a held block is never evicted; an evicted block is never found; a block
 that can be found has all those above it, but where the cache was cleared under running requests.
-Cost: about 0.4 us per block of a request, 2 us to say how much of a long prompt can be found. Blocks that were never
-used cost no memory.
+Blocks that were never used cost no memory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WALK_BLOCKS_MAX = 24
 QUEUE_SLACK_BLOCKS = 64  # places in the queue of free blocks that may be stale, beside one for each block
 
 
-class BlocksStored(NamedTuple):
+class KeysStored(NamedTuple):
     """Consecutive blocks can be found from now on. `parent` is the key before the first, 0 at the start of a prompt."""
 
     keys: tuple[int, ...]
@@ -39,17 +38,17 @@ class BlocksStored(NamedTuple):
     ids: TokenIds
 
 
-class BlockRemoved(NamedTuple):
+class KeyRemoved(NamedTuple):
     """One copy of this key is gone. A key may have been stored twice: then it is removed twice."""
 
     key: int
 
 
-class CacheCleared(NamedTuple):
+class KeysCleared(NamedTuple):
     """Nothing can be found any more."""
 
 
-CacheEvent = BlocksStored | BlockRemoved | CacheCleared
+CacheEvent = KeysStored | KeyRemoved | KeysCleared
 
 
 def chain_keys(ids: TokenIds, block_size: int, salt: bytes = b"") -> tuple[int, ...]:
@@ -83,7 +82,7 @@ class Job:
 
     @classmethod
     def named(cls, prompt_tokens: int, answer_tokens: int, keys: tuple[int, ...]) -> Job:
-        """A job known by the names of its whole blocks alone. Events of such a cache tell no token ids."""
+        """A job known by the names of its whole blocks alone. Events of such a cache have no token ids."""
         if prompt_tokens < 1 or answer_tokens < 1:
             raise ValueError("a job needs at least one prompt token and one answer token")
         return cls(prompt_tokens, answer_tokens, np.zeros(0, dtype=np.uint32), keys)
@@ -138,7 +137,7 @@ class BlockCache:
         self._awaited: frozenset[int] = frozenset()  # its keys
 
     def copy(self) -> BlockCache:
-        """Another cache with the same contents that records no events. Cost: 20 ns per block that was ever used."""
+        """Another cache with the same contents that records no events."""
         found = BlockCache(self.capacity_blocks, self.block_size)
         found._untouched, found._head, found._queued = self._untouched, self._head, self._queued
         found._queue, found._states, found._keys = self._queue.copy(), self._states.copy(), self._keys.copy()
@@ -235,7 +234,7 @@ class BlockCache:
         self._by_key.clear()
         self._copies.clear()
         self._refused = None
-        self._record(CacheCleared())
+        self._record(KeysCleared())
 
     @property
     def has_events(self) -> bool:
@@ -318,7 +317,7 @@ class BlockCache:
         return found
 
     def _evict(self, blocks: list[int]) -> None:
-        names, by_key, copies, told = self._keys, self._by_key, self._copies, self._events.maxlen
+        names, by_key, copies, records = self._keys, self._by_key, self._copies, self._events.maxlen
         for block in blocks:
             key = names[block]
             if not key:
@@ -329,8 +328,8 @@ class BlockCache:
             else:
                 del by_key[key]
             self.evicted_blocks += 1
-            if told:
-                self._record(BlockRemoved(key))
+            if records:
+                self._record(KeyRemoved(key))
 
     def _evict_copy(self, key: int, block: int) -> None:
         copies = self._copies[key]
@@ -354,7 +353,7 @@ class BlockCache:
             self._refused = None
         if self._events.maxlen:
             ids = lease.job.ids[first * self.block_size : whole * self.block_size]
-            self._record(BlocksStored(keys, lease.job.keys[first - 1] if first else 0, ids))
+            self._record(KeysStored(keys, lease.job.keys[first - 1] if first else 0, ids))
 
     def _drop_stale_places(self) -> None:
         """At most once in as many releases as there are blocks."""

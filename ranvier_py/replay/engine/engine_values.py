@@ -76,7 +76,7 @@ class EngineStatistics:
     capacity_blocks: int
     found_blocks: int
     evicted_blocks: int
-    boots: int  # 1 at first: the generation
+    generation: int  # 1 at first, one more with each restart
     started: int
     finished: int
     cancelled: int

@@ -6,21 +6,19 @@ tokens, a place and nobody in the queue: nobody who comes later can be served be
 true until something is cancelled or its time has come; a request that is submitted joins it too. One that lacks blocks
 even there is played to its first token in a copy of the copy.
 
-Invariant: what is forecast is what `Batch` does, to the last bit.
-Cost: 10 to 30 us at an engine with places left; 0.1 ms for a copy, and then as much as the engine itself needs for who
-waits, once for each of them.
+Invariant: what is forecast is what `EngineBatch` does, to the last bit.
 """
 
 from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from ranvier_py.replay.engine.batch import Batch, Due, Running, decode_s
+from ranvier_py.replay.engine.batch import Due, EngineBatch, Running, decode_s
 from ranvier_py.replay.engine.block_cache import Job
 from ranvier_py.replay.engine.engine_values import EngineEventKind, EngineLimits
 
 STEPS_MAX = 20_000
-"""Leaps and steps of a copy in one answer: some thousand requests in the queue, a tenth of a second of ours."""
+"""Leaps and steps of a copy in one answer: some thousand requests in the queue."""
 
 PEERS_MAX = 64
 """Requests that a lower bound is ready to compare with: beyond them it takes the whole prompt for cached."""
@@ -36,10 +34,10 @@ Prefill = tuple[int, Running]
 class Forecast:
     """What one batch is going to do. `cut` counts answers that were given up at `STEPS_MAX`."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: EngineBatch) -> None:
         self.cut = 0
         self._batch = batch
-        self._ahead: Batch | None = None  # a copy, at the beginning of a step that is yet to come
+        self._ahead: EngineBatch | None = None  # a copy, at the beginning of a step that is yet to come
         self._joined = False  # somebody was submitted to it since it was played forward
 
     def forget(self) -> None:
@@ -87,13 +85,13 @@ class Forecast:
         at = step_ends_at(batch) if batch.busy else now
         return max(now, at + (rest + uncached) / batch.limits.prefill_tokens_per_s - ROUNDING_S)
 
-    def _ahead_of(self, now: float) -> Batch | None:
+    def _ahead_of(self, now: float) -> EngineBatch | None:
         """The copy, while its time has not come."""
         if self._ahead is not None and now >= self._ahead.began_at:
             self._ahead = None
         return self._ahead
 
-    def _play_ahead(self) -> Batch:
+    def _play_ahead(self) -> EngineBatch:
         """The copy, played to where the next request could join it."""
         ahead = self._ahead
         if ahead is None:
@@ -112,7 +110,7 @@ class Forecast:
             steps += 1
         return ahead
 
-    def _played(self, copy: Batch) -> float:
+    def _played(self, copy: EngineBatch) -> float:
         """Play until the first token of the probe is out."""
         for _ in range(STEPS_MAX):
             copy.outbox.clear()
@@ -167,17 +165,17 @@ class Forecast:
         return -(-tokens // size) + len(pending) + len(batch.running) * (1 + steps // size)
 
 
-def is_open(batch: Batch) -> bool:
+def is_open(batch: EngineBatch) -> bool:
     """Whether a request could be admitted to the step that has just begun, if it had blocks."""
     return not batch.waiting and batch.has_place and batch.tokens_left > 0
 
 
-def step_ends_at(batch: Batch) -> float:
+def step_ends_at(batch: EngineBatch) -> float:
     """When the step under way ends, of whatever leap it is."""
     return batch.ends_at if batch.leap_to == batch.steps + 1 else batch.time_at(batch.steps + 1)
 
 
-def summed(batch: Batch, at: float, steps: int, pending: list[Prefill], uncached: int) -> float:
+def summed(batch: EngineBatch, at: float, steps: int, pending: list[Prefill], uncached: int) -> float:
     """When `uncached` tokens have been computed behind those of `pending`, in steps from `at` on.
 
     `steps` is `batch.steps`, or one more: then the step under way ends before. Nobody else is admitted.
@@ -212,7 +210,7 @@ def summed(batch: Batch, at: float, steps: int, pending: list[Prefill], uncached
 class Decoding:
     """How many requests decode, and their context, step by step without the batch."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: EngineBatch) -> None:
         self.count = len(batch.decoding)
         self.context = batch.context_tokens
         self._steps = batch.steps

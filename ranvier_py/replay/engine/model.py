@@ -8,16 +8,13 @@ The cache itself is `block_cache`, the steps are `batch`, what would be is `fore
 Rules: deterministic, no chance anywhere; time never goes back; nobody overtakes the head of the queue; a cancelled
 request holds nothing from that moment on.
 It differs from vLLM in one thing: blocks for the whole answer are promised at admission, so nothing is ever preempted.
-Cost: 1 s for the 12,031 requests and 4 million answer tokens of the Mooncake trace, 8 s where its blocks are cut into
-those of 16 tokens; 0.5 us more per token if `every_token` is told. Knows nothing of HTTP, text, or the router.
 """
 
 from __future__ import annotations
 
-from ranvier_py.replay.engine.batch import Batch
+from ranvier_py.replay.engine.batch import EngineBatch
 from ranvier_py.replay.engine.block_cache import BlockCache, Job
 from ranvier_py.replay.engine.engine_values import (
-    EngineError,
     EngineEvent,
     EngineEventKind,
     EngineLimits,
@@ -27,39 +24,28 @@ from ranvier_py.replay.engine.engine_values import (
 )
 from ranvier_py.replay.engine.forecast import Forecast
 
-__all__ = [
-    "EngineError",
-    "EngineEvent",
-    "EngineEventKind",
-    "EngineLimits",
-    "EngineModel",
-    "EngineStatistics",
-    "PromptTooLongError",
-    "QueueFullError",
-]
-
 
 class EngineModel:
     """One engine in the caller's time. Every call with a `now` first catches up to it; it must not go back.
 
-    `every_token` tells each answer token; otherwise only a request's first one is told. All else is the same.
+    `every_token`: events of each answer token, otherwise of a request's first one alone. All else is the same.
     """
 
     def __init__(self, limits: EngineLimits, *, every_token: bool = False) -> None:
         self.limits = limits
         self.every_token = every_token
-        self._boots = 0
+        self._generation = 0
         self._now = 0.0
         self._aborted: list[EngineEvent] = []
-        self._boot()
+        self._start_process()
 
-    def _boot(self) -> None:
+    def _start_process(self) -> None:
         limits = self.limits
         self.cache = BlockCache(
             limits.cache_tokens // limits.block_size, limits.block_size, events_max=limits.cache_events_max
         )
-        self._boots += 1
-        self._batch = Batch(limits, self.cache, every_token=self.every_token)
+        self._generation += 1
+        self._batch = EngineBatch(limits, self.cache, every_token=self.every_token)
         self._forecast = Forecast(self._batch)
         self._cancelled = 0
 
@@ -103,7 +89,7 @@ class EngineModel:
         """A new process: empty cache, totals at zero, every request in work aborted."""
         self._catch_up(now)
         old = self._batch
-        self._boot()
+        self._start_process()
         self.cache.clear()  # says so to whoever follows the events
         aborted = [*old.running, *old.waiting]
         self._aborted += old.outbox
@@ -168,7 +154,7 @@ class EngineModel:
             capacity_blocks=self.cache.capacity_blocks,
             found_blocks=self.cache.found_blocks,
             evicted_blocks=self.cache.evicted_blocks,
-            boots=self._boots,
+            generation=self._generation,
             started=batch.admitted,
             finished=batch.finished,
             cancelled=self._cancelled,

@@ -26,7 +26,7 @@ from ranvier_py.core.prompts.boundaries import Chat, Message
 from ranvier_py.core.prompts.namespaces import opening_key
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.replay.traces.chat_prefixes import Prefixes
-from ranvier_py.replay.traces.lines import Line, drawn, from_start, json_lines, name_of, nothing_in, shown, spread
+from ranvier_py.replay.traces.lines import TraceLine, drawn, from_start, json_lines, name_of, nothing_in, shown, spread
 from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import own_names
 
@@ -43,7 +43,7 @@ class ChatLine:
     `turns` are the places of answers in `messages`; the last may be one beyond the end, an answer nobody wrote down.
     """
 
-    line: Line
+    line: TraceLine
     chat: Chat
     turns: Sequence[int]
     session: str
@@ -80,13 +80,13 @@ def load(path: Path, options: TraceOptions) -> Trace:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def sessions_repeat(lines: Sequence[Line]) -> bool:
+def sessions_repeat(lines: Sequence[TraceLine]) -> bool:
     """Whether a session has several lines, so that each is a request of it."""
     names = [name for line in lines if (name := line.text("session", "session_id"))]
     return len(set(names)) < len(names)
 
 
-def read_line(line: Line, as_request: bool, options: TraceOptions) -> Iterator[ChatLine]:
+def read_line(line: TraceLine, as_request: bool, options: TraceOptions) -> Iterator[ChatLine]:
     """The chats of one line. Raises TraceError."""
     fields = line.fields
     if "transcript" in fields and "queries" in fields:
@@ -112,7 +112,7 @@ def read_line(line: Line, as_request: bool, options: TraceOptions) -> Iterator[C
     yield found
 
 
-def read_messages(line: Line, messages: Any) -> list[Message]:
+def read_messages(line: TraceLine, messages: Any) -> list[Message]:
     expected = f"a list of 1 to {MESSAGES_MAX} messages, each an object with a role"
     if not isinstance(messages, list) or not 1 <= len(messages) <= MESSAGES_MAX:
         raise line.wrong(f"messages {shown(messages)}", expected)
@@ -122,7 +122,7 @@ def read_messages(line: Line, messages: Any) -> list[Message]:
     return messages
 
 
-def read_answer(line: Line, answer: Any) -> Message:
+def read_answer(line: TraceLine, answer: Any) -> Message:
     """A text, a message or an engine's response, as the message that the next turn brings."""
     if isinstance(answer, str):
         return {"role": "assistant", "content": answer}
@@ -134,7 +134,7 @@ def read_answer(line: Line, answer: Any) -> Message:
     raise line.wrong(f"the answer {shown(answer)}", "a text, a message, or a response with choices")
 
 
-def read_document(line: Line) -> Iterator[ChatLine]:
+def read_document(line: TraceLine) -> Iterator[ChatLine]:
     """One request for each question about a document. Raises TraceError."""
     transcript, queries, document = line.fields["transcript"], line.fields["queries"], line.text("doc_id")
     if not isinstance(transcript, str) or not isinstance(queries, list):

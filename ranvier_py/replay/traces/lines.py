@@ -36,7 +36,7 @@ UNREADABLE = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a NUL in
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TraceLine:
     """One line that holds a JSON object."""
 
     file: str
@@ -115,7 +115,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"{where}: can't be read: {error}") from error
 
 
-def json_line(path: Path, number: int, data: bytes) -> Line:
+def json_line(path: Path, number: int, data: bytes) -> TraceLine:
     """The object on one line. Raises TraceError."""
     try:
         fields = orjson.loads(data)
@@ -123,10 +123,10 @@ def json_line(path: Path, number: int, data: bytes) -> Line:
         raise TraceError(f"{path}:{number}: found no JSON ({error}), expected one JSON object") from error
     if not isinstance(fields, dict):
         raise TraceError(f"{path}:{number}: found {shown(fields)}, expected one JSON object")
-    return Line(str(path), number, fields)
+    return TraceLine(str(path), number, fields)
 
 
-def json_lines(path: Path) -> Iterator[Line]:
+def json_lines(path: Path) -> Iterator[TraceLine]:
     """The objects of a file with one on each line. Raises TraceError."""
     for number, data in raw_lines(path):
         yield json_line(path, number, data)

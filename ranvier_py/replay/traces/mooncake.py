@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.replay.traces.lines import (
     INTEGER_MAX,
-    Line,
+    TraceLine,
     from_start,
     json_lines,
     name_of,
@@ -66,7 +66,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
     return Trace(name_of(path), requests, size, timed=True)
 
 
-def read_record(line: Line, options: TraceOptions) -> MooncakeRecord:
+def read_record(line: TraceLine, options: TraceOptions) -> MooncakeRecord:
     """Raises TraceError."""
     size = options.block_tokens
     prompt_tokens = line.integer("input_length", 1, TOKENS_MAX)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ranvier_py.core.ids import Fingerprint
 from ranvier_py.core.routing.request_record import MARK, BadRecord, Header, Record, read_header, read_record
-from ranvier_py.replay.traces.lines import Line, json_line, name_of, raw_lines
+from ranvier_py.replay.traces.lines import TraceLine, json_line, name_of, raw_lines
 from ranvier_py.replay.traces.trace import Depth, Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import linked, own_names
 
@@ -66,7 +66,7 @@ def load(path: Path, options: TraceOptions) -> Trace:
     return Trace(name_of(path), requests, size, timed=True)
 
 
-def finished_lines(path: Path) -> Iterator[Line]:
+def finished_lines(path: Path) -> Iterator[TraceLine]:
     """The objects of a recording. Raises TraceError."""
     for number, data in raw_lines(path):
         try:
@@ -78,7 +78,7 @@ def finished_lines(path: Path) -> Iterator[Line]:
         yield line
 
 
-def agreed(before: Header | None, header: Header, line: Line) -> Header:
+def agreed(before: Header | None, header: Header, line: TraceLine) -> Header:
     """The header of the lines to come. Raises TraceError where it can't share fingerprints with the one before."""
     if before is not None and (before.scheme, before.block_tokens) != (header.scheme, header.block_tokens):
         raise line.wrong("a recording under another secret or tokenizer", "the same as before: fingerprints differ")

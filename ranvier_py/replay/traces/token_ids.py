@@ -18,7 +18,7 @@ import numpy as np
 
 from ranvier_py.core.prompts.boundaries import TokenIds
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
-from ranvier_py.replay.traces.lines import Line, from_start, json_lines, name_of, nothing_in, shown, spread
+from ranvier_py.replay.traces.lines import TraceLine, from_start, json_lines, name_of, nothing_in, shown, spread
 from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions, TraceRequest
 from ranvier_py.replay.traces.trace_chains import KEY, chain_of, continued, own_names, partings
 
@@ -69,7 +69,7 @@ def times_of(path: Path, records: Sequence[TokenRecord], options: TraceOptions) 
     return spread(from_start(stamps), options.spread_s or 0.0, options.seed), True
 
 
-def read_record(line: Line, options: TraceOptions) -> TokenRecord:
+def read_record(line: TraceLine, options: TraceOptions) -> TokenRecord:
     """Raises TraceError."""
     prompt, answer = tokens_of(line, PROMPT_NAMES), tokens_of(line, ANSWER_NAMES)
     if not len(prompt):
@@ -86,7 +86,7 @@ def read_record(line: Line, options: TraceOptions) -> TokenRecord:
     return TokenRecord(stamp, line.text("session", "session_id"), line.text("model"), prompt, answer)
 
 
-def tokens_of(line: Line, names: Sequence[str]) -> TokenIds:
+def tokens_of(line: TraceLine, names: Sequence[str]) -> TokenIds:
     """The token ids under the first of `names` that is there. Raises TraceError."""
     name = next((name for name in names if line.fields.get(name) is not None), None)
     if name is None:

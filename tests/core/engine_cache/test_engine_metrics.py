@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from cluster.engine.engine_metrics import metrics_page
 from ranvier_py.core.engine_cache.sources.engine_metrics import LINES_MAX, EngineMetrics, read_metrics
 from ranvier_py.core.histogram import LATENCY_BUCKETS_S, Histogram
-from ranvier_py.replay.engine.model import EngineLimits, EngineModel
+from ranvier_py.replay.engine.engine_values import EngineLimits
+from ranvier_py.replay.engine.model import EngineModel
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

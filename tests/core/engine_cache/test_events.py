@@ -46,7 +46,7 @@ def packed(*events: Any, rank: Any = 0) -> bytes:
 
 def only(decoder: EventDecoder, event: Any) -> Any:
     batch = decoder.decode(packed(event))
-    assert len(batch.events) == 1, decoder.counts
+    assert len(batch.events) == 1, decoder.counters
     return batch.events[0]
 
 

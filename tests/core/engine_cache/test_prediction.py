@@ -8,7 +8,7 @@ import pytest
 from ranvier_py.core.answers.answer_stream import Answer
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import ATTEMPTS_MAX, SAMPLES_PER_S_MAX, Calibration
-from ranvier_py.core.engine_cache.calibration.calibration_values import BiasChange, CalibrationView, Told
+from ranvier_py.core.engine_cache.calibration.predictions import BackendPredictions, BiasChange, ReportedCache
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import MEDIA_MARK, Segment, TextHasher, TokenHasher, TokenState
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
@@ -74,8 +74,8 @@ class World:
         return attempt
 
     @property
-    def view(self) -> CalibrationView:
-        return self.calibration.views(1e6)[0]
+    def view(self) -> BackendPredictions:
+        return self.calibration.backends()[BackendId(0)]
 
     def depth(self, names: Sequence[int], now: float) -> int:
         found = self.router.find(self.prompt(names), now, touch=False)
@@ -91,7 +91,7 @@ def test_precision_is_of_the_predicted_and_recall_of_the_cached_tokens() -> None
     view = world.view
     assert (view.predicted_tokens, view.cached_tokens, view.right_tokens) == (128, 128, 96)
     assert (view.precision, view.recall) == (0.75, 0.75)
-    assert view.error.count == view.answers == 4
+    assert view.error_tokens.count == view.answers == 4
 
 
 def test_the_block_of_the_last_token_is_no_error() -> None:
@@ -105,7 +105,7 @@ def test_the_block_of_the_last_token_is_no_error() -> None:
 
 def test_a_larger_block_of_the_engine_is_no_error_once_it_is_told() -> None:
     world = World()
-    world.calibration.told(A, "http://a:1", 1, Told(None, 32))
+    world.calibration.report(A, "http://a:1", 1, ReportedCache(None, 32))
     world.served([1, 2, 3], 0, 10.0)
     world.served([1, 2, 3], 32, 11.0)
     assert world.view.precision == 1.0
@@ -190,8 +190,8 @@ def test_old_prefixes_of_a_small_cache_fade_and_young_ones_stay() -> None:
     view = world.view
     assert view.capacity_learned_tokens is not None
     assert 6_000 < view.capacity_learned_tokens < 14_000
-    assert view.biases == (Bias.SMALL_CACHE,)
-    assert view.lifetime_s is not None
+    assert tuple(view.biases) == (Bias.SMALL_CACHE,)
+    assert world.calibration.lifetime_s(BackendId(0), 1e6) is not None
     world.served([10**6, 10**6 + 1, 10**6 + 2], 0, now)
     assert world.depth([10**6, 10**6 + 1, 10**6 + 2], now + 1) == 48
     before = world.view.predicted_tokens, world.view.right_tokens
@@ -232,7 +232,7 @@ def test_what_peers_send_pushes_out_too() -> None:
 
 def test_what_engines_tell_of_their_capacity_limits_what_is_believed_at_once() -> None:
     world = World()
-    world.calibration.told(A, "http://a:1", 1, Told(2000, 16))
+    world.calibration.report(A, "http://a:1", 1, ReportedCache(2000, 16))
     for number in range(8):
         world.served([number * 100 + block + 1 for block in range(40)], 0, 10.0 + 2 * number)
     world.calibration.tick(world.now)
@@ -288,7 +288,7 @@ def test_attempts_without_an_answer_leave_nothing_behind() -> None:
         for number in range(SAMPLES_PER_S_MAX + 5):
             attempt = world.start_attempt([number + 1, number + 100], float(second))
             world.router.finish_attempt(attempt, Outcome.BROKEN if number % 2 else Outcome.SUCCESS, float(second))
-    counts = world.calibration.counts
+    counts = world.calibration.counters
     assert counts.sampled == 2 * ATTEMPTS_MAX
     assert counts.skipped == 5 * 2 * ATTEMPTS_MAX // SAMPLES_PER_S_MAX
     assert len(world.calibration._samples) <= ATTEMPTS_MAX
@@ -300,14 +300,14 @@ def test_a_sample_is_not_taken_for_that_of_another_attempt() -> None:
     world.served([1, 2, 3, 4], 0, 10.0)
     attempt = world.start_attempt([1, 2, 3, 4], 11.0)
     attempt.sent_at += 1.0
-    outcomes = world.calibration._ledgers[A].estimate.outcomes
+    outcomes = world.calibration.backends()[A].estimate.outcomes
     world.answer(attempt, 64, 13.0)
-    assert world.calibration._ledgers[A].estimate.outcomes == outcomes
+    assert world.calibration.backends()[A].estimate.outcomes == outcomes
 
 
 def test_a_removed_backend_is_forgotten() -> None:
     world = World()
     press(world, 5_000, 100)
     world.calibration.forget(A)
-    assert world.calibration.views(1.0) == []
+    assert world.calibration.backends() == {}
     assert world.depth([1, 2], 1e3) == 32

@@ -151,11 +151,11 @@ def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.
     """One message of an engine, each event in either encoding."""
     written: list[object] = []
     for event in events:
-        if isinstance(event, block_cache.BlocksStored):
+        if isinstance(event, block_cache.KeysStored):
             fields = [event.keys, event.parent or None, event.ids.tolist(), width]
             names = ARRAY_FIELDS["BlockStored"][:4]
             tag = "BlockStored"
-        elif isinstance(event, block_cache.BlockRemoved):
+        elif isinstance(event, block_cache.KeyRemoved):
             fields, names, tag = [[event.key]], ("block_hashes",), "BlockRemoved"
         else:
             fields, names, tag = [], (), "AllBlocksCleared"
@@ -168,10 +168,10 @@ def over_the_wire(events: list[block_cache.CacheEvent], width: int, rng: random.
 
 
 def translated(event: block_cache.CacheEvent, width: int) -> Event:
-    if isinstance(event, block_cache.BlocksStored):
+    if isinstance(event, block_cache.KeysStored):
         data = event.ids.astype(np.uint32).tobytes()
         return BlocksStored(hashes=event.keys, parent=event.parent or None, token_bytes=data, block_tokens=width)
-    if isinstance(event, block_cache.BlockRemoved):
+    if isinstance(event, block_cache.KeyRemoved):
         return BlocksRemoved(hashes=(event.key,))
     return CacheCleared()
 

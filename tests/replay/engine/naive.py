@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranvier_py.replay.engine.block_cache import BlockCache, Job, Lease
-from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
 
 
 class Serving:

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.replay.engine import forecast
-from ranvier_py.replay.engine.batch import Batch
+from ranvier_py.replay.engine.batch import EngineBatch
 from ranvier_py.replay.engine.block_cache import Job
-from ranvier_py.replay.engine.model import EngineEvent, EngineEventKind, EngineLimits, EngineModel
+from ranvier_py.replay.engine.engine_values import EngineEvent, EngineEventKind, EngineLimits
+from ranvier_py.replay.engine.model import EngineModel
 from tests.replay.engine.naive import NaiveEngine
 
 BLOCK = 4
@@ -235,8 +236,8 @@ def test_decoding_alone_is_one_leap() -> None:
 def test_one_copy_serves_all_forecasts_of_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tenth request in a queue costs ten times the first."""
     copies = []
-    fork = Batch.fork
-    monkeypatch.setattr(Batch, "fork", lambda batch: copies.append(batch) or fork(batch))
+    fork = EngineBatch.fork
+    monkeypatch.setattr(EngineBatch, "fork", lambda batch: copies.append(batch) or fork(batch))
     model = EngineModel(EngineLimits(running_max=2))
     for number in range(50):
         now = number * 0.001

@@ -11,15 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ranvier_py.replay.engine.block_cache import BlockCache, BlockRemoved, BlocksStored, CacheCleared, Job, chain_keys
-from ranvier_py.replay.engine.model import (
+from ranvier_py.replay.engine.block_cache import (
+    BlockCache,
+    Job,
+    KeyRemoved,
+    KeysCleared,
+    KeysStored,
+    Lease,
+    chain_keys,
+)
+from ranvier_py.replay.engine.engine_values import (
     EngineEvent,
     EngineEventKind,
     EngineLimits,
-    EngineModel,
     PromptTooLongError,
     QueueFullError,
 )
+from ranvier_py.replay.engine.model import EngineModel
 
 BLOCK = 4
 
@@ -32,10 +40,15 @@ def numbers(count: int, first: int = 0) -> list[int]:
     return list(range(first, first + count))
 
 
-def serve(cache: BlockCache, work: Job) -> int:
-    """One request from begin to end with nothing beside it. Returns its hit in blocks."""
+def leased(cache: BlockCache, work: Job) -> Lease:
     lease = cache.lease(work)
     assert lease is not None
+    return lease
+
+
+def serve(cache: BlockCache, work: Job) -> int:
+    """One request from begin to end with nothing beside it. Returns its hit in blocks."""
+    lease = leased(cache, work)
     hits = lease.hits
     cache.grow(lease, work.prompt_tokens)
     cache.grow(lease, work.tokens_computed)
@@ -97,15 +110,14 @@ def test_deep_blocks_of_the_oldest_request_are_evicted_first() -> None:
     serve(cache, young)
     cache.drain_events()
     serve(cache, job(numbers(8, 200)))
-    removed = [event.key for event in cache.drain_events() if isinstance(event, BlockRemoved)]
+    removed = [event.key for event in cache.drain_events() if isinstance(event, KeyRemoved)]
     assert removed == [old.keys[2], old.keys[1]]
     assert cache.hit_blocks(job(numbers(12))) == 1
 
 
 def test_a_block_in_use_is_not_evicted_and_a_request_without_room_gets_nothing() -> None:
     cache = BlockCache(6, BLOCK)
-    held = cache.lease(job(numbers(16)))
-    assert held is not None
+    held = leased(cache, job(numbers(16)))
     before = cache.free_blocks
     assert cache.lease(job(numbers(12, 100))) is None
     assert cache.free_blocks == before
@@ -121,11 +133,11 @@ def test_events_name_parents_and_tokens_and_a_block_computed_twice_is_stored_and
     work = job(numbers(8))
     serve(cache, work)
     serve(cache, work)  # computes its last block again
-    stored = [event for event in cache.drain_events() if isinstance(event, BlocksStored)]
+    stored = [event for event in cache.drain_events() if isinstance(event, KeysStored)]
     assert [(event.keys, event.parent) for event in stored] == [(work.keys, 0), (work.keys[1:], work.keys[0])]
     assert stored[1].ids.tolist() == [4, 5, 6, 7]
     serve(cache, job(numbers(16, 100)))
-    removed = [event.key for event in cache.drain_events() if isinstance(event, BlockRemoved)]
+    removed = [event.key for event in cache.drain_events() if isinstance(event, KeyRemoved)]
     assert sorted(removed) == sorted([work.keys[0], work.keys[1], work.keys[1]])
 
 
@@ -139,12 +151,11 @@ def test_events_nobody_fetches_are_bounded_and_counted() -> None:
 
 def test_a_cleared_cache_finds_nothing_and_keeps_the_blocks_of_running_requests() -> None:
     cache = BlockCache(10, BLOCK, events_max=10)
-    lease = cache.lease(job(numbers(12)))
-    assert lease is not None
+    lease = leased(cache, job(numbers(12)))
     cache.grow(lease, 8)
     cache.clear()
     cache.check()
-    assert isinstance(cache.drain_events()[-1], CacheCleared)
+    assert isinstance(cache.drain_events()[-1], KeysCleared)
     assert cache.hit_blocks(job(numbers(12))) == 0
     cache.grow(lease, 12)
     cache.release(lease)
@@ -155,22 +166,17 @@ def test_a_cleared_cache_finds_nothing_and_keeps_the_blocks_of_running_requests(
 def test_who_was_refused_is_let_in_once_the_cache_finds_its_prefix_in_a_copy_that_is_held() -> None:
     """Nothing was released meanwhile: a held block just costs less than a free one."""
     cache = BlockCache(8, BLOCK)
-    first, second = cache.lease(job(numbers(8))), cache.lease(job(numbers(8)))
-    other = cache.lease(job(numbers(16, 100)))
-    assert first is not None
-    assert second is not None
-    assert other is not None
+    first, second = leased(cache, job(numbers(8))), leased(cache, job(numbers(8)))
+    other = leased(cache, job(numbers(16, 100)))
     for lease, tokens in ((first, 8), (second, 8), (other, 16)):  # two copies of two blocks
         cache.grow(lease, tokens)
     cache.release(first)
     cache.release(other)
-    growing = cache.lease(job(numbers(16, 200)))
-    assert growing is not None
+    growing = leased(cache, job(numbers(16, 200)))
     wanted = job(numbers(13), answer=3)
     assert cache.lease(wanted) is None
     cache.grow(growing, 8)  # evicts the copies that nobody holds
-    lease = cache.lease(wanted)
-    assert lease is not None
+    lease = leased(cache, wanted)
     assert lease.hits == 2
     cache.check()
 
@@ -185,8 +191,7 @@ def test_how_many_blocks_may_be_taken_before_a_prefix_is_evicted_is_known_before
     assert cache.outlives(young, 4, 8)
     assert not cache.outlives(young, 4, 9)
     assert cache.outlives(young, 0, 99)
-    holder = cache.lease(job([*numbers(16), 7]))
-    assert holder is not None
+    leased(cache, job([*numbers(16), 7]))
     assert cache.outlives(old, 4, 7)  # held
     assert cache.outlives(young, 4, 4)
     assert not cache.outlives(young, 4, 5)  # what is held now is passed over
@@ -206,8 +211,7 @@ def test_a_prefix_with_a_gap_is_found_up_to_the_gap() -> None:
     """A cache that was cleared under a request holds the deep blocks of a prompt without the first ones."""
     cache = BlockCache(100, BLOCK)
     work = job(numbers(200))
-    lease = cache.lease(work)
-    assert lease is not None
+    lease = leased(cache, work)
     cache.grow(lease, 40)
     cache.clear()
     cache.grow(lease, 200)
@@ -314,10 +318,10 @@ class CacheUnderConcurrency(RuleBasedStateMachine):
     def blocks_are_conserved_and_events_tell_what_can_be_found(self) -> None:
         self.cache.check()
         for event in self.cache.drain_events():
-            if isinstance(event, BlocksStored):
+            if isinstance(event, KeysStored):
                 for key in event.keys:
                     self.copies[key] = self.copies.get(key, 0) + 1
-            elif isinstance(event, BlockRemoved):
+            elif isinstance(event, KeyRemoved):
                 self.copies[event.key] -= 1
             else:
                 self.copies.clear()
@@ -438,8 +442,8 @@ def test_a_restart_aborts_everything_and_forgets_the_cache() -> None:
     ]
     statistics = model.statistics()
     assert (statistics.running, statistics.waiting, statistics.used_blocks, statistics.found_blocks) == (0, 0, 0, 0)
-    assert (statistics.boots, statistics.prompt_tokens) == (2, 0)
-    assert model.cache.drain_events() == [CacheCleared()]
+    assert (statistics.generation, statistics.prompt_tokens) == (2, 0)
+    assert model.cache.drain_events() == [KeysCleared()]
     assert model.next_event_at() is None
 
 

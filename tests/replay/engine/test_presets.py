@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.engine.presets import H100, L4, LLAMA_8B, LLAMA_70B, PRESETS, derived, preset
 
 

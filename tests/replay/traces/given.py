@@ -14,12 +14,13 @@ import pytest
 
 from benchmarks.hit_rate import DRAWS, leading, reference
 from ranvier_py.io.tokenizer import ChatTokenizer
-from ranvier_py.replay.traces.trace import Trace, TraceRequest
+from ranvier_py.replay.traces.open_trace import open_trace
+from ranvier_py.replay.traces.trace import Format, Trace, TraceOptions, TraceRequest
 
 DATA = Path(os.environ.get("SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 
 
-__all__ = ["is_sound", "leading", "load_once", "shared", "shares", "written"]
+__all__ = ["is_sound", "leading", "load_once", "loaded", "shared", "shares", "written"]
 
 load_once = cache(ChatTokenizer.load)
 """Instead of `ChatTokenizer.load` where many traces are opened: it takes a second."""
@@ -30,6 +31,14 @@ def written(path: Path, lines: Sequence[Any], packed: bool = False) -> Path:
     data = b"\n".join(line if isinstance(line, bytes) else orjson.dumps(line) for line in lines)
     path.write_bytes(gzip.compress(data) if packed else data)
     return path
+
+
+def loaded(path: Path, format_name: Format, *lines: Any, **options: Any) -> Trace:
+    """A file of these lines, opened as this format; every request is sound."""
+    trace = open_trace(written(path / "trace.jsonl", lines), TraceOptions(format=format_name, **options))
+    for request in trace.requests:
+        is_sound(request, trace.block_tokens)
+    return trace
 
 
 def shared(name: str) -> Path:

@@ -18,7 +18,7 @@ from ranvier_py.replay.traces import chats
 from ranvier_py.replay.traces.chats import load
 from ranvier_py.replay.traces.lines import json_lines
 from ranvier_py.replay.traces.trace import Trace, TraceError, TraceOptions
-from tests.replay.traces.given import is_sound, load_once, shared, shares, written
+from tests.replay.traces.given import is_sound, load_once, loaded, shared, shares
 
 SYSTEM = {"role": "system", "content": "You are an agent of an airline. " + "Be brief, be kind, be exact. " * 12}
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"city": "Bern"}'}}
@@ -45,19 +45,12 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatTokenizer, "load", load_once)
 
 
-def loaded(path: Path, *lines: Any, **options: Any) -> Trace:
-    trace = load(written(path / "chats.jsonl", lines), TraceOptions(**options))
-    for request in trace.requests:
-        is_sound(request, trace.block_tokens)
-    return trace
-
-
-def said(text: str, count: int = 30) -> dict[str, str]:
+def message_of(text: str, count: int = 30) -> dict[str, str]:
     return {"role": "user", "content": f"{text} " * count}
 
 
 def test_a_dialogue_is_one_request_for_each_answer(tmp_path: Path) -> None:
-    trace = loaded(tmp_path, {"messages": DIALOGUE, "session_id": "s"})
+    trace = loaded(tmp_path, "chats", {"messages": DIALOGUE, "session_id": "s"})
     assert len(trace.requests) == 3
     assert not trace.timed
     first, second, third = trace.requests
@@ -68,7 +61,7 @@ def test_a_dialogue_is_one_request_for_each_answer(tmp_path: Path) -> None:
 
 def test_a_turn_extends_the_one_before_with_its_answer(tmp_path: Path) -> None:
     """In blocks and in stops: what a router learned of one turn, it finds in the next."""
-    requests = loaded(tmp_path, {"messages": DIALOGUE}).requests
+    requests = loaded(tmp_path, "chats", {"messages": DIALOGUE}).requests
     for before, after in pairwise(requests):
         assert after.blocks[: len(before.blocks)] == before.blocks
         assert tuple(after.chain[: len(before.chain)]) == tuple(before.chain)
@@ -79,9 +72,9 @@ def test_a_turn_extends_the_one_before_with_its_answer(tmp_path: Path) -> None:
 
 def test_tokens_are_those_of_the_whole_prompt_as_sent(tmp_path: Path) -> None:
     """Incremental tokens must be the engine's: else its blocks are other ones."""
-    other = [SYSTEM, said("a"), {"role": "assistant", "content": "b"}]
+    other = [SYSTEM, message_of("a"), {"role": "assistant", "content": "b"}]
     lines = [{"messages": DIALOGUE}, {"messages": other}]
-    trace = loaded(tmp_path, *lines)
+    trace = loaded(tmp_path, "chats", *lines)
     prompts = [DIALOGUE[:2], DIALOGUE[:4], DIALOGUE[:6], other[:2]]
     assert in_full(prompts, EMBEDDED) <= sent(trace)
 
@@ -104,7 +97,7 @@ def in_full(prompts: list[Any], source: Path) -> set[tuple[int, tuple[int, ...]]
 
 def test_a_line_with_an_answer_is_one_request(tmp_path: Path) -> None:
     line = {"messages": DIALOGUE[:6], "answer": "You are welcome.", "timestamp": 3, "model": "m"}
-    [request] = loaded(tmp_path, line).requests
+    [request] = loaded(tmp_path, "chats", line).requests
     assert request.model == "m"
     assert request.session == ""
     assert request.at == 0
@@ -114,7 +107,7 @@ def test_logged_turns_are_the_dialogue_they_came_from(tmp_path: Path) -> None:
     """One log of requests and one dialogue of the same messages give the same blocks and stops."""
     turns = [2, 4, 6]
     log = [{"messages": DIALOGUE[:turn], "response": DIALOGUE[turn], "session": 7} for turn in turns]
-    logged, spoken = loaded(tmp_path, *log), loaded(tmp_path, {"messages": DIALOGUE})
+    logged, spoken = loaded(tmp_path, "chats", *log), loaded(tmp_path, "chats", {"messages": DIALOGUE})
     assert [request.session for request in logged.requests] == ["7"] * 3
     for one, other in zip(logged.requests, spoken.requests, strict=True):
         assert one.blocks == other.blocks
@@ -125,11 +118,11 @@ def test_logged_turns_are_the_dialogue_they_came_from(tmp_path: Path) -> None:
 
 def test_lines_of_one_session_are_requests_even_without_answers(tmp_path: Path) -> None:
     log = [{"messages": DIALOGUE[:turn], "session": "s"} for turn in (2, 4, 6)]
-    trace = loaded(tmp_path, *log, answer_tokens=40)
+    trace = loaded(tmp_path, "chats", *log, answer_tokens=40)
     assert len(trace.requests) == 3
     assert {request.answer_tokens for request in trace.requests} == {40}
     assert [request.at - trace.requests[0].at for request in trace.requests] == [0.0, 5.0, 10.0]
-    assert len(loaded(tmp_path, *log, lines="dialogues").requests) == 1 + 1 + 2
+    assert len(loaded(tmp_path, "chats", *log, lines="dialogues").requests) == 1 + 1 + 2
 
 
 @pytest.mark.parametrize(
@@ -142,15 +135,15 @@ def test_lines_of_one_session_are_requests_even_without_answers(tmp_path: Path) 
     ],
 )
 def test_an_answer_is_a_text_a_message_or_a_response(tmp_path: Path, answer: Any) -> None:
-    [plain] = loaded(tmp_path, {"messages": [said("a")], "answer": "Fine."}).requests
-    [request] = loaded(tmp_path, {"messages": [said("a")], "answer": answer}).requests
+    [plain] = loaded(tmp_path, "chats", {"messages": [message_of("a")], "answer": "Fine."}).requests
+    [request] = loaded(tmp_path, "chats", {"messages": [message_of("a")], "answer": answer}).requests
     assert (request.blocks, request.answer_tokens) == (plain.blocks, plain.answer_tokens)
 
 
 def test_models_and_tools_share_no_stops(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
-    line = {"messages": [said("a", 60)], "answer": "b"}
-    requests = loaded(tmp_path, line, {**line, "model": "m"}, {**line, "tools": tools}).requests
+    line = {"messages": [message_of("a", 60)], "answer": "b"}
+    requests = loaded(tmp_path, "chats", line, {**line, "model": "m"}, {**line, "tools": tools}).requests
     fingerprints = [{key.fingerprint for key in request.chain} for request in requests]
     assert not fingerprints[0] & fingerprints[1]
     assert not fingerprints[0] & fingerprints[2]
@@ -163,31 +156,41 @@ def test_models_and_tools_share_no_stops(tmp_path: Path) -> None:
     [(10.0, 12.5), (1_700_000_000_000, 1_700_000_002_500), ("2026-11-21T05:50:16Z", "2026-11-21T05:50:18.5+00:00")],
 )
 def test_stamps_are_seconds_milliseconds_or_iso(tmp_path: Path, one: Any, two: Any) -> None:
-    lines = [{"messages": [said("a")], "answer": "b", "timestamp": stamp} for stamp in (two, one)]
-    trace = loaded(tmp_path, *lines)
+    lines = [{"messages": [message_of("a")], "answer": "b", "timestamp": stamp} for stamp in (two, one)]
+    trace = loaded(tmp_path, "chats", *lines)
     assert trace.timed
     assert [request.at for request in trace.requests] == pytest.approx([0.0, 2.5])
 
 
 def test_conversations_without_stamps_begin_within_the_window(tmp_path: Path) -> None:
     lines = [{"messages": DIALOGUE[:5]} for _ in range(20)]
-    times = [request.at for request in loaded(tmp_path, *lines, window_s=30.0, turn_s=1.0).requests]
+    times = [request.at for request in loaded(tmp_path, "chats", *lines, window_s=30.0, turn_s=1.0).requests]
     assert times == sorted(times)
     assert 20 < max(times) <= 31
-    assert times != [request.at for request in loaded(tmp_path, *lines, window_s=30.0, turn_s=1.0, seed=2).requests]
+    assert times != [
+        request.at for request in loaded(tmp_path, "chats", *lines, window_s=30.0, turn_s=1.0, seed=2).requests
+    ]
 
 
 def test_the_limit_takes_the_first_in_time(tmp_path: Path) -> None:
     lines = [{"messages": DIALOGUE} for _ in range(5)]
-    whole, some = loaded(tmp_path, *lines), loaded(tmp_path, *lines, limit=4)
+    whole, some = loaded(tmp_path, "chats", *lines), loaded(tmp_path, "chats", *lines, limit=4)
     assert [request.at for request in some.requests] == [request.at for request in whole.requests[:4]]
     assert [request.blocks for request in some.requests] == [request.blocks for request in whole.requests[:4]]
 
 
 def test_a_template_that_moves_text_shares_what_its_tokens_share(tmp_path: Path) -> None:
     """With Mistral's, a next turn shares next to nothing: message by message it would seem to share all."""
-    lines = {"messages": [SYSTEM, said("a", 60), {"role": "assistant", "content": "b " * 40}, said("c"), DIALOGUE[4]]}
-    first, second = loaded(tmp_path, lines, chat_template=MOVING).requests
+    lines = {
+        "messages": [
+            SYSTEM,
+            message_of("a", 60),
+            {"role": "assistant", "content": "b " * 40},
+            message_of("c"),
+            DIALOGUE[4],
+        ]
+    }
+    first, second = loaded(tmp_path, "chats", lines, chat_template=MOVING).requests
     common = next(at for at, (one, two) in enumerate(zip(first.blocks, second.blocks, strict=False)) if one != two)
     assert common * 16 < 0.3 * first.prompt_tokens
     assert not {key for key in first.chain if key.tokens > 32} & set(second.chain)
@@ -197,17 +200,17 @@ def test_a_dialogue_keeps_its_opening(tmp_path: Path) -> None:
     """It is what Continuum's ring hashes: another system text, or another model, is another key."""
     other = [{"role": "system", "content": "Be slow."}, *DIALOGUE[1:]]
     lines = [{"messages": DIALOGUE}, {"messages": other}, {"messages": DIALOGUE, "model": "m"}]
-    keys = [request.opening for request in loaded(tmp_path, *lines).requests]
+    keys = [request.opening for request in loaded(tmp_path, "chats", *lines).requests]
     assert len(keys) == 9
     assert all(keys)
     assert len(set(keys)) == 3
 
 
 def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [{"messages": [*DIALOGUE[:5], said(str(number)), DIALOGUE[6]]} for number in range(4)]
-    expected = [request.blocks for request in loaded(tmp_path, *lines).requests]
+    lines = [{"messages": [*DIALOGUE[:5], message_of(str(number)), DIALOGUE[6]]} for number in range(4)]
+    expected = [request.blocks for request in loaded(tmp_path, "chats", *lines).requests]
     monkeypatch.setattr(prefixes, "PREFIXES_MAX", 2)
-    assert [request.blocks for request in loaded(tmp_path, *lines).requests] == expected
+    assert [request.blocks for request in loaded(tmp_path, "chats", *lines).requests] == expected
 
 
 @pytest.mark.parametrize(
@@ -217,11 +220,11 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
         ({"messages": "hello"}, "found messages 'hello'"),
         ({"messages": ["hello"]}, "found a message 'hello'"),
         ({"messages": [{"content": "a"}]}, "found a message {'content': 'a'}"),
-        ({"messages": [said("a")], "answer": 5}, "found the answer 5, expected a text, a message"),
-        ({"messages": [said("a")], "response": {"choices": [5]}}, "found the answer missing or null"),
-        ({"messages": [said("a")], "tools": 5}, "found tools 5, expected a list"),
-        ({"messages": [said("a")], "session": []}, "found session []"),
-        ({"messages": [said("a")], "timestamp": 5}, "found a timestamp, expected one on every line, or on none"),
+        ({"messages": [message_of("a")], "answer": 5}, "found the answer 5, expected a text, a message"),
+        ({"messages": [message_of("a")], "response": {"choices": [5]}}, "found the answer missing or null"),
+        ({"messages": [message_of("a")], "tools": 5}, "found tools 5, expected a list"),
+        ({"messages": [message_of("a")], "session": []}, "found session []"),
+        ({"messages": [message_of("a")], "timestamp": 5}, "found a timestamp, expected one on every line, or on none"),
         ({"messages": [{"role": "user", "content": 5}]}, "found what the chat template refuses"),
         ({"transcript": 5, "queries": []}, "found transcript 5"),
         ({"transcript": "a", "queries": [{"q": 1}]}, "found the question {'q': 1}"),
@@ -229,13 +232,13 @@ def test_forgotten_prefixes_cost_time_only(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_bad_line_is_named_with_what_was_expected(tmp_path: Path, line: Any, says: str) -> None:
     with pytest.raises(TraceError) as caught:
-        loaded(tmp_path, {"messages": [said("a")]}, line)
-    assert f"chats.jsonl:2: {says}" in str(caught.value)
+        loaded(tmp_path, "chats", {"messages": [message_of("a")]}, line)
+    assert f"trace.jsonl:2: {says}" in str(caught.value)
 
 
 def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="can't be loaded"):
-        loaded(tmp_path, {"messages": [said("a")]}, tokenizer=str(tmp_path))
+        loaded(tmp_path, "chats", {"messages": [message_of("a")]}, tokenizer=str(tmp_path))
 
 
 @pytest.mark.slow
@@ -257,9 +260,9 @@ def test_the_published_dialogues_have_the_published_shares() -> None:
 
 
 def test_questions_about_a_document_share_it(tmp_path: Path) -> None:
-    queries = [{"q": f"What was said in part {number}?", "a": "Little. " * 9} for number in range(3)]
+    queries = [{"q": f"What was message_of in part {number}?", "a": "Little. " * 9} for number in range(3)]
     lines = [{"doc_id": f"d{at}", "transcript": f"Speaker {at}: yes.\n" * 60, "queries": queries} for at in range(2)]
-    trace = loaded(tmp_path, *lines)
+    trace = loaded(tmp_path, "chats", *lines)
     assert sorted(request.session for request in trace.requests) == ["d0"] * 3 + ["d1"] * 3
     one, two, _ = [request for request in trace.requests if request.session == "d0"]
     assert one.blocks[:20] == two.blocks[:20]

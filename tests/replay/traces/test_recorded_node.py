@@ -18,7 +18,7 @@ from ranvier_py.cli import make_parser
 from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.io.tokenizer import EMBEDDED
 from ranvier_py.node.node import Addresses, run
-from ranvier_py.replay.engine.model import EngineLimits
+from ranvier_py.replay.engine.engine_values import EngineLimits
 from ranvier_py.replay.traces.open_trace import open_trace
 from tests.replay.traces.given import is_sound, leading, written
 

@@ -15,7 +15,7 @@
 
 Rules: a bias appears when its share passes a threshold on enough answers, and goes when it falls below half of that:
 so it is named once. All shares fade: an answer counts half after HALF_LIFE further ones.
-Bound: DIFFERENCES_MAX numbers for each engine. Cost: 2 us for an answer.
+Bound: DIFFERENCES_MAX numbers for each engine.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ Rules: faded claims are looked up too when their engine was chosen anyway, so wh
 learned. Distances are those at departure, where claims are believed or not: what a queue pushes out before a request's
 turn comes counts against them. At most SAMPLES_PER_S_MAX attempts a second are looked up; of others only what they had
 computed is known. An engine that told cached tokens once means 0 where it leaves them out (vLLM does).
-Bound: one ledger for each backend id, FLIGHTS_MAX samples. Cost: 5 us for an answer, 25 us more for a sampled attempt,
-5 us for a route update of a peer.
+Bound: one known for each backend id, FLIGHTS_MAX samples.
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from ranvier_py.core.answers.answer_stream import Answer
-from ranvier_py.core.engine_cache.calibration.backend_statistics import Ledger, Part, Sample, detail_of, spans
 from ranvier_py.core.engine_cache.calibration.biases import Bias, present
-from ranvier_py.core.engine_cache.calibration.calibration_values import (
-    BiasChange,
-    CalibrationCounts,
-    CalibrationView,
-    Told,
-)
 from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate
+from ranvier_py.core.engine_cache.calibration.predictions import (
+    AttemptSample,
+    BackendPredictions,
+    BiasChange,
+    CalibrationCounters,
+    Part,
+    ReportedCache,
+    spans,
+)
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import is_of_media
 from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.route_table.outcomes import evidence_of, refute
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS
-from ranvier_py.core.routing.route_table.uses import renew, used_before
 
 SAMPLES_PER_S_MAX = 32
-"""Look-ups of claims, 20 us each: below a thousandth of a core."""
+"""Look-ups of routes, so that they stay below a thousandth of a core."""
 
 ATTEMPTS_MAX = 4096
 """Samples kept until their answer comes; beyond, the oldest is forgotten: its answer was lost."""
@@ -90,18 +89,18 @@ class Calibration:
         estimated: Callable[[BackendId], bool] = lambda _: True,
         contradicted: Callable[[BackendId], object] = lambda _: None,
     ) -> None:
-        self.counts = CalibrationCounts()
+        self.counters = CalibrationCounters()
         self._routes = routes
         self._block_tokens = block_tokens
         self._estimated = estimated
         self._contradicted = contradicted
-        self._ledgers: dict[BackendId, Ledger] = {}
+        self._backends: dict[BackendId, BackendPredictions] = {}
         self._fleet = CapacityEstimate()
-        self._samples: dict[int, Sample] = {}  # by identity of the attempt, which may come twice
+        self._samples: dict[int, AttemptSample] = {}  # by identity of the attempt, which may come twice
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
-        routes.hearing = self._heard
+        routes.remote_use = self._heard
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -111,23 +110,23 @@ class Calibration:
         if int(now) != self._second:
             self._second, self._sampled = int(now), 0
         if self._sampled >= SAMPLES_PER_S_MAX:
-            self.counts.skipped += 1
+            self.counters.skipped += 1
             return
         self._sampled += 1
         if not self._estimated(attempt.backend):
             return
-        self.counts.sampled += 1
-        found = evidence_of(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation)
-        clock = self._ledger(attempt).clock
+        self.counters.sampled += 1
+        found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        clock = self._known(attempt).clock
         parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
-        self._samples[id(attempt)] = Sample(attempt.sent_at, parts)
+        self._samples[id(attempt)] = AttemptSample(attempt.sent_at, parts)
         if len(self._samples) > ATTEMPTS_MAX:
             del self._samples[next(iter(self._samples))]
 
     def started(self, attempt: Attempt, now: float) -> None:
         if attempt.prompt.kind == "opaque":
             return
-        clock, sample = self._ledger(attempt).clock, self._sample(attempt)
+        clock, sample = self._known(attempt).clock, self._sample(attempt)
         if sample is None:
             clock.add(attempt.computed_tokens, now)
             return
@@ -149,43 +148,43 @@ class Calibration:
             del self._samples[id(attempt)]
         if answer.prompt_tokens is None or attempt.prompt.kind == "opaque":
             return
-        ledger = self._ledger(attempt)
+        known = self._known(attempt)
         cached = answer.cached_tokens
-        ledger.tells_cached |= cached is not None
-        if cached is None and ledger.tells_cached:
+        known.tells_cached |= cached is not None
+        if cached is None and known.tells_cached:
             cached = 0
-        ledger.evidence.counted(cached)
+        known.evidence.counted(cached)
         own = attempt.prompt.end
         if own.state is not None and attempt.prompt.kind == "chat":
-            ledger.evidence.measured(answer.prompt_tokens - own.length)
-        self._note_used(ledger, attempt, sample, answer, cached or 0, now)
+            known.evidence.measured(answer.prompt_tokens - own.length)
+        self._note_used(known, attempt, sample, answer, cached or 0, now)
         if cached is None:
-            ledger.silent += 1
+            known.answers_silent += 1
             return
-        self._compare(ledger, attempt, answer.prompt_tokens, cached)
+        self._compare(known, attempt, answer.prompt_tokens, cached)
         estimated = self._estimated(attempt.backend)
         if estimated:
-            self._learn(ledger, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
+            self._learn(known, sample.parts if sample is not None else (), answer.prompt_tokens, cached)
         else:
-            held = self._usable(ledger, attempt.decision.matched_tokens, answer.prompt_tokens)
+            held = known.usable(attempt.decision.matched_tokens, answer.prompt_tokens)
             if max(held, cached) >= EVENTS_TOKENS_MIN:
-                ledger.evidence.told_by_events(cached, held)
-        gone = self._gone(ledger, attempt, end, answer.prompt_tokens, cached)
+                known.evidence.told_by_events(cached, held)
+        gone = self._gone(known, attempt, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
-            ledger.refuted += 1
-            self.counts.refuted += refute(self._routes, gone, attempt.backend, int(attempt.sent_at))
+            known.refuted += 1
+            self.counters.withdrawn += self._routes.refute(gone, attempt.backend, int(attempt.sent_at))
         elif gone is not None and not cached:
             self._contradicted(attempt.backend)
 
     # --- beside them ------------------------------------------------------------------------------------------------
 
-    def told(self, backend: BackendId, url: str, generation: int, told: Told) -> None:
-        """What an engine says of its own cache."""
-        ledger = self._ledgers.get(backend)
-        if ledger is None or ledger.url != url:
-            ledger = self._ledgers[backend] = Ledger(url, generation, self._fleet)
-        ledger.told = told
-        ledger.estimate.told = told.capacity_tokens
+    def report(self, backend: BackendId, url: str, generation: int, reported: ReportedCache) -> None:
+        """What an engine reports of its own cache."""
+        known = self._backends.get(backend)
+        if known is None or known.url != url:
+            known = self._backends[backend] = self._begin(url, generation)
+        known.reported = reported
+        known.estimate.told = reported.capacity_tokens
         self._know_largest()
 
     def tick(self, now: float) -> list[BiasChange]:
@@ -193,168 +192,158 @@ class Calibration:
         for sample in self._samples.values():
             if sample.running is not None:
                 self._renew(sample, sample.running, now)
-        for backend, ledger in self._ledgers.items():
-            second, learned = self._hidden_to(backend, ledger), ledger.estimate.learned
+        for backend, known in self._backends.items():
+            second, learned = self._hidden_to(backend, known), known.estimate.learned
             parted = self._estimated(backend) and learned != inf
-            self._routes.hide(backend, second, ledger.clock.left_of(learned) if parted else NO_DEPTHS)
-            self._judge(backend, ledger)
+            self._routes.hide(backend, second, known.clock.left_of(learned) if parted else NO_DEPTHS)
+            self._judge(backend, known)
         changes, self._changes = self._changes, []
         return changes
 
     def forget(self, backend: BackendId) -> None:
         """The backend was removed."""
-        self._ledgers.pop(backend, None)
+        self._backends.pop(backend, None)
         self._know_largest()
         self._routes.hide(backend, -1)
 
-    def views(self, now: float) -> list[CalibrationView]:
-        return [self._view(backend, ledger, now) for backend, ledger in sorted(self._ledgers.items())]
+    def backends(self) -> dict[BackendId, BackendPredictions]:
+        """How well each is predicted, by id."""
+        return dict(sorted(self._backends.items()))
+
+    def lifetime_s(self, backend: BackendId, now: float) -> float | None:
+        """Age beyond which routes are not believed just now; None: there is none."""
+        hidden = self._hidden_to(backend, self._backends[backend])
+        return None if hidden < 0 else now - hidden
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _ledger(self, attempt: Attempt) -> Ledger:
-        ledger = self._ledgers.get(attempt.backend)
-        if ledger is None or ledger.url != attempt.url:
-            ledger = self._ledgers[attempt.backend] = Ledger(attempt.url, attempt.generation, self._fleet)
-        elif ledger.generation < attempt.generation:
-            ledger.begin(attempt.generation)
-        return ledger
+    def _known(self, attempt: Attempt) -> BackendPredictions:
+        known = self._backends.get(attempt.backend)
+        if known is None or known.url != attempt.url:
+            known = self._backends[attempt.backend] = self._begin(attempt.url, attempt.generation)
+        elif known.generation < attempt.generation:
+            known.begin(attempt.generation)
+        return known
+
+    def _begin(self, url: str, generation: int) -> BackendPredictions:
+        return BackendPredictions(url, generation, CapacityEstimate(self._fleet), self._block_tokens)
 
     def _know_largest(self) -> None:
-        told = [ledger.estimate.told for ledger in self._ledgers.values() if ledger.estimate.told is not None]
+        told = [known.estimate.told for known in self._backends.values() if known.estimate.told is not None]
         self._fleet.told = max(told, default=None)
 
-    def _sample(self, attempt: Attempt) -> Sample | None:
+    def _sample(self, attempt: Attempt) -> AttemptSample | None:
         sample = self._samples.get(id(attempt))
         return sample if sample is not None and sample.sent_at == attempt.sent_at else None
 
     def _heard(self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int) -> None:
         """Peers' requests used these prompts; their claims are about to be raised."""
-        ledger = self._ledgers.get(backend)
-        if ledger is None or ledger.generation != generation or not self._estimated(backend):
+        known = self._backends.get(backend)
+        if known is None or known.generation != generation or not self._estimated(backend):
             return
-        new_tokens, before = used_before(self._routes, prompts, backend, generation, second)
-        again = sum([ledger.clock.take(tokens, earlier) for earlier, tokens in before.items()])
-        ledger.clock.add(new_tokens + again, second)
+        new_tokens, before = self._routes.uses.used_before(prompts, backend, generation, second)
+        again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])
+        known.clock.add(new_tokens + again, second)
 
     def _note_used(
-        self, ledger: Ledger, attempt: Attempt, sample: Sample | None, answer: Answer, cached: int, now: float
+        self,
+        known: BackendPredictions,
+        attempt: Attempt,
+        sample: AttemptSample | None,
+        answer: Answer,
+        cached: int,
+        now: float,
     ) -> None:
         """It ended: prompt and answer were in use until now."""
-        clock = ledger.clock
+        clock = known.clock
         if sample is not None and sample.used_at >= 0:
             again = clock.take(attempt.prompt.tokens, sample.used_at)
         else:
             again = max(0, (answer.prompt_tokens or 0) - cached - attempt.computed_tokens)
         clock.add(again + (answer.completion_tokens or 0), now)
 
-    def _renew(self, sample: Sample, attempt: Attempt, now: float) -> None:
-        ledger = self._ledger(attempt)
-        limit = ledger.estimate.limit
+    def _renew(self, sample: AttemptSample, attempt: Attempt, now: float) -> None:
+        known = self._known(attempt)
+        limit = known.estimate.limit
         if (
             limit == inf
-            or ledger.generation != attempt.generation
-            or ledger.clock.distance(sample.used_at) < RENEW_SHARE * limit
+            or known.generation != attempt.generation
+            or known.clock.distance(sample.used_at) < RENEW_SHARE * limit
         ):
             return
-        renew(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
-        ledger.clock.add(ledger.clock.take(attempt.prompt.tokens, sample.used_at), now)
+        self._routes.uses.renew(attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
+        known.clock.add(known.clock.take(attempt.prompt.tokens, sample.used_at), now)
         sample.used_at = int(now)
 
-    def _usable(self, ledger: Ledger, tokens: int, prompt_tokens: int) -> int:
-        """Of that many tokens of a prompt, how many its engine could take from a cache."""
-        block = ledger.block_tokens(self._block_tokens)
-        return min(tokens, max(0, prompt_tokens - 1)) // block * block
-
-    def _compare(self, ledger: Ledger, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
-        predicted = self._usable(ledger, attempt.decision.matched_tokens, prompt_tokens)
+    def _compare(self, known: BackendPredictions, attempt: Attempt, prompt_tokens: int, cached: int) -> None:
+        predicted = known.usable(attempt.decision.matched_tokens, prompt_tokens)
         if cached:
             ours = min(attempt.decision.matched_tokens, prompt_tokens - 1) // self._block_tokens * self._block_tokens
-            ledger.evidence.found(cached, ours)
-        ledger.answers += 1
-        ledger.predicted_tokens += predicted
-        ledger.cached_tokens += cached
-        ledger.right_tokens += min(predicted, cached)
-        ledger.error.observe(cached - predicted)
+            known.evidence.found(cached, ours)
+        known.answers += 1
+        known.predicted_tokens += predicted
+        known.cached_tokens += cached
+        known.right_tokens += min(predicted, cached)
+        known.error_tokens.observe(cached - predicted)
 
-    def _learn(self, ledger: Ledger, sample: Sequence[Part], prompt_tokens: int, cached: int) -> None:
+    def _learn(self, known: BackendPredictions, sample: Sequence[Part], prompt_tokens: int, cached: int) -> None:
         """Which parts of the prompt were there, by how much had been used since each was last used."""
-        parts = [(self._usable(ledger, tokens, prompt_tokens), second, since) for tokens, second, since in sample]
+        parts = [(known.usable(tokens, prompt_tokens), second, since) for tokens, second, since in sample]
         parts = [part for part in parts if part[0]]
         if not parts:
             return
         deepest, _, oldest = parts[0]
         for tokens, above, _, since in spans(parts):
             warm = min(max(cached, above), tokens)  # down to here
-            for estimate in (ledger.estimate, self._fleet):
+            for estimate in (known.estimate, self._fleet):
                 if warm > above:
                     estimate.observe(since + (above + warm) / 2, (warm - above) / deepest, 0.0)
                 if tokens > warm:
                     estimate.observe(since + (warm + tokens) / 2, 0.0, (tokens - warm) / deepest)
-        ledger.estimate.counted()
+        known.estimate.counted()
         self._fleet.counted()
-        if oldest < FRESH_SHARE * min(ledger.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
-            ledger.evidence.used_again(cached, deepest)
+        if oldest < FRESH_SHARE * min(known.estimate.limit, FRESH_TOKENS / FRESH_SHARE):
+            known.evidence.used_again(cached, deepest)
 
     def _gone(
-        self, ledger: Ledger, attempt: Attempt, end: Boundary, prompt_tokens: int, cached: int
+        self, known: BackendPredictions, attempt: Attempt, end: Boundary, prompt_tokens: int, cached: int
     ) -> PrefixKey | None:
         """The shortest prefix that was believed to be there and was not."""
-        if self._usable(ledger, attempt.decision.matched_tokens, prompt_tokens) <= cached:
+        if known.usable(attempt.decision.matched_tokens, prompt_tokens) <= cached:
             return None
         gone = None
         for key in end.chain():
             if key[0] > attempt.decision.matched_tokens:
                 continue
-            if self._usable(ledger, key[0], prompt_tokens) <= cached:
+            if known.usable(key[0], prompt_tokens) <= cached:
                 break
             gone = key
         return gone
 
-    def _hidden_to(self, backend: BackendId, ledger: Ledger) -> int:
-        limit = ledger.estimate.limit
+    def _hidden_to(self, backend: BackendId, known: BackendPredictions) -> int:
+        limit = known.estimate.limit
         if not self._estimated(backend) or limit == inf:
             return -1
-        return ledger.clock.second_before(limit)
+        return known.clock.second_before(limit)
 
-    def _judge(self, backend: BackendId, ledger: Ledger) -> None:
-        strengths = ledger.evidence.strengths(self._block_tokens)
-        learned, told = ledger.estimate.learned, ledger.told.capacity_tokens
+    def _judge(self, backend: BackendId, known: BackendPredictions) -> None:
+        strengths = known.evidence.strengths(self._block_tokens)
+        learned, told = known.estimate.learned, known.reported.capacity_tokens
         small = learned < (inf if told is None else SMALL_SHARE * told)
         strengths[Bias.SMALL_CACHE] = float(small and self._estimated(backend))
         for bias, strength in strengths.items():
-            before = bias in ledger.biases
+            before = bias in known.biases
             if present(before, strength) is before:
                 continue
             if before:
-                del ledger.biases[bias]
+                del known.biases[bias]
             else:
-                ledger.biases[bias] = None
-                self.counts.appeared += 1
+                known.biases[bias] = None
+                self.counters.appeared += 1
             if len(self._changes) >= CHANGES_MAX:
                 self._changes.pop(0)
-                self.counts.changes_dropped += 1
-            self._changes.append(BiasChange(backend, bias, not before, detail_of(bias, ledger)))
-
-    def _view(self, backend: BackendId, ledger: Ledger, now: float) -> CalibrationView:
-        learned, hidden = ledger.estimate.learned, self._hidden_to(backend, ledger)
-        return CalibrationView(
-            backend=backend,
-            answers=ledger.answers,
-            answers_silent=ledger.silent,
-            predicted_tokens=ledger.predicted_tokens,
-            cached_tokens=ledger.cached_tokens,
-            right_tokens=ledger.right_tokens,
-            precision=ledger.right_tokens / ledger.predicted_tokens if ledger.predicted_tokens else None,
-            recall=ledger.right_tokens / ledger.cached_tokens if ledger.cached_tokens else None,
-            error=ledger.error,
-            block_tokens=ledger.block_tokens(self._block_tokens),
-            capacity_told_tokens=ledger.told.capacity_tokens,
-            capacity_learned_tokens=None if learned == inf else int(learned),
-            lifetime_s=None if hidden < 0 else now - hidden,
-            refuted=ledger.refuted,
-            biases=tuple(ledger.biases),
-        )
+                self.counters.changes_dropped += 1
+            self._changes.append(BiasChange(backend, bias, not before, known.detail_of(bias)))
 
 
 def is_untold(key: PrefixKey) -> bool:

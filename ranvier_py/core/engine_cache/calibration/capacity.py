@@ -10,7 +10,7 @@ Rules: old outcomes fade, each to a half after HALF_LIFE further ones; what has 
 too low is lifted by warm answers beyond it or by time. Without cold answers there is no limit. An engine that has shown
 little borrows from all the others. A capacity that the engine itself tells is never exceeded; one that tells none is
 taken to be no larger than the largest that tells, unless answers show otherwise.
-Bounds: SECONDS_MAX entries of the clock, BUCKETS distances. Cost: 3 us for a use, 15 us for an outcome.
+Bounds: SECONDS_MAX entries of the clock, BUCKETS distances.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ port + r. An endpoint is `tcp://HOST:PORT`; a wildcard is the engine's own, and 
 
 Rules: an engine decides on ports, never on hosts: what is not on one of its own addresses is refused, or an engine
 could make us connect anywhere. What an operator wrote may be anywhere. Nothing is raised for what an engine says.
-Bounds: RANKS_MAX publishers, names and topics of limited length. Cost: microseconds, once for each look.
+Bounds: RANKS_MAX publishers, names and topics of limited length.
 """
 
 from __future__ import annotations

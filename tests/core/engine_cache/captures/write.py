@@ -14,7 +14,7 @@ import zmq
 
 from cluster.engine.kv_events import KvEncoder, Scope
 from cluster.engine.kv_publisher import END, KvEndpoints, KvPublisher
-from ranvier_py.replay.engine.block_cache import BlockCache, CacheCleared, Job
+from ranvier_py.replay.engine.block_cache import BlockCache, Job, KeysCleared
 
 HERE = Path(__file__).parent
 BLOCK, BLOCKS = 16, 24
@@ -114,7 +114,7 @@ def vllm_bytes() -> list[bytes]:
 def sglang() -> list[bytes]:
     host = {"type": "BlockStored", "block_hashes": [-7], "parent_block_hash": None, "token_ids": list(range(16))}
     host |= {"block_size": BLOCK, "lora_id": None, "medium": "CPU_PINNED", "session_id": "s1"}
-    cleared = KvEncoder("sglang", BLOCK).batch([CacheCleared()], AT)
+    cleared = KvEncoder("sglang", BLOCK).batch([KeysCleared()], AT)
     gone = {"type": "BlockRemoved", "block_hashes": [-7], "medium": "CPU_PINNED"}
     return [cleared, *payloads("sglang"), packed(90, host), packed(91, gone)]
 

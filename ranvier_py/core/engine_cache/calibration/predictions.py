@@ -1,0 +1,142 @@
+"""What calibration knows of one backend, and of one attempt there.
+
+Bound: one BackendPredictions for each backend, of fixed size; a sample has one part for each age of a prompt's routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+from ranvier_py.core.engine_cache.calibration.biases import Bias, Evidence
+from ranvier_py.core.engine_cache.calibration.capacity import CapacityEstimate, StackClock
+from ranvier_py.core.histogram import Histogram
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter, histogram
+from ranvier_py.core.routing.attempt import Attempt
+
+ERROR_BUCKETS_TOKENS = (
+    *(-65_536, -16_384, -4096, -1024, -256, -64, -1),
+    *(0, 64, 256, 1024, 4096, 16_384, 65_536),
+)
+"""Found minus predicted: below 0 the prediction was too good, above 0 the engine knew more. The bucket up to 0 is right
+to the token."""
+
+Part = tuple[int, int, float]
+"""A depth of a prompt, the second of its route's evidence, and how many tokens its engine had used since then."""
+
+
+class BiasChange(NamedTuple):
+    """A bias appeared or went; for the log."""
+
+    backend: BackendId
+    bias: Bias
+    appeared: bool
+    detail: str
+
+
+class ReportedCache(NamedTuple):
+    """What an engine reports of its own cache; None where it says nothing."""
+
+    capacity_tokens: int | None = None
+    block_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class CalibrationCounters:
+    sampled: int = counter("Attempts whose routes were looked up for the learned capacity.")
+    skipped: int = counter("Attempts that were not, to keep the cost small.")
+    withdrawn: int = counter("Routes withdrawn because an answer was cold.")
+    appeared: int = counter("Biases that appeared.")
+    changes_dropped: int = counter("Changes of biases that nobody fetched.")
+
+
+@dataclass(slots=True)
+class AttemptSample:
+    """What was looked up of one attempt."""
+
+    sent_at: float
+    parts: Sequence[Part]  # deepest first
+    used_at: int = -1  # second in which its prompt counts as used; -1 before its first token
+    running: Attempt | None = None  # between first token and end
+
+
+@dataclass(slots=True)
+class BackendPredictions:
+    """How well one backend is predicted, for as long as it is at one URL.
+
+    What is predicted is what was usable of it: whole blocks, without the one of the last prompt token.
+    """
+
+    url: str
+    generation: int
+    estimate: CapacityEstimate
+    our_block_tokens: int
+    answers: int = counter("Answers that said how much was cached.")
+    answers_silent: int = counter("Answers that did not say how much was cached.")
+    predicted_tokens: int = counter("Tokens predicted and usable, of answers with counts.")
+    cached_tokens: int = counter("Tokens cached by the engine's count.")
+    right_tokens: int = counter("Tokens predicted and cached.")
+    refuted: int = counter("Prefixes withdrawn because an answer was cold.")
+    error_tokens: Histogram = histogram(
+        "Cached minus predicted tokens of one answer.", partial(Histogram, ERROR_BUCKETS_TOKENS, "tokens")
+    )
+    biases: dict[Bias, None] = field(default_factory=dict)
+    reported: ReportedCache = field(default_factory=ReportedCache)
+    clock: StackClock = field(default_factory=StackClock)
+    evidence: Evidence = field(default_factory=Evidence)
+    tells_cached: bool = False
+
+    def begin(self, generation: int) -> None:
+        """It is another process: what it held and how it counts is to be seen anew. How large it is stays learned."""
+        self.generation = generation
+        self.clock, self.evidence, self.tells_cached = StackClock(), Evidence(), False
+
+    @property
+    def block_tokens(self) -> int:
+        """Of the engine, as reported or learned."""
+        return self.reported.block_tokens or max(self.our_block_tokens, self.evidence.step_tokens)
+
+    @property
+    def precision(self) -> float | None:
+        """Of the predicted tokens, the share that was cached; None while nothing is known."""
+        return self.right_tokens / self.predicted_tokens if self.predicted_tokens else None
+
+    @property
+    def recall(self) -> float | None:
+        """Of the cached tokens, the share that was predicted; None while nothing is known."""
+        return self.right_tokens / self.cached_tokens if self.cached_tokens else None
+
+    @property
+    def capacity_learned_tokens(self) -> int | None:
+        """None: no limit was met."""
+        return None if self.estimate.learned == inf else int(self.estimate.learned)
+
+    def usable(self, tokens: int, prompt_tokens: int) -> int:
+        """Of that many tokens of a prompt, how many its engine could take from a cache."""
+        block = self.block_tokens
+        return min(tokens, max(0, prompt_tokens - 1)) // block * block
+
+    def detail_of(self, bias: Bias) -> str:
+        """What a reader of the log needs beside the name."""
+        if bias in (Bias.HYBRID, Bias.BLOCK_SIZE):
+            return f"hits at multiples of {self.evidence.step_tokens} tokens"
+        if bias is Bias.SMALL_CACHE:
+            reported = self.reported.capacity_tokens
+            return f"keeps about {self.estimate.learned:.0f} tokens" + (f", reports {reported}" if reported else "")
+        if bias is Bias.EVENTS:
+            return f"{self.evidence.far_share:.0%} of its answers don't fit them: are they another engine's?"
+        if bias is Bias.TEMPLATE:
+            return f"its prompts have {self.evidence.offset_tokens} tokens more than ours, or another number"
+        return ""
+
+
+def spans(parts: Sequence[Part]) -> Iterator[tuple[int, int, int, float]]:
+    """Each part with the depth above it: (down to, from, second, used since)."""
+    for place, (tokens, second, since) in enumerate(parts):
+        above = parts[place + 1][0] if place + 1 < len(parts) else 0
+        if tokens > above:
+            yield tokens, above, second, since
