@@ -8,9 +8,9 @@ so a member of the client's own that we overlooked would win where the last one 
 Rules: who asks himself is left alone, and so is who wants counts in every chunk (vLLM's `continuous_usage_stats`, which
 works only together with `include_usage`). An edit of `stream_options` is proved by parsing its result. A backend that
 refuses (400, 422) and takes the same body as it came does not take the question, until it is another process; one that
-took it once is believed when it refuses a body. One that counts in chunks with output was set to do so by its
+took it once is believed when it refuses a body. One that tells counts in chunks with output was told to do so by its
 operator (vLLM's `--enable-force-include-usage`) and is not asked.
-Bound: one entry for each backend id. Cost: one search and one copy of the body, for streams.
+Bound: one entry for each backend id. Cost: one search of the body (11 us for 60 kB) and one copy (3 us), for streams.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Terms(Enum):
 
 @dataclass(slots=True)
 class UsageCounters:
-    """How often streams were asked for their counts, and what came of it."""
+    """Since the start."""
 
-    asked: int = counter("Streams asked for their token counts.")
+    asked: int = counter("Streams whose engine was asked for token counts.")
     own: int = counter("Streams whose client asked himself, or wants what the question would change.")
-    refused: int = counter("Requests sent again as they came, because the question was refused.")
+    refused: int = counter("Requests sent again as they came, because the engine refused the question.")
     removed: int = counter("Streams whose counts were taken out again.")
 
 
