@@ -33,12 +33,12 @@ import orjson
 from benchmarks.harness.bench import command_line, finish, percentiles
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.fingerprint import Segment, TextHasher, TokenHasher, TokenState, anchors_between
-from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
+from ranvier_py.core.prompts.prompt import Boundary, PrefixKey, PromptMemory
 from ranvier_py.core.prompts.request_body import Prompt, PromptReader
 from ranvier_py.core.routing.backends import BackendLimits, Outcome, Registry
 from ranvier_py.core.routing.placement import Decision
 from ranvier_py.core.routing.placement.policies import make_policy
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.router import CHAT_PATH, Found, Router
 from ranvier_py.core.routing.speculation import Speculation
 from ranvier_py.core.routing.work import Load
@@ -165,7 +165,7 @@ def measure_table(routes: int, rounds: int, seed: int) -> dict[str, Any]:
     sizes = sizes_of(table, memory_of_process() - before)
     gc.disable()
     times |= times_when_full(table, chats, rounds, now)
-    evicted = table.statistics().evicted.local
+    evicted = table.counters.evicted["local"]
     of_requests = times_of_requests(table, chats, rounds, now + 60.0 + rounds / CHATS_PER_S)
     gc.enable()
     return {
@@ -177,8 +177,8 @@ def measure_table(routes: int, rounds: int, seed: int) -> dict[str, Any]:
 
 
 def sizes_of(table: RouteTable, memory: int) -> dict[str, float]:
-    statistics = table.statistics()
-    claims = statistics.claims.remote + statistics.claims.local + statistics.claims.confirmed
+    statistics = table.counters
+    claims = sum(statistics.claims.values())
     return {
         "rows": len(table),
         "claims": claims,

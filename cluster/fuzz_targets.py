@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 
 from ranvier_py.core.gossip.gossip import read_state
 from ranvier_py.core.gossip.gossip_values import Plane
-from ranvier_py.core.gossip.replication import removals, route_updates
-from ranvier_py.core.gossip.replication.removals import Removal
-from ranvier_py.core.gossip.replication.route_updates import BadRouteUpdate, RouteUpdate
+from ranvier_py.core.gossip.replication import route_updates
+from ranvier_py.core.gossip.replication.route_updates import BadRouteUpdate, Removal, UpdateRow
 from ranvier_py.core.gossip.wire import codec as wire
 from ranvier_py.core.gossip.wire.codec import Kind
 from ranvier_py.core.gossip.wire.frame import BadFrame
@@ -49,10 +48,11 @@ def read_message(kind: int, data: bytes) -> None:
 
 
 def read_update(data: bytes) -> None:
-    if removals.is_removal(data):
-        assert removals.encode_removal(removals.decode_removal(data)) == data
-    else:
-        assert route_updates.encode(route_updates.decode(data)) == data
+    if route_updates.is_removal(data):
+        assert route_updates.encode_removal(route_updates.decode_removal(data)) == data
+    else:  # several spellings of one update are read, and one is written
+        rows = route_updates.decode_rows(data)
+        assert route_updates.decode_rows(route_updates.encode_rows(rows)) == rows
 
 
 def read_packet(data: bytes) -> None:
@@ -93,7 +93,9 @@ def check(data: bytes) -> None:
 def beginnings() -> Sequence[bytes]:
     """Inputs that are well formed, to start from."""
     record = Record("n1", 11, 1_700_000_000_000, 3, State.ALIVE, "10.1.2.3", 7946, 99, "10.1.2.3:8080")
-    route_update = route_updates.encode(RouteUpdate(7, 1, 5, ((320, 11, 12), (320, 11, 13), (288, 14, 0))))
+    route_update = route_updates.encode_rows(
+        [UpdateRow((7, 1), 5, 288, 14, 0), UpdateRow((7, 1), 14, 320, 11, 12), UpdateRow((8, 1), 14, 320, 0, 13)]
+    )
     messages: Sequence[Message] = (
         Ping(1, (Update(record), Update(record._replace(state=State.SUSPECT), 77))),
         Members((record,), True),
@@ -104,6 +106,7 @@ def beginnings() -> Sequence[bytes]:
     )
     written = [wire.encode(message) for message in messages]
     found = [bytes((KINDS.index(Kind(kind)),)) + body for kind, body in written]
-    found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removals.encode_removal(Removal(7, 1, (1, 2))))]
+    removal = route_updates.encode_removal(Removal((7, 1), (1, 2)))
+    found += [bytes((ROUTE_UPDATE,)) + each for each in (route_update, removal)]
     packet = SEALER.seal(Plane.DATAGRAM, 0, *written[0])
     return [*found, bytes((PACKET,)) + packet, bytes((STATE,)) + b"RGS1" + bytes(8) + written[1][1]]

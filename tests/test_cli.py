@@ -319,7 +319,7 @@ def test_status_shows_who_the_peers_are_and_what_was_said() -> None:
         "members": [member],
         "topics": {"routes": {"sent": {"packets": 7, "bytes": 700}, "received": {"packets": 8, "bytes": 800}}},
         "routes": {"announced": 5, "dropped": 0},
-        "shared": {},
+        "route_sync": {},
         "facts": {},
         "sessions": {"replay": 2},
         "lag_ms": {"p50": 21.5, "p99": 48.0},

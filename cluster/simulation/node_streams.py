@@ -70,14 +70,12 @@ class NodeStreams:
 
     def claims(self, now: float) -> Iterator[tuple[int, int]]:
         """(engine, token fingerprint) of all live claims. O(table)."""
-        rows, _, claims, _ = self._router.routes.parts()
-        horizon = now - self._router.routes.ttl_s
-        for row in range(1, rows.top):
-            if rows.parent[row] < 0 or not rows.token[row]:
-                continue
-            for backend, claim in claims.of(row):
-                if claim.generation == self._generation_of(BackendId(backend)) and claim.evidence > horizon:
-                    yield self._ids.index(BackendId(backend)), rows.token[row]
+        routes = self._router.routes
+        routes.match((), (), now, touch=False)  # ages are counted from the latest time it has seen
+        for view in routes.subtree(0, limit=len(routes)):
+            for holder in view.holders if view.token_fingerprint else ():
+                if holder.generation == self._generation_of(holder.backend) and holder.age_s < routes.ttl_s:
+                    yield self._ids.index(holder.backend), view.token_fingerprint
 
     def look(self, now: float) -> None:
         self.sharing.streams(dict.fromkeys(self._ids, (0,)), now)

@@ -22,11 +22,9 @@ from ranvier_py.core.gossip.membership.contacts import CONTACTS_MAX
 from ranvier_py.core.gossip.membership.member_table import DEAD_MAX, MEMBERS_MAX
 from ranvier_py.core.gossip.membership.profile import LAN, WAN
 from ranvier_py.core.gossip.membership.relays import RELAYS_MAX
-from ranvier_py.core.gossip.peer.coalescing_buffer import WAITING_MAX
-from ranvier_py.core.gossip.peer.held_updates import HELD_MAX
-from ranvier_py.core.gossip.peer.route_sync import CONFIRMED_MAX
 from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.route_sync import HELD_MAX
 from ranvier_py.core.gossip.replication.snapshot_source import TRANSFERS_MAX
 from ranvier_py.core.gossip.replication.update_log import ORIGINS_MAX
 from ranvier_py.core.gossip.wire.keyring import KeyRing
@@ -34,7 +32,7 @@ from ranvier_py.core.gossip.wire.messages import State
 from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.metrics import values
 from ranvier_py.core.routing.route_table.orphans import ORPHANS_MAX
-from ranvier_py.core.routing.route_table.outgoing import NEWS_MAX
+from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 
 SUBKEYS_MAX = 16_384
 """A thousand nodes, some restarts, two keys: below that nothing is derived twice."""
@@ -168,14 +166,14 @@ class SimNode(SimRouter):
         }
 
     def route_tables(self, peers: int) -> Mapping[str, Bounded]:
-        gossip, shared, table = self.gossip.routes.statistics(), self.peer.routes, self.router.routes
+        gossip, shared, table = self.gossip.routes.counters, self.peer.routes, self.router.routes
         return {
             "route updates kept": Bounded(gossip.logged, self.gossip.settings.routes.log_entries_max),
             "origins": Bounded(gossip.origins, ORIGINS_MAX),
             "lazy peers": Bounded(gossip.lazy_peers, peers),
             "transfers": Bounded(gossip.transfers, TRANSFERS_MAX),
-            "news": Bounded(len(table.news), NEWS_MAX),
-            "news that wait": Bounded(shared.waiting, HELD_MAX + CONFIRMED_MAX + WAITING_MAX),
+            "new routes": Bounded(len(table.outgoing.new), QUEUE_MAX),
+            "routes that wait": Bounded(shared.waiting, 2 * HELD_MAX),
             "orphans": Bounded(shared.orphans, ORPHANS_MAX),
             "rows": Bounded(len(table), TABLE_ROWS),
         }
@@ -199,7 +197,7 @@ class SimNode(SimRouter):
 
     def sums(self, now: float) -> Sequence[int]:
         """The bucket sums, as a peer would be sent them."""
-        found = next(sums for sums in self.peer.routes.sums(now) if sums is not None)
+        found = next(sums for sums in self.peer.routes.copy.sums(now) if sums is not None)
         return memoryview(found).cast("Q")
 
 

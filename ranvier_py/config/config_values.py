@@ -25,7 +25,7 @@ from pydantic import (
 from ranvier_py.core.addresses import host_port, is_address
 from ranvier_py.core.engine_cache.sources.publishers import RANKS_MAX, parse_endpoint
 from ranvier_py.core.errors import BadRequest, ConfigError
-from ranvier_py.core.gossip.endpoints import OFF, place
+from ranvier_py.core.gossip.endpoints import OFF, parse_host_port
 from ranvier_py.core.options import option
 from ranvier_py.core.routing.backend import normal_url
 from ranvier_py.core.routing.placement.policies import POLICIES, PlacementOptions
@@ -54,7 +54,7 @@ def address(text: str) -> str:
 
 def place_text(text: str | None) -> str | None:
     if text is not None:
-        place(text)
+        parse_host_port(text)
     return text
 
 
@@ -64,7 +64,7 @@ def place_or_off(text: str | None) -> str | None:
 
 def literal_place(text: str | None) -> str | None:
     """A place whose host is an address: what is told to peers is not looked up by them."""
-    if text is not None and not is_address(place(text)[0]):
+    if text is not None and not is_address(parse_host_port(text)[0]):
         raise ValueError("must be an IP address, with or without a port")
     return text
 

@@ -20,7 +20,7 @@ from ranvier_py.core.routing.router import CHAT_PATH, COMPLETION_PATH
 from ranvier_py.core.routing.shadow import Shadow
 
 if TYPE_CHECKING:  # whose parts it reads, and which makes it
-    from ranvier_py.node.cluster_parts import Clustering
+    from ranvier_py.node.cluster_parts import ClusterParts
     from ranvier_py.node.index_parts import Indexing
     from ranvier_py.node.node import Node
 
@@ -66,7 +66,7 @@ class Admin:
         router = self._node.router
         counters, recorder = router.counters, self._node.recorder
         return {
-            **asdict(router.routes.statistics()),
+            **values(router.routes.counters),
             "memory": asdict(router.reader.memory.statistics()),
             "speculation": values(router.speculation.counters),
             "tokenizer_worker": values(self._node.tokenizer_worker.counters),
@@ -127,7 +127,7 @@ class Admin:
     async def route_sums(self) -> bytes:
         return await self._clustering().route_sums()
 
-    def _clustering(self) -> Clustering:
+    def _clustering(self) -> ClusterParts:
         """Raises NotFound."""
         if self._node.clustering is None:
             raise NotFound("this node does not gossip")
@@ -156,7 +156,7 @@ class Admin:
             samples("", router.counters),
             samples("", node.registry.counters),
             *(backend_samples(backend) for backend in node.registry),
-            plain_samples("routes", router.routes.statistics(), ("rows", "fingerprints", "claims", "capacity")),
+            samples("routes", router.routes.counters),
             plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept")),
             samples("speculation", router.speculation.counters),
             samples("tokenizer_worker", node.tokenizer_worker.counters),

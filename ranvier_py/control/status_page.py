@@ -67,7 +67,17 @@ MEMBER_COLUMNS = (
     *("name", "state", "address", "public", "incarnation", "since_s", "silent_s", "rtt_ms"),
     *("datagrams", "routes"),
 )
-CLUSTER_FACTS = ("lag_ms", "routes", "shared", "facts", "sessions", "refused", "discovery", "state_file", "key_file")
+CLUSTER_FACTS = (
+    "lag_ms",
+    "routes",
+    "route_sync",
+    "facts",
+    "sessions",
+    "refused",
+    "discovery",
+    "state_file",
+    "key_file",
+)
 
 
 def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:

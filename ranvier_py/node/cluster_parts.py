@@ -1,6 +1,6 @@
 """What makes a node a peer: keys, sockets, discovery and files around one RouterPeer. The second composition root.
 
-`open_cluster` binds the port and finds out the address that peers are told; `Clustering.run` keeps the parts running.
+`open_cluster` binds the port and finds out the address that peers are told; `ClusterParts.run` keeps the parts running.
 Nothing of it is on a request's path, and a request never waits for any of it. Stopping: `leave` says goodbye and the
 parts go on until the news has spread; then they are cancelled.
 """
@@ -20,7 +20,6 @@ from typing import Any
 import trio
 
 from ranvier_py.config.config_model import Config
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.addresses import host_port, is_loopback
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.endpoints import GossipEndpoints, HostPort, is_wildcard, spelled
@@ -52,7 +51,6 @@ LEAVE_S_MAX = 5.0  # a dissemination time is below two seconds for any cluster o
 FINGERPRINT_VERSION = b"2"
 """Of how fingerprints are made from tokens and texts; raised when core/prompts/fingerprint.py changes its results."""
 
-ROUTE_GAUGES = ("synced", "origins", "logged", "lazy_peers", "transfers", "differing_buckets")
 PROFILES = {"lan": LAN, "wan": WAN}
 
 
@@ -112,28 +110,28 @@ class Ground:
 
 async def open_cluster(
     config: Config, keys: Keys | KeyFile, router: Router, scheme: FingerprintScheme, hooks: NodeHooks
-) -> Clustering:
+) -> ClusterParts:
     """Bind the port and make the peer. Raises OSError, ConfigError."""
-    places = config.gossip_endpoints
-    assert places is not None, "there are keys, so there is a place"
-    sockets = await open_sockets(*places.listen, udp=config.gossip_udp)
+    endpoints = config.gossip_endpoints
+    assert endpoints is not None, "there are keys, so there is a place"
+    sockets = await open_sockets(*endpoints.listen, udp=config.gossip_udp)
     try:
-        own = await own_address(places, sockets)
+        own = await own_address(endpoints, sockets)
         state_file = StateFile(config.gossip_state_file) if config.gossip_state_file else None
         state = await trio.to_thread.run_sync(state_file.read) if state_file else b""
-        return Clustering(config, keys, router, scheme, hooks, Ground(sockets, own, state_file, state))
+        return ClusterParts(config, keys, router, scheme, hooks, Ground(sockets, own, state_file, state))
     except BaseException:
         sockets.close()
         raise
 
 
-async def own_address(places: GossipEndpoints, sockets: GossipSockets) -> HostPort:
+async def own_address(endpoints: GossipEndpoints, sockets: GossipSockets) -> HostPort:
     """Where peers reach this node."""
-    host, port = places.advertise or (await own_host(places.join, sockets.family), 0)
+    host, port = endpoints.advertise or (await own_host(endpoints.join, sockets.family), 0)
     return str(ip_address(host)), port or sockets.port
 
 
-class Clustering:
+class ClusterParts:
     """The parts of one peer, wired."""
 
     def __init__(
@@ -165,8 +163,8 @@ class Clustering:
         self.rates = TrafficRates()
         self._given_up = 0
         self.peer.woken = port.poke
-        places = config.gossip_endpoints
-        join = places.join if places else ()
+        endpoints = config.gossip_endpoints
+        join = endpoints.join if endpoints else ()
         options = DiscoveryOptions(family=sockets.family, loopback=is_loopback(self.own[0]))
         self.discovery = Discovery(join, port.contact, lambda: self.peer.alone, rng, options, self.own)
 
@@ -202,9 +200,9 @@ class Clustering:
 
     def _warn(self) -> None:
         """Log what peers do not report, and only the operator can mend."""
-        if (stranger := self.peer.unopened()) is not None:
-            text = f"gossip.unopened a packet from {spelled(stranger)}, sealed with another key or cluster_name"
-            self.port.complain("unopened", text)
+        if (stranger := self.peer.wrong_key_source()) is not None:
+            text = f"gossip.wrong_key a packet from {spelled(stranger)}, sealed with another key or cluster_name"
+            self.port.complain("wrong_key", text)
         given_up = self.peer.gossip.members.statistics().datagrams_given_up
         if given_up > self._given_up:
             text = "gossip.datagrams_blocked peers answer over TCP and hardly any over UDP: is the port open for both?"
@@ -225,7 +223,7 @@ class Clustering:
 
     def order(self, verb: str, url: str, weight: float, name: str) -> None:
         """The operator gave an order here: tell the peers, where they may follow it."""
-        if self.peer.orders.give(verb, url, weight, name):
+        if self.peer.signed_commands.give(verb, url, weight, name):
             self.port.poke()
 
     @property
@@ -268,22 +266,22 @@ class Clustering:
         yield from samples("gossip", gossip.counters)
         yield from samples("gossip_members", gossip.members.statistics())
         yield from samples("gossip_sessions", gossip.sessions.statistics())
-        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", peer.orders.refused)
-        yield from plain_samples("gossip_routes", gossip.routes.statistics(), ROUTE_GAUGES)
-        yield from plain_samples("gossip_shared", peer.routes.counters, ())
-        yield from plain_samples("gossip_facts", peer.facts.counters, ())
+        refused = peer.signed_commands.refused
+        yield Sample("gossip_commands_refused", "counter", "Commands of peers not followed.", refused)
+        yield from samples("gossip_routes", gossip.routes.counters)
+        yield from samples("gossip_route_sync", peer.routes.counters)
+        yield from samples("gossip_facts", peer.facts.counters)
         yield from samples("gossip_port", port.counters)
-        yield from plain_samples("gossip_removals", peer.routes.removals.counters, ())
         yield from peer.streams.samples()
         for name, counters in self._beside().items():
             yield from samples(f"gossip_{name}", counters)
-        lag = "From being learned anywhere to being heard here, as the senders held it."
+        lag = "From being learned anywhere to being received here, as the senders held it."
         yield Sample("gossip_lag_seconds", "histogram", lag, peer.gossip.routes.lag)
         yield Sample("gossip_lateness_seconds", "histogram", "How late the gossip timer woke up.", port.lateness_s)
 
     async def route_sums(self) -> bytes:
         """Bucket fingerprints of the route table, made in steps."""
-        for sums in self.peer.routes.sums(time.monotonic()):
+        for sums in self.peer.routes.copy.sums(time.monotonic()):
             if sums is not None:
                 return sums
             await trio.lowlevel.checkpoint()

@@ -39,7 +39,7 @@ from ranvier_py.io.logs import request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
 from ranvier_py.io.tokenizer_worker import TokenizerWorker
 from ranvier_py.node.calibration_parts import looked_at_by
-from ranvier_py.node.cluster_parts import Clustering, NodeHooks, load_keys, open_cluster, secret_of
+from ranvier_py.node.cluster_parts import ClusterParts, NodeHooks, load_keys, open_cluster, secret_of
 from ranvier_py.node.engine_event_parts import EngineEvents
 from ranvier_py.node.index_parts import Indexing, Preparing
 from ranvier_py.node.parts import (
@@ -86,7 +86,7 @@ class Node:
         """`secret` is what peers make fingerprints with, None for a node without peers."""
         self.config = config
         self.tokenizer = tokenizer
-        self.clustering: Clustering | None = None
+        self.clustering: ClusterParts | None = None
         self.drained = trio.Event()  # nobody is served any more, and the peers have been told
         self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer, secret)

@@ -24,9 +24,8 @@ from ranvier_py.core.gossip.replication.route_settings import RouteGossipSetting
 from ranvier_py.core.gossip.wire.keyring import KEY_BYTES, KeyRing
 from ranvier_py.core.gossip.wire.seal import Subkeys
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import News
+from ranvier_py.core.routing.route_table import NewRoutes, WithdrawnRoute
 from ranvier_py.core.routing.route_table.orphans import Orphans
-from ranvier_py.core.routing.route_table.route_values import Withdrawn
 from ranvier_py.core.routing.router import Router
 from ranvier_py.core.routing.work import NO_LOAD, Load
 
@@ -97,9 +96,8 @@ class ReplayPeer(RouterPeer):
 
     def flush(self, now: float) -> None:
         super().flush(now)
-        if self.synced:  # before, updates wait
-            batch_at = max(self.routes.wake_at, now + self._flush_interval_s)  # some updates wait a moment for others
-            self._flush_at = min(now + IDLE_INTERVAL_S, batch_at)
+        if self.synced:  # before, new routes wait
+            self._flush_at = now + IDLE_INTERVAL_S
 
     def touched(self, now: float) -> None:
         """Something happened to the router."""
@@ -177,8 +175,8 @@ class DelayedUpdate(NamedTuple):
 
     at: float
     sender: int
-    learned: Sequence[News]
-    withdrawn: Sequence[Withdrawn]
+    learned: Sequence[NewRoutes]
+    withdrawn: Sequence[WithdrawnRoute]
     loads: Sequence[Load]
 
 
@@ -197,7 +195,7 @@ class DelayedNetwork:
         self._sent = list(self._loads)
         self._orphans = [Orphans(router.routes) for router in routers]
         for router in routers:
-            router.routes.collect_news()
+            router.routes.outgoing.collect()
 
     def next_at(self) -> float:
         return self._in_transit[0].at if self._in_transit else inf
@@ -213,7 +211,7 @@ class DelayedNetwork:
     def touched(self, index: int, now: float) -> None:
         router = self._routers[index]
         loads = [backend.own_load for backend in router.registry]
-        learned, withdrawn = router.routes.news, router.routes.withdrawn_news
+        learned, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
         if learned or withdrawn or loads != self._sent[index]:
             self._in_transit.append(DelayedUpdate(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
             self._sent[index] = loads

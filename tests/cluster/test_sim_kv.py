@@ -15,7 +15,7 @@ from cluster.simulation.sim_run import Run, simulate
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.gossip import gossip
 from ranvier_py.core.gossip.readers import ownership
-from ranvier_py.core.gossip.replication.removals import is_removal
+from ranvier_py.core.gossip.replication.route_updates import is_removal
 from ranvier_py.core.gossip.wire.messages import Message, RouteUpdates, SnapshotChunk
 from ranvier_py.replay.engine.block_cache import TokenIds
 

@@ -157,7 +157,7 @@ async def test_whoever_becomes_alone_looks_at_once_and_then_often(autojump_clock
         (["10.0.0.1"], "empty"),  # ourselves alone
     ],
 )
-async def test_a_name_that_answers_badly_keeps_what_it_said_before(
+async def test_a_name_that_answers_badly_keeps_what_it_sent_before(
     autojump_clock: Clock, trouble: Answer, counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = ["10.0.0.1", "10.0.0.2"]
@@ -248,7 +248,7 @@ async def test_of_a_large_answer_a_few_are_tried_and_all_in_the_end(autojump_clo
     assert len(world.hosts) == 500
 
 
-async def test_more_names_than_can_be_looked_up_are_told(
+async def test_more_names_than_can_be_looked_up_are_reported(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World({f"n{number}": ["10.0.0.2"] for number in range(30)}, [f"n{number}" for number in range(30)])
@@ -329,7 +329,7 @@ def test_the_kernel_tells_which_address_of_ours_faces_another() -> None:
 async def test_a_node_that_nobody_answers_says_once_what_may_be_wrong(
     autojump_clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever has another key or cluster_name hears nothing at all, and looks like a cluster of one."""
+    """Whoever has another key or cluster_name gets_updates nothing at all, and looks like a cluster of one."""
     world = World({"peers": ["10.0.0.1", "10.0.0.2", "10.0.0.3"]}, ["peers", "10.0.0.4"])
     world.alone = True
     async with running(world):

@@ -61,9 +61,9 @@ def test_the_ring_is_what_the_other_lines_say() -> None:
 def test_a_file_of_no_use_is_refused_without_showing_it(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_keys(text)
-    (told,) = caught.value.problems
-    assert problem in told
-    assert not any(key[:8] in told for key in (A, B, C))
+    (reported,) = caught.value.problems
+    assert problem in reported
+    assert not any(key[:8] in reported for key in (A, B, C))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"#" * (FILE_BYTES_MAX + 1), b""])
@@ -96,18 +96,18 @@ def test_keys_do_not_show_themselves() -> None:
 
 
 class Follower:
-    """A KeyFile and the rings that it told."""
+    """A KeyFile and the rings that it reported."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rings: list[KeyRing] = []
-        self.told = trio.Event()
+        self.reported = trio.Event()
         path.write_text(A)
         self.file = KeyFile(path, self.take, interval_s=0.01)
 
     def take(self, ring: KeyRing) -> None:
         self.rings.append(ring)
-        self.told.set()
+        self.reported.set()
 
     def write(self, text: str) -> None:
         """In one step, as an operator's tool does."""
@@ -121,7 +121,7 @@ def follower(tmp_path: Path) -> Follower:
     return Follower(tmp_path / "keys")
 
 
-async def test_a_changed_file_is_read_and_told_once(follower: Follower, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_changed_file_is_read_and_reported_once(follower: Follower, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     await follower.file.look()
     assert follower.rings == []
@@ -134,7 +134,7 @@ async def test_a_changed_file_is_read_and_told_once(follower: Follower, caplog: 
     assert not any(key[:8] in caplog.text for key in (A, B))
 
 
-async def test_a_file_of_no_use_changes_nothing_and_is_told_once(
+async def test_a_file_of_no_use_changes_nothing_and_is_reported_once(
     follower: Follower, caplog: pytest.LogCaptureFixture
 ) -> None:
     for text in (A[:-5], A[:-5], ""):
@@ -168,7 +168,9 @@ async def test_a_symlink_that_is_turned_is_seen(tmp_path: Path) -> None:
     assert [list(ring.keys.values()) for ring in rings] == [[bytes.fromhex(B)]]
 
 
-async def test_fingerprints_that_will_be_others_are_told(follower: Follower, caplog: pytest.LogCaptureFixture) -> None:
+async def test_fingerprints_that_will_be_others_are_reported(
+    follower: Follower, caplog: pytest.LogCaptureFixture
+) -> None:
     """Otherwise a node that is restarted in a year stops sharing, and nobody knows why."""
     follower.write(f"{A}\n{B}")
     await follower.file.look()
@@ -182,12 +184,12 @@ async def test_fingerprints_that_will_be_others_are_told(follower: Follower, cap
     assert caplog.text == ""
 
 
-async def test_it_looks_again_and_again_and_at_once_when_it_is_told_to(follower: Follower) -> None:
+async def test_it_looks_again_and_again_and_at_once_when_it_is_reported_to(follower: Follower) -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             await nursery.start(follower.file.run)
             follower.write(f"{A}\n{B}")
-            await follower.told.wait()
+            await follower.reported.wait()
             nursery.cancel_scope.cancel()
 
 
@@ -202,5 +204,5 @@ async def test_a_hang_up_reads_the_file_at_once(follower: Follower) -> None:
             follower.path.write_text(B)
             os.utime(follower.path, ns=(times.st_atime_ns, times.st_mtime_ns))
             os.kill(os.getpid(), signal.SIGHUP)
-            await follower.told.wait()
+            await follower.reported.wait()
             nursery.cancel_scope.cancel()

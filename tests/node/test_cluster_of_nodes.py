@@ -133,8 +133,8 @@ async def lab(folder: Path, engines: int = 3, deadline_s: float = DEADLINE_S) ->
             nursery.cancel_scope.cancel()
 
 
-async def heard(node: Node, jobs: int) -> None:
-    await node.until("/admin/cluster", lambda view: view["shared"]["heard"] >= jobs)
+async def received(node: Node, updates: int) -> None:
+    await node.until("/admin/cluster", lambda view: view["route_sync"]["received"] >= updates)
 
 
 async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ async def test_a_chat_finds_its_engine_whichever_node_gets_its_next_turn(tmp_pat
                 assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
             reply = answer.json()["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"And shelf {number}?"}]
-            told = (await nodes[number % 3].until("/admin/cluster", lambda view: view["shared"]["told"] > 0))["shared"]
-            await heard(nodes[(number + 1) % 3], told["told"])
+            view = await nodes[number % 3].until("/admin/cluster", lambda view: view["route_sync"]["sent"] > 0)
+            await received(nodes[(number + 1) % 3], view["route_sync"]["sent"])
         assert len(served) == 1
 
 
@@ -160,7 +160,7 @@ async def test_a_node_that_joins_later_knows_what_was_learned_before(tmp_path: P
         first = await place.start()
         messages = turn("Where are the atlases? " * 10)
         backend = (await first.chat(messages)).headers["x-ranvier-backend"]
-        await first.until("/admin/cluster", lambda view: view["shared"]["told"] > 0)
+        await first.until("/admin/cluster", lambda view: view["route_sync"]["sent"] > 0)
         late = await place.start()
         await late.until("/admin/routes", lambda routes: routes["rows"] > 0)
         answer = await late.chat(messages)
@@ -183,7 +183,7 @@ async def test_a_node_that_is_gone_is_missed_and_its_routes_are_kept(tmp_path: P
         first, second, third = await place.cluster(3)
         messages = turn("Where are the atlases? " * 10)
         backend = (await third.chat(messages)).headers["x-ranvier-backend"]
-        await heard(first, 1)
+        await received(first, 1)
         third.scope.cancel()
         for node in (first, second):
             await node.until("/admin/cluster", lambda view: "alive" not in states(view)[1:] or len(states(view)) == 1)
@@ -215,7 +215,7 @@ async def test_requests_in_flight_elsewhere_count_here(tmp_path: Path) -> None:
         await place.http.post(f"{place.engines[0]}/admin/faults", json={"kind": "latency", "seconds": 30})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first.chat, turn("Hello"))
-            await second.until("/admin/cluster", lambda view: view["facts"]["loads_heard"] > 0)
+            await second.until("/admin/cluster", lambda view: view["facts"]["loads_received"] > 0)
             await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 1)
             nursery.cancel_scope.cancel()
         await second.until("/admin/backends", lambda answer: answer["backends"][0]["peer_load"] == 0)
@@ -227,7 +227,7 @@ async def test_an_engine_that_another_node_has_filled_is_left_here_too(tmp_path:
         first, second = await place.cluster(2)
         messages = turn("Where are the atlases? " * 10)
         holder = (await first.chat(messages)).headers["x-ranvier-backend"]
-        await heard(second, 1)
+        await received(second, 1)
         (url,) = [row["url"] for row in await first.backends() if row["name"] == holder]
         await place.http.post(f"{url}/admin/faults", json={"kind": "latency", "seconds": 30})
         async with trio.open_nursery() as nursery:
@@ -292,7 +292,7 @@ async def test_nodes_with_another_key_or_of_another_cluster_stay_strangers(
         await first.until("/admin/cluster", lambda view: view["refused"]["tag"] + view["refused"]["key"] > 2)
         for node in (first, stranger, namesake):
             assert (await node.ask("/admin/cluster"))["members"] == []
-        told = [record.getMessage() for record in caplog.records if "gossip.unopened" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "gossip.wrong_key" in record.getMessage()]
         assert told
         assert all("from 127.0.0.1:" in line and "another key or cluster_name" in line for line in told)
         assert len(told) <= 3, "one for each node, not one for each packet"
@@ -308,9 +308,9 @@ async def test_a_node_that_makes_other_fingerprints_is_a_member_without_routes_a
         for node in (first, second, other):
             await node.sees(2)
         await first.chat(turn("Where are the atlases? " * 10))
-        await heard(second, 1)
+        await received(second, 1)
         view = await other.ask("/admin/cluster")
-        assert view["shared"]["heard"] == view["shared"]["rows"] == 0
+        assert view["route_sync"]["received"] == view["route_sync"]["rows"] == 0
         assert (await other.ask("/admin/routes"))["rows"] == 0
         assert [member["routes"] for member in view["members"]] == [False, False]
         members = (await first.ask("/admin/cluster"))["members"]
@@ -356,7 +356,7 @@ async def test_a_node_says_how_much_passes_now_and_how_late_it_hears(tmp_path: P
         first, second = await place.cluster(2)
         assert (await first.ask("/admin/cluster"))["lag_ms"] == {"p50": None, "p99": None}
         await second.chat(turn("Where are the atlases? " * 10))
-        await heard(first, 1)
+        await received(first, 1)
         view = await first.until("/admin/cluster", lambda view: view["bytes_per_s"]["datagram"]["received"] > 0)
         assert set(view["bytes_per_s"]) == set(PLANES)
         assert 0 < view["lag_ms"]["p50"] <= view["lag_ms"]["p99"]

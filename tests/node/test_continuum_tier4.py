@@ -215,7 +215,7 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     stream = IndexedStream(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), engine_caches)
     stream.started()
     stream.received([IndexEvent(Kind.CREATED, f"{held:016x}", 16), IndexEvent(Kind.CREATED, f"{gone:016x}", 32)])
-    assert routes.statistics().claims.confirmed == 2
+    assert routes.counters.claims["confirmed"] == 2
     stream.received([IndexEvent(Kind.PURGED, f"{gone:016x}")])
     assert [holder.tokens for holder in routes.match([(32, gone, 0), (16, held, 0)], [0], time.monotonic())] == [16]
     assert engine_caches.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"

@@ -173,4 +173,4 @@ def test_delayed_updates_take_their_time() -> None:
     run_until(net, 12.0)
     assert routers[1].find(ITEMS[0].prompt, 12.0).holders
     assert net.next_at() == inf
-    assert not routers[1].routes.news, "what was received is not sent on"
+    assert not routers[1].routes.outgoing.new, "what was received is not sent on"

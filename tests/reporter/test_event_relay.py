@@ -107,7 +107,7 @@ class Wire:
 
     @property
     def confirmed(self) -> int:
-        return self.world.router.routes.statistics().claims.confirmed
+        return self.world.router.routes.counters.claims["confirmed"]
 
 
 async def test_px14_what_an_engine_stores_is_known_exactly_and_every_anchor_is_a_claim() -> None:

@@ -124,7 +124,7 @@ async def test_blocks_with_their_tokens_leave_as_events_and_are_known_exactly(nu
                 reporter.store_block(100 + block, range(16 * block, 16 * block + 16), 99 + block if block else None)
             reporter.store_block("odd", range(16))
             await until(lambda: [(each["level"], each["hashes"]) for each in reports.views()] == [("exact", 5)])
-            assert router.world.router.routes.statistics().claims.confirmed == 3, "at 16, 32 and 64 tokens"
+            assert router.world.router.routes.counters.claims["confirmed"] == 3, "at 16, 32 and 64 tokens"
             reporter.free_block(102)
             await until(lambda: reports.views()[0]["hashes"] == 2)
             reporter.clear()

@@ -29,7 +29,7 @@ from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.fingerprint import ANCHOR_BLOCKS_DENSE, ANCHOR_STEP_BLOCKS, anchor_below
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.reconcile import Exact, Reconciler
+from ranvier_py.core.routing.route_table.reconcile import Exact
 
 GRACE_S = 5.0
 """What was learned so lately is not withdrawn for not being held: an engine publishes a step at its end, and a batch of
@@ -147,7 +147,7 @@ class EngineCaches:
     ) -> None:
         self.counters = EngineCacheCounters()
         self._routes = routes
-        self._reconciler = Reconciler(routes)
+        self._reconciler = routes.reconciler()
         self._generation_of = generation_of
         self._restarted = restarted
         self._block_tokens = block_tokens

@@ -1,8 +1,8 @@
 """What an engine holds whose blocks are called by our fingerprints already: the modelled engines of a replay.
 
 A trace names each prefix once, for routers and engines alike, so nothing has to be decoded or hashed: stores and
-removals become Changes for EngineTruth at once. The rest is as in a Residency: a name stored twice is held until it was
-removed twice, and a prefix is held while all before it are.
+removals become Changes for EngineCaches at once. The rest is as in a Residency: a name stored twice is held until it
+was removed twice, and a prefix is held while all before it are.
 
 Bound: what the engine holds, and the ancestors of that.
 """
@@ -33,7 +33,7 @@ class _Named:
 
 
 class NamedBlocks:
-    """A Held. Tell it what the engine did; `changes` is what that comes to, for EngineTruth."""
+    """A Held. Hand in what the engine did; `changes` is what that comes to, for EngineCaches."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens

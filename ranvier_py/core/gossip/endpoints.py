@@ -1,10 +1,10 @@
-"""Where a node gossips: from the keys of the configuration to checked places. A place is a host and a port, unresolved.
+"""Where a node gossips: from the keys of the configuration to hosts and ports, unresolved.
 
 Gossip runs as soon as one of `gossip`, `join`, `cluster_key_file` or `insecure_gossip` is set, and between the workers
 of one machine, who then are peers over loopback. `gossip = "off"` keeps even those apart. Worker i listens on the port
-+ i and is told of its siblings, which is all there is to several nodes for each host.
++ i and joins its siblings, which is all there is to several nodes for each host.
 
-Rules: what is told to peers is an address of this machine alone: never 0.0.0.0 or ::, and no loopback address where
+Rules: what peers are sent is an address of this machine alone: never 0.0.0.0 or ::, and no loopback address where
 peers are elsewhere. Whoever can be reached from elsewhere needs a key, or says `insecure_gossip`. Names are judged once
 they are resolved (`io/discovery`), literals here.
 """
@@ -28,7 +28,7 @@ Problem = tuple[tuple[str, ...], str]
 
 
 class ClusterKeys(NamedTuple):
-    """What the configuration says, as far as places follow from it."""
+    """What the configuration says, as far as endpoints follow from it."""
 
     gossip: str = ""
     advertise: str = ""
@@ -48,7 +48,7 @@ class GossipEndpoints(NamedTuple):
     join: tuple[HostPort, ...]
 
 
-def place(text: str, port: int = GOSSIP_PORT) -> HostPort:
+def parse_host_port(text: str, port: int = GOSSIP_PORT) -> HostPort:
     """("a", 7946) of "a"; also "a:80", "::1", "[::1]:80". Raises ValueError."""
     if is_address(text.strip("[]")):
         return text.strip("[]"), port
@@ -73,34 +73,34 @@ def gossip_endpoints(keys: ClusterKeys) -> GossipEndpoints | None:
     if keys.gossip == OFF:
         return None
     if keys.gossip:
-        listen = place(keys.gossip)
+        listen = parse_host_port(keys.gossip)
     elif keys.join or keys.keyed or keys.insecure:
         listen = ("0.0.0.0", GOSSIP_PORT)  # noqa: S104  # peers are elsewhere
     elif keys.workers > 1:
         listen = ("127.0.0.1", GOSSIP_PORT)
     else:
         return None
-    advertise = place(keys.advertise, listen[1]) if keys.advertise else None
+    advertise = parse_host_port(keys.advertise, listen[1]) if keys.advertise else None
     if advertise is None and not is_wildcard(listen[0]) and is_address(listen[0]):
         advertise = listen
-    return GossipEndpoints(listen, advertise, tuple(place(entry) for entry in keys.join))
+    return GossipEndpoints(listen, advertise, tuple(parse_host_port(entry) for entry in keys.join))
 
 
-def of_worker(places: GossipEndpoints, index: int, workers: int) -> GossipEndpoints:
-    """The places of one of several workers: ports of its own, and its siblings among those to join."""
-    host, port = places.listen
+def of_worker(endpoints: GossipEndpoints, index: int, workers: int) -> GossipEndpoints:
+    """The endpoints of one of several workers: ports of its own, and its siblings among those to join."""
+    host, port = endpoints.listen
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     siblings = tuple((near, port + other) for other in range(workers) if other != index)
-    advertise = places.advertise and (places.advertise[0], places.advertise[1] + index)
-    return GossipEndpoints((host, port + index), advertise, places.join + siblings)
+    advertise = endpoints.advertise and (endpoints.advertise[0], endpoints.advertise[1] + index)
+    return GossipEndpoints((host, port + index), advertise, endpoints.join + siblings)
 
 
 def key_of_their_own(keys: ClusterKeys) -> bool:
     """Whether nobody but the workers of one parent are peers, and no key is given: then any random one will do."""
-    places = gossip_endpoints(keys)
-    if places is None or keys.keyed or keys.insecure:
+    endpoints = gossip_endpoints(keys)
+    if endpoints is None or keys.keyed or keys.insecure:
         return False
-    return keys.workers > 1 and not places.join and is_loopback(places.listen[0])
+    return keys.workers > 1 and not endpoints.join and is_loopback(endpoints.listen[0])
 
 
 # --- what can't work ------------------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ def key_of_their_own(keys: ClusterKeys) -> bool:
 
 def problems(keys: ClusterKeys) -> Iterator[Problem]:
     """What is good alone but not together. Values must have been checked one by one before."""
-    places = gossip_endpoints(keys)
-    if places is None:
+    endpoints = gossip_endpoints(keys)
+    if endpoints is None:
         asked = [name for name in ("join", "cluster_key_file", "advertise") if asks(keys, name)]
         if asked:
             yield (*asked, "gossip"), "without gossip this has no effect"
@@ -119,41 +119,41 @@ def problems(keys: ClusterKeys) -> Iterator[Problem]:
     if not keys.keyed and not keys.insecure and not key_of_their_own(keys):
         key = "gossip" if keys.gossip else "join"
         yield (key, "cluster_key_file"), "peers need a cluster_key_file; insecure_gossip goes without, for trials"
-    yield from address_problems(places)
-    yield from port_problems(keys, places)
+    yield from address_problems(endpoints)
+    yield from port_problems(keys, endpoints)
 
 
 def asks(keys: ClusterKeys, name: str) -> bool:
     return {"join": bool(keys.join), "cluster_key_file": keys.keyed, "advertise": bool(keys.advertise)}[name]
 
 
-def address_problems(places: GossipEndpoints) -> Iterator[Problem]:
-    if places.advertise is None:
+def address_problems(endpoints: GossipEndpoints) -> Iterator[Problem]:
+    if endpoints.advertise is None:
         return
-    host = places.advertise[0]
+    host = endpoints.advertise[0]
     if is_wildcard(host):
         yield ("advertise",), f"{host} is no address that a peer could reach"
-    elif not same_family(places.listen[0], host):
-        yield ("advertise", "gossip"), f"{host} can't be reached through {places.listen[0]}: gossip on [::] has both"
-    remote = [where for where in places.join if is_address(where[0]) and not is_loopback(where[0])]
+    elif not same_family(endpoints.listen[0], host):
+        yield ("advertise", "gossip"), f"{host} can't be reached through {endpoints.listen[0]}: gossip on [::] has both"
+    remote = [where for where in endpoints.join if is_address(where[0]) and not is_loopback(where[0])]
     if is_loopback(host) and remote:
-        key = "gossip" if places.advertise == places.listen else "advertise"
+        key = "gossip" if endpoints.advertise == endpoints.listen else "advertise"
         yield (key, "join"), f"{host} can't be reached from {spelled(remote[0])}"
 
 
 def same_family(listen: str, host: str) -> bool:
-    """Whether a socket that listens there hears who writes to `host`. A name may be of either; :: has both."""
+    """Whether a socket that listens there receives what is sent to `host`. A name may be of either; :: has both."""
     if listen == "::" or not is_address(listen):
         return True
     return ip_address(listen).version == ip_address(host).version
 
 
-def port_problems(keys: ClusterKeys, places: GossipEndpoints) -> Iterator[Problem]:
-    host, port = places.listen
+def port_problems(keys: ClusterKeys, endpoints: GossipEndpoints) -> Iterator[Problem]:
+    host, port = endpoints.listen
     if keys.workers > 1 and port == 0:
         yield ("gossip", "workers"), "several workers can't share port 0"
         return
-    if max(port, places.advertise[1] if places.advertise else 0) + keys.workers - 1 > 65535:
+    if max(port, endpoints.advertise[1] if endpoints.advertise else 0) + keys.workers - 1 > 65535:
         yield ("gossip", "workers"), "the last worker's port is above 65535"
     for other, (other_host, other_port), count in (("listen", keys.listen, 1), ("control", keys.control, keys.workers)):
         overlap = port and other_port and port < other_port + count and other_port < port + keys.workers

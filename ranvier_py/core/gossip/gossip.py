@@ -21,7 +21,7 @@ from struct import Struct
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.signed_commands import Orders
+from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.contact.sessions import Incoming, Sessions
 from ranvier_py.core.gossip.gossip_values import DATAGRAM_BYTES_MAX, Address, MemberChange, Outgoing, Peer, Plane, Send
 from ranvier_py.core.gossip.membership.live_members import LiveMembers
@@ -31,7 +31,7 @@ from ranvier_py.core.gossip.membership.profile import LAN, Profile
 from ranvier_py.core.gossip.readers.reader_claims import STREAM_MESSAGES, ReaderGossip
 from ranvier_py.core.gossip.replication.route_gossip import ROUTE_MESSAGES, RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_store import RouteMemory
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.codec import Kind, decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES, BadFrame, Reason
 from ranvier_py.core.gossip.wire.keyring import KeyRing
@@ -107,8 +107,8 @@ class GossipCounters:
 class Gossip:
     """Everything one node sends to its peers and receives from them. Times are seconds of one monotonic clock.
 
-    `sends` is the list that `facts`, `orders` and `streams` write to as well. `unopened` is where the last packet came
-    from that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
+    `sends` is the list that `facts`, `orders` and `streams` write to as well. `wrong_key_source` sent the last packet
+    that was sealed with another key or label; None when there was none, and whoever logs it sets it back.
     """
 
     def __init__(  # noqa: PLR0913  # a place where parts meet, each named
@@ -116,9 +116,9 @@ class Gossip:
         settings: GossipSettings,
         ring: KeyRing,
         *,
-        memory: RouteMemory,
+        sync: RouteSync,
         facts: BackendFacts,
-        orders: Orders,
+        orders: SignedCommands,
         streams: ReaderGossip,
         outbox: list[Outgoing],
         rng: Random,
@@ -139,10 +139,10 @@ class Gossip:
             me, settings.profile, outbox, rng, now, room_bytes=room_bytes, datagrams=settings.datagrams
         )
         self.routes = RouteGossip(
-            settings.session, memory, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
+            settings.session, sync, settings.routes, outbox, rng, now, round_trip_s=self._round_trip_s
         )
         self.live_members = LiveMembers(self.members, self.routes, facts, orders, streams)
-        self.unopened: Address | None = None
+        self.wrong_key_source: Address | None = None
         self._sends = outbox
         self._effects: list[Send] = []
         self._tried: BoundedDict[Address, bool] = BoundedDict(TRIED_MAX)
@@ -163,7 +163,7 @@ class Gossip:
         try:
             opened = self.sealer.open(data, plane)
         except BadFrame as bad:  # counted there
-            self.unopened = source if bad.reason in SEALED_OTHERWISE else self.unopened
+            self.wrong_key_source = source if bad.reason in SEALED_OTHERWISE else self.wrong_key_source
             return
         topic = TOPIC_OF.get(opened.kind, "contact")
         self.counters.packets_received[topic] += 1

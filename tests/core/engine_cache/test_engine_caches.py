@@ -47,7 +47,7 @@ def told(*chain: tuple[int, int, int], tier: Tier, cleared: bool = False) -> Cha
 class World:
     def __init__(self) -> None:
         self.routes = RouteTable(capacity=1000, ttl_s=1000.0)
-        self.routes.collect_news()
+        self.routes.outgoing.collect()
         self.generations = [1, 1]
         self.engine_caches = EngineCaches(
             self.routes, lambda backend: self.generations[backend], restarted=self.restarted
@@ -91,7 +91,7 @@ def test_a_removal_withdraws_the_claim_and_what_is_below_it_and_is_told() -> Non
     world.routes.learn([(80, 105, 0), (64, 104, 0)], ENGINE, 1, Trust.LOCAL, 10.0)
     world.engine_caches.changed(STREAM, world.cache.remove(RUN[3]), 11.0)
     assert world.holders((80, 105, 0), (64, 104, 0), (32, 102, 0)) == [Holder(ENGINE, 32, Trust.CONFIRMED)]
-    assert [(news.backend, news.generation, news.fingerprint) for news in world.routes.withdrawn_news] == [
+    assert [(news.backend, news.generation, news.fingerprint) for news in world.routes.outgoing.withdrawn] == [
         (ENGINE, 1, 104),
         (ENGINE, 1, 105),
     ]

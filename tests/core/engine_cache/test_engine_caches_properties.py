@@ -48,7 +48,7 @@ class World:
         self.width = width  # blocks of ours in one of the engine's
         self.generations = [0, 0]
         self.routes = RouteTable(capacity=capacity, ttl_s=1e6)
-        self.routes.collect_news()
+        self.routes.outgoing.collect()
         self.engine_caches = EngineCaches(
             self.routes, lambda backend: self.generations[backend], restarted=self.restarted
         )
@@ -130,15 +130,13 @@ class World:
 
     def said(self) -> dict[int, tuple[bool, int]]:
         """Live claims of the engine at rows with tokens: CONFIRMED or not, and whether below the GPU."""
-        rows, _, claims, _ = self.routes.parts()
         found = {}
-        for row in range(1, rows.top):
-            if rows.parent[row] < 0 or not rows.token[row]:
-                continue
-            claim = claims.get(row, ENGINE)
-            if claim is not None and claim.generation == self.generations[ENGINE]:
-                below = int(bool(claims.lowered.get(row, {}).get(ENGINE)))
-                found[rows.token[row]] = (claim.trust == Trust.CONFIRMED, below)
+        for view in self.routes.subtree(0, limit=len(self.routes)):
+            key = (view.tokens, view.token_fingerprint, 0)
+            holders = self.routes.match([key], self.generations, self.now, touch=False) if key[1] else ()
+            for holder in holders:
+                if holder.backend == ENGINE:
+                    found[key[1]] = (holder.trust == Trust.CONFIRMED, holder.tier)
         return found
 
     def heal(self) -> None:
@@ -174,7 +172,7 @@ def test_in_a_table_that_evicts_nothing_is_said_that_is_not_held(todo: list[tupl
     world = World(1, 12)
     for what, way, depth, number in todo:
         world.do(what, WAYS[way], depth, number)
-        rows, _, claims, _ = world.routes.parts()
+        rows, claims = world.routes._rows, world.routes._claims
         assert all(rows.parent[row] >= 0 for row in claims.lowered), "a tier of a row that is gone"
     world.heal()
     held = world.model.tiers()

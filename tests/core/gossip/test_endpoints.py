@@ -12,7 +12,7 @@ from ranvier_py.core.gossip.endpoints import (
     gossip_endpoints,
     key_of_their_own,
     of_worker,
-    place,
+    parse_host_port,
     problems,
     spelled,
 )
@@ -34,14 +34,14 @@ def found(**values: Any) -> list[tuple[str, str]]:
     ],
 )
 def test_a_place_may_leave_out_its_port(text: str, expected: tuple[str, int]) -> None:
-    assert place(text) == expected
-    assert place(spelled(expected)) == expected
+    assert parse_host_port(text) == expected
+    assert parse_host_port(spelled(expected)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a:", "a:x", "a:70000", ":80", "a b", "http://a", "a@b", "x:1:2"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
-        place(text)
+        parse_host_port(text)
 
 
 def test_a_node_alone_does_not_gossip() -> None:
@@ -58,11 +58,11 @@ def test_whoever_has_peers_elsewhere_listens_everywhere_and_workers_alone_on_loo
     assert gossip_endpoints(ClusterKeys(workers=2)) == GossipEndpoints(("127.0.0.1", 7946), ("127.0.0.1", 7946), ())
 
 
-def test_what_is_advertised_is_what_is_listened_on_unless_told_or_unknown() -> None:
+def test_what_is_advertised_is_what_is_listened_on_unless_reported_or_unknown() -> None:
     def advertised(**values: Any) -> object:
-        places = gossip_endpoints(ClusterKeys(**values))
-        assert places is not None
-        return places.advertise
+        endpoints = gossip_endpoints(ClusterKeys(**values))
+        assert endpoints is not None
+        return endpoints.advertise
 
     assert advertised(gossip="10.0.0.1:9") == ("10.0.0.1", 9)
     assert advertised(gossip="[::]:9") is None
@@ -72,9 +72,9 @@ def test_what_is_advertised_is_what_is_listened_on_unless_told_or_unknown() -> N
 
 
 def test_each_worker_has_a_port_and_joins_all_others() -> None:
-    places = gossip_endpoints(ClusterKeys(gossip="0.0.0.0:100", advertise="10.0.0.1", join=("a:5",), keyed=True))
-    assert places is not None
-    second = of_worker(places, 1, 3)
+    endpoints = gossip_endpoints(ClusterKeys(gossip="0.0.0.0:100", advertise="10.0.0.1", join=("a:5",), keyed=True))
+    assert endpoints is not None
+    second = of_worker(endpoints, 1, 3)
     assert second == GossipEndpoints(
         ("0.0.0.0", 101), ("10.0.0.1", 101), (("a", 5), ("127.0.0.1", 100), ("127.0.0.1", 102))
     )
@@ -129,9 +129,9 @@ def test_only_workers_without_other_peers_have_a_key_of_their_own() -> None:
     ],
 )
 def test_what_can_not_work_is_refused(values: dict[str, Any], key: str, message: str) -> None:
-    ((where, told),) = found(**values)
+    ((where, reported),) = found(**values)
     assert where == key
-    assert told.startswith(message)
+    assert reported.startswith(message)
 
 
 @pytest.mark.parametrize(

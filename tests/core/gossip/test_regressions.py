@@ -69,13 +69,13 @@ def test_a_session_that_has_raised_its_epoch_can_prove_itself_again() -> None:
     assert one.proofs() == [two.session]
 
 
-def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_join_at_once_are_reported_to_the_routes_in_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each proof made a list of all members: a node that joined N peers took N² steps, a cluster N³."""
-    told: list[int] = []
+    reported: list[int] = []
     peers = RouteGossip.peers
 
     def counted(self: RouteGossip, live: Sequence[Peer], now: float, members: Sequence[int]) -> None:
-        told.append(len(live))
+        reported.append(len(live))
         peers(self, live, now, members)
 
     monkeypatch.setattr(RouteGossip, "peers", counted)
@@ -83,13 +83,13 @@ def test_nodes_that_join_at_once_are_told_to_the_routes_in_a_few_steps(monkeypat
         "join", "30 nodes start at once", 5.0, cluster=Size(nodes=30, engines=2), expect=Expect(agree_s=5.0)
     )
     assert simulate(scenario, 1, SimNodes()).violation is None
-    assert max(told) == 29
-    assert len(told) < 30 * 10  # 30 x 29 proofs: each once would be 870
+    assert max(reported) == 29
+    assert len(reported) < 30 * 10  # 30 x 29 proofs: each once would be 870
 
 
 class Keeper:
     """Somebody on the wire who keeps one stream packet with route updates that never arrives, and delivers it when
-    told."""
+    reported."""
 
     def __init__(self, run: Run, sender: int, target: int) -> None:
         self.run = run
@@ -104,7 +104,7 @@ class Keeper:
         if ours and plane is Plane.BULK and self.run.world.net.links.link(source, target, plane).cut:
             self.kept.append(data)
 
-    def heard_of(self) -> int:
+    def received_of(self) -> int:
         """What the target has of the sender's route updates."""
         hosts = self.run.world.hosts
         sender, target = hosts[self.sender].node, hosts[self.target].node
@@ -130,7 +130,7 @@ def test_a_packet_that_is_held_back_counts_as_long_as_its_sender_passes_for_aliv
     time.run(11.0)
     assert keeper.kept
     time.run(10.0 + delay_s)
-    before = keeper.heard_of()
+    before = keeper.received_of()
     keeper.deliver()
     time.run(time.now + 0.5)
-    assert (keeper.heard_of() > before) is taken
+    assert (keeper.received_of() > before) is taken

@@ -10,6 +10,7 @@ import pytest
 from ranvier_py.core.answers.answer_stream import NOTHING, Answer
 from ranvier_py.core.errors import NoBackend
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import values
 from ranvier_py.core.prompts.fingerprint import TextHasher, TokenHasher
 from ranvier_py.core.prompts.prompt import Boundary, PromptMemory
 from ranvier_py.core.prompts.request_body import PromptReader
@@ -284,9 +285,9 @@ def test_an_explanation_names_every_candidate_and_changes_nothing() -> None:
     router = make_router()
     served = serve(router, chat("one"))
     prompt = router.read(CHAT_PATH, chat("one", "answer", "two"))
-    before = router.routes.statistics()
+    before = values(router.routes.counters)
     report = router.explain(prompt, 0.0)
-    assert router.routes.statistics() == before
+    assert values(router.routes.counters) == before
     assert report["chosen"] == served.decision.backend_name
     assert len(report["candidates"]) == 4
     held = {row["backend"]: row["matched_tokens"] for row in report["candidates"]}

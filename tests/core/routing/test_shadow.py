@@ -65,7 +65,7 @@ def test_shadows_change_nothing_of_what_really_happens() -> None:
     for body in turns(8):
         one, other = serve(alone, body), serve(watched, body)
         assert one.decision == other.decision
-    assert watched.routes.statistics() == alone.routes.statistics()
+    assert watched.routes.counters == alone.routes.counters
     assert [backend.load for backend in watched.registry] == [0, 0, 0, 0]
 
 
@@ -97,7 +97,7 @@ def test_a_attempt_that_fails_leaves_nothing_in_the_shadow(outcome: Outcome) -> 
     router, (shadow,) = shadowed("affinity")
     router.finish_attempt(start_attempt(router, chat("one")), outcome, 0.0)
     assert shadow.router.registry[start_attempt(router, chat("one")).backend].inflight == 1
-    assert shadow.router.routes.statistics().rows == 0
+    assert shadow.router.routes.counters.rows == 0
 
 
 def test_attempts_whose_answers_nobody_reads_are_forgotten() -> None:

@@ -176,14 +176,14 @@ async def test_effects_that_follow_from_effects_come_to_an_end() -> None:
 
 
 async def test_changes_of_members_are_passed_on() -> None:
-    told: list[MemberChange] = []
+    reported: list[MemberChange] = []
     change = MemberChange("joined", Record("a", 1, 1, 0, State.ALIVE, "10.0.0.2", 7, 1), "")
     async with shell() as (net, gossip):
-        net.changed = told.extend
+        net.changed = reported.extend
         gossip.changed.append(change)
         net.contact([])
         net.contact([])
-    assert told == [change]
+    assert reported == [change]
 
 
 async def test_an_exception_in_the_core_costs_the_packet_it_came_with(caplog: pytest.LogCaptureFixture) -> None:
@@ -247,7 +247,7 @@ async def test_datagrams_that_are_too_long_are_dropped_on_both_sides() -> None:
         assert net.counters.drops["too_long"] == 2
 
 
-async def test_an_address_that_can_not_be_reached_is_told_to_the_core() -> None:
+async def test_an_address_that_can_not_be_reached_is_reported_to_the_core() -> None:
     """memberlist#242: the neighbour was kept alive for ever."""
     async with shell() as (net, gossip):
         for address in (NOWHERE, ("::1", 9), ("router.example", 9), ("127.0.0.1", 0)):

@@ -1,4 +1,4 @@
-"""Streams of gossip on real sockets: what arrives, what is dropped, and who hears of trouble."""
+"""Streams of gossip on real sockets: what arrives, what is dropped, and who gets_updates of trouble."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bulk(size: int = 100, number: int = 0) -> bytes:
 
 
 class Raw:
-    """A peer made of plain sockets: accepts when told to, reads when told to."""
+    """A peer made of plain sockets: accepts when reported to, reads when reported to."""
 
     def __init__(self, receive_bytes: int = 0) -> None:
         self.listener = trio.socket.socket()
@@ -147,7 +147,7 @@ async def test_an_idle_stream_is_closed_and_opened_again_and_nobody_is_blamed() 
         assert net.counters.broken == 0
 
 
-async def test_a_refused_stream_is_told_and_its_queue_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_stream_is_reported_and_its_queue_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with raw() as (_, nowhere):
         pass
@@ -182,7 +182,7 @@ async def test_a_peer_that_is_refused_again_and_again_is_tried_ever_more_rarely(
         assert all(gap >= wait for gap, wait in zip(gaps, least, strict=True))
 
 
-async def test_a_stream_that_its_peer_closes_is_told_and_opened_when_needed() -> None:
+async def test_a_stream_that_its_peer_closes_is_reported_and_opened_when_needed() -> None:
     async with shell(retry_s=0.001) as (net, gossip), raw() as (peer, address):
         send(net, address, BULK, bulk(number=1))
         first = await peer.accept()
@@ -267,7 +267,7 @@ async def test_all_queues_together_are_bounded_and_so_are_streams() -> None:
         assert gossip.seen("unreachable") == []
 
 
-async def test_an_address_that_no_stream_can_have_is_told() -> None:
+async def test_an_address_that_no_stream_can_have_is_reported() -> None:
     async with shell() as (net, gossip):
         send(net, ("router.example", 9), BULK, bulk())
         assert gossip.seen("unreachable") == [(("router.example", 9), BULK)]

@@ -97,7 +97,7 @@ GOOD = MARK + digest(b"state") + b"state"
         MARK + digest(b"x" * (STATE_BYTES_MAX + 1)) + b"x" * (STATE_BYTES_MAX + 1),
     ],
 )
-def test_a_file_that_is_cut_or_foreign_is_told_and_not_used(
+def test_a_file_that_is_cut_or_foreign_is_reported_and_not_used(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "peers"
@@ -110,13 +110,13 @@ def test_a_file_that_is_cut_or_foreign_is_told_and_not_used(
     assert file.read() == b"state"
 
 
-def test_a_file_that_can_not_be_read_is_told_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_can_not_be_read_is_reported_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     assert StateFile(tmp_path / "file" / "peers").read() == b""
     assert "can't be read: Not a directory" in caplog.text
 
 
-async def test_a_full_disk_is_told_once_and_the_old_file_stays(
+async def test_a_full_disk_is_reported_once_and_the_old_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -137,7 +137,7 @@ async def test_a_full_disk_is_told_once_and_the_old_file_stays(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-async def test_a_folder_that_is_not_there_and_a_state_that_is_too_large_are_told_once(
+async def test_a_folder_that_is_not_there_and_a_state_that_is_too_large_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = StateFile(tmp_path / "none" / "peers")

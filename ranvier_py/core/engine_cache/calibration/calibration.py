@@ -46,9 +46,7 @@ from ranvier_py.core.prompts.prompt import Boundary, PrefixKey
 from ranvier_py.core.routing.attempt import Attempt
 from ranvier_py.core.routing.backends import Outcome
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.route_table.outcomes import evidence_of, refute
 from ranvier_py.core.routing.route_table.table import NO_DEPTHS
-from ranvier_py.core.routing.route_table.uses import renew, used_before
 
 SAMPLES_PER_S_MAX = 32
 """Look-ups of routes, so that they stay below a thousandth of a core."""
@@ -102,7 +100,7 @@ class Calibration:
         self._second = -1
         self._sampled = 0  # in this second
         self._changes: list[BiasChange] = []
-        routes.hearing = self._heard
+        routes.remote_use = self._heard
 
     # --- attempts ----------------------------------------------------------------------------------------------------
 
@@ -118,7 +116,7 @@ class Calibration:
         if not self._estimated(attempt.backend):
             return
         self.counters.sampled += 1
-        found = evidence_of(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation)
+        found = self._routes.uses.evidence_of(attempt.prompt.end.chain(), attempt.backend, attempt.generation)
         clock = self._known(attempt).clock
         parts = [(tokens, second, clock.distance(second)) for tokens, second in found]
         self._samples[id(attempt)] = AttemptSample(attempt.sent_at, parts)
@@ -174,7 +172,7 @@ class Calibration:
         gone = self._gone(known, attempt, end, answer.prompt_tokens, cached)
         if gone is not None and (estimated or is_untold(gone)):
             known.refuted += 1
-            self.counters.withdrawn += refute(self._routes, gone, attempt.backend, int(attempt.sent_at))
+            self.counters.withdrawn += self._routes.refute(gone, attempt.backend, int(attempt.sent_at))
         elif gone is not None and not cached:
             self._contradicted(attempt.backend)
 
@@ -243,7 +241,7 @@ class Calibration:
         known = self._backends.get(backend)
         if known is None or known.generation != generation or not self._estimated(backend):
             return
-        new_tokens, before = used_before(self._routes, prompts, backend, generation, second)
+        new_tokens, before = self._routes.uses.used_before(prompts, backend, generation, second)
         again = sum([known.clock.take(tokens, earlier) for earlier, tokens in before.items()])
         known.clock.add(new_tokens + again, second)
 
@@ -273,7 +271,7 @@ class Calibration:
             or known.clock.distance(sample.used_at) < RENEW_SHARE * limit
         ):
             return
-        renew(self._routes, attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
+        self._routes.uses.renew(attempt.prompt.end.chain(), attempt.backend, attempt.generation, int(now))
         known.clock.add(known.clock.take(attempt.prompt.tokens, sample.used_at), now)
         sample.used_at = int(now)
 

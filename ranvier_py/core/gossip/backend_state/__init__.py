@@ -1,1 +1,1 @@
-"""What peers know of backends, and what the operator orders."""
+"""What peers know of backends, and what the operator commands."""

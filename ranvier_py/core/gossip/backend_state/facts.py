@@ -2,15 +2,15 @@
 
 Four kinds of knowledge, each with its own merge:
 
-- *Boot*: how many processes of this backend the cluster has seen. The greater wins, and its claims alone count. Two
-  nodes that saw one restart are told apart from two restarts by the engine's start time, where it tells one.
+- *Generation*: how many processes of this backend the cluster has seen. The greater wins; only its claims count. Two
+  nodes that saw one restart are told apart from two restarts by the engine's start time, where it gives one.
 - *Draining*: the order with the greater clock wins.
 - *Verdict*: never merged. A peer's "unhealthy" is a doubt: a reason to probe now. Doubts of two observers within
-  DOUBT_S, or one and a failure of our own, are taken for the truth; "healthy" is only what we saw ourselves.
+  DOUBT_S, or one and a failure of our own, are believed; "healthy" is only what we saw ourselves.
 - *Load*: see `loads`.
 
-Boots and drains travel by being repeated: whoever learns something tells its peers what it now knows, and everybody
-tells somebody now and then. So they reach everyone who can be reached, in any order and however often.
+Generations and drains travel by being repeated: whoever learns something sends its peers what it now knows, and
+everybody sends it to somebody now and then. So they reach everyone who can be reached, in any order and however often.
 Bounds: backends BACKENDS_MAX, observers those among the live peers. Unknown backends are remembered too, for the day
 the operator adds them; they are never asked anything.
 """
@@ -32,9 +32,9 @@ from ranvier_py.core.routing.work import Load
 
 FACTS_PER_MESSAGE = 512  # about 20 kB: far below a frame
 
-BOOT_MAX = 2**32 - 1
+GENERATION_MAX = 2**32 - 1
 DOUBT_S = 3.0  # of two observers, for one illness: Lifeguard's independent confirmation, applied to backends
-BOOT_BITS = 8  # of a boot in a route update
+GENERATION_BITS = 8  # of one in a route update
 
 
 class Verdict(IntEnum):
@@ -47,25 +47,25 @@ class Verdict(IntEnum):
 ILL = (Verdict.UNHEALTHY, Verdict.CIRCUIT_OPEN)
 
 
-class Boot(NamedTuple):
+class NewGeneration(NamedTuple):
     """Another process is behind this backend than we knew: void what the old one held.
 
     `started_at` is what peers say of its start, 0 when they know nothing.
     """
 
     backend: int
-    boot: int
+    generation: int
     started_at: float = 0.0
 
 
-class Start(NamedTuple):
+class KnownStart(NamedTuple):
     """A peer knows when the process began that we count as it does, of which we know no start: see `begun`."""
 
     backend: int
     started_at: float
 
 
-class Drain(NamedTuple):
+class DrainChange(NamedTuple):
     backend: int
     draining: bool
 
@@ -77,16 +77,16 @@ class Doubt(NamedTuple):
     observers: int
 
 
-News = Boot | Start | Drain | Doubt
+FactChange = NewGeneration | KnownStart | DrainChange | Doubt
 
 
 @dataclass(slots=True)
-class Known:
+class KnownBackend:
     """What is known of one backend, from whomever."""
 
-    boot: int = 1
+    generation: int = 1
     started_at: float = 0.0
-    counted: bool = False  # a peer told its count: before, ours begins at 1 whatever the cluster has seen
+    counted: bool = False  # a peer sent its count: before, ours begins at 1 whatever the cluster has seen
     verdict: Verdict = Verdict.UNKNOWN  # our own
     draining: bool = False
     drain_clock: int = 0
@@ -97,16 +97,16 @@ class BackendFacts:
 
     def __init__(self, session: int, settings: FactSettings, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.counters = FactCounters()
-        self.news: list[News] = []  # drained by the owner after every call; at most one or two for each fact heard
+        self.changes: list[FactChange] = []  # drained by the owner after every call; at most two for each fact
         self.loads = PeerLoads(settings, outbox, rng, self.counters, now)
         self._session = session
         self._settings = settings
         self._outbox = outbox
         self._rng = rng
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownBackend] = {}
         self._doubts: dict[int, dict[int, float]] = {}
         self._peers: Sequence[Peer] = ()
-        self._answered: dict[int, None] = {}  # live peers that told us something, and were told all
+        self._answered: dict[int, None] = {}  # live peers that sent us something, and were sent all
         self._seq = 0
         self._changed: dict[int, None] = {}
         self._repair_at = now + rng.uniform(0, settings.repair_interval_s)
@@ -114,6 +114,10 @@ class BackendFacts:
     def __len__(self) -> int:
         """Backends that anything is known of."""
         return len(self._known)
+
+    def known(self) -> list[Fact]:
+        """All that is known, as peers are sent it."""
+        return [fact_of(backend, known) for backend, known in self._known.items()]
 
     # --- what we see ourselves --------------------------------------------------------------------------------------
 
@@ -124,7 +128,7 @@ class BackendFacts:
             if len(self._known) >= BACKENDS_MAX:
                 self.counters.dropped += 1
                 return
-            known = self._known[backend] = Known()
+            known = self._known[backend] = KnownBackend()
             self._changed[backend] = None
         if started_at and not known.started_at:
             known.started_at = started_at
@@ -135,24 +139,24 @@ class BackendFacts:
             known.verdict = verdict
 
     def restarted(self, backend: int, started_at: float) -> int:
-        """We saw a backend restart. Returns its boot, which is a new one unless a peer told of the same restart."""
-        known = self._known.setdefault(backend, Known())
+        """We saw a backend restart. Returns its generation: a new one, unless a peer saw the same restart."""
+        known = self._known.setdefault(backend, KnownBackend())
         same_start = started_at and known.started_at and same_process(started_at, known.started_at)
         if not same_start:
-            known.boot = min(known.boot + 1, BOOT_MAX)
+            known.generation = min(known.generation + 1, GENERATION_MAX)
             known.started_at = started_at
             self._changed[backend] = None
-        return known.boot
+        return known.generation
 
     def begun(self, backend: int, started_at: float) -> None:
-        """What a peer told of its start is of the process that we count: no claim of ours is of an earlier one."""
+        """What a peer said of its start is of the process that we count: no claim of ours is of an earlier one."""
         known = self._known.get(backend)
         if known is not None and not known.started_at:
             known.started_at = started_at
 
     def drain(self, backend: int, draining: bool) -> None:
         """The operator said so, here."""
-        known = self._known.setdefault(backend, Known())
+        known = self._known.setdefault(backend, KnownBackend())
         if known.draining is not draining:
             known.draining = draining
             known.drain_clock += 1
@@ -164,31 +168,30 @@ class BackendFacts:
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def boot(self, backend: int) -> int:
+    def generation(self, backend: int) -> int:
         known = self._known.get(backend)
-        return known.boot if known else 1
+        return known.generation if known else 1
 
     def started_at(self, backend: int) -> float:
-        """When its process started, as the engine told us or a peer; 0 when it told nobody."""
+        """When its process started, as the engine or a peer said; 0 when it is not known."""
         known = self._known.get(backend)
         return known.started_at if known else 0.0
 
     def is_counted(self, backend: int) -> bool:
-        """Whether any peer told its count since we started: before, one number may stand for two processes."""
+        """Whether any peer sent its count since we started: before, one number may stand for two processes."""
         known = self._known.get(backend)
         return known is not None and known.counted
 
-    def boot_of(self, backend: int, low_bits: int) -> int:
-        """The boot of which a route update carries the low bits: one later than ours is adopted, an earlier one is
-        less."""
-        boot = self.boot(backend)
-        ahead = (low_bits - boot) % (1 << BOOT_BITS)
+    def generation_of(self, backend: int, low_bits: int) -> int:
+        """The generation of which an update carries the low bits. A later one than ours is adopted."""
+        generation = self.generation(backend)
+        ahead = (low_bits - generation) % (1 << GENERATION_BITS)
         if ahead == 0:
-            return boot
-        if ahead >= 1 << (BOOT_BITS - 1):
-            return boot + ahead - (1 << BOOT_BITS)
-        self._adopt(backend, boot + ahead, 0.0)
-        return boot + ahead
+            return generation
+        if ahead >= 1 << (GENERATION_BITS - 1):
+            return generation + ahead - (1 << GENERATION_BITS)
+        self._adopt(backend, generation + ahead, 0.0)
+        return generation + ahead
 
     def peer_load(self, backend: int) -> Load:
         return self.loads.of(backend)
@@ -205,20 +208,20 @@ class BackendFacts:
             return 0.0
         return min(self._repair_at, self.loads.wake_at) if self._peers else self.loads.wake_at
 
-    def peers(self, live: Sequence[Peer], listeners: Sequence[Peer] | None = None) -> None:
-        """Who is there now. A newcomer is told everything; who is gone takes its loads with it.
+    def peers(self, live: Sequence[Peer], load_peers: Sequence[Peer] | None = None) -> None:
+        """Who is there now. A newcomer is sent everything; who is gone takes its loads with it.
 
-        `listeners`: whom loads are told to and heard from, if these are more.
+        `load_peers`: with whom loads are exchanged, if these are more.
         """
         before = {peer.session for peer in self._peers}
         self._peers = live
-        self.loads.peers(live if listeners is None else listeners)
+        self.loads.peers(live if load_peers is None else load_peers)
         now_there = {peer.session for peer in live}
         self._answered = {session: None for session in self._answered if session in now_there}
         newcomers = [peer for peer in live if peer.session not in before]
         if newcomers:
-            told = self._some(newcomers, self._settings.everyone_max)  # each hears it of as many others
-            self._tell(told, list(self._known))
+            targets = self._some(newcomers, self._settings.everyone_max)  # each gets it of as many others
+            self._send(targets, list(self._known))
             self.loads.newcomers()
 
     def forget(self, session: int) -> None:
@@ -229,93 +232,92 @@ class BackendFacts:
     def tick(self, now: float) -> None:
         settings = self._settings
         if self._changed:
-            listeners = self._some(self._peers, settings.everyone_max)
-            self._tell(listeners, list(self._changed))
+            self._send(self._some(self._peers, settings.everyone_max), list(self._changed))
             self._changed.clear()
         self.loads.tick(now)
         if now >= self._repair_at:
             self._repair_at = now + settings.repair_interval_s * self._rng.uniform(0.8, 1.2)
             if self._peers and self._known:
-                self._tell([self._rng.choice(self._peers)], list(self._known))
+                self._send([self._rng.choice(self._peers)], list(self._known))
 
-    # --- what peers say ---------------------------------------------------------------------------------------------
+    # --- what peers send --------------------------------------------------------------------------------------------
 
     def receive(self, peer: Peer, message: Message, now: float) -> None:
         if isinstance(message, Loads):
-            self.loads.hear(peer, message, now)
+            self.loads.receive(peer, message, now)
         elif isinstance(message, Facts) and message.observer == peer.session:
             for fact in message.facts:
-                self._hear_fact(peer, fact, now)
+                self._take_fact(peer, fact, now)
             self._answer(peer)
 
     def _answer(self, peer: Peer) -> None:
-        """Whoever tells something for the first time is told: what we said when we met it may have come too early."""
+        """Whoever sends something for the first time is sent all: what went when we met may have come too early."""
         if peer.session not in self._answered and len(self._peers) <= self._settings.everyone_max:
             self._answered[peer.session] = None
-            self._tell([peer], list(self._known))
+            self._send([peer], list(self._known))
 
-    def _hear_fact(self, peer: Peer, fact: Fact, now: float) -> None:
-        self.counters.facts_heard += 1
+    def _take_fact(self, peer: Peer, fact: Fact, now: float) -> None:
+        self.counters.facts_received += 1
         known = self._known.get(fact.backend)
         if known is None:
             if len(self._known) >= BACKENDS_MAX:
                 self.counters.dropped += 1
                 return
-            known = self._known[fact.backend] = Known(fact.boot, fact.started_at)
+            known = self._known[fact.backend] = KnownBackend(fact.generation, fact.started_at)
             self._changed[fact.backend] = None
-            self.news.append(Boot(fact.backend, fact.boot, fact.started_at))
+            self.changes.append(NewGeneration(fact.backend, fact.generation, fact.started_at))
         else:
-            self._merge_boot(fact, known)
+            self._merge_generation(fact, known)
         known.counted = True
         if fact.drain_clock > known.drain_clock or (
             fact.drain_clock == known.drain_clock and fact.draining > known.draining
         ):
             known.draining, known.drain_clock = fact.draining, fact.drain_clock
             self._changed[fact.backend] = None
-            self.news.append(Drain(fact.backend, fact.draining))
+            self.changes.append(DrainChange(fact.backend, fact.draining))
         if fact.verdict in ILL:
             self._doubts.setdefault(fact.backend, {})[peer.session] = now
-            self.news.append(Doubt(fact.backend, self.doubts(fact.backend, now)))
+            self.changes.append(Doubt(fact.backend, self.doubts(fact.backend, now)))
         else:
             self._doubts.get(fact.backend, {}).pop(peer.session, None)
 
-    def _merge_boot(self, fact: Fact, known: Known) -> None:
-        """The greater boot wins; of two processes with one number the one that started later is the next boot."""
-        both_told = bool(fact.started_at and known.started_at)
-        same = both_told and same_process(fact.started_at, known.started_at)
-        if fact.boot > known.boot:
+    def _merge_generation(self, fact: Fact, known: KnownBackend) -> None:
+        """The greater number wins; of two processes with one number the one that started later is the next."""
+        both_known = bool(fact.started_at and known.started_at)
+        same = both_known and same_process(fact.started_at, known.started_at)
+        if fact.generation > known.generation:
             if same:  # another count of the same process
-                known.boot = fact.boot
+                known.generation = fact.generation
                 self._changed[fact.backend] = None
                 self.counters.facts_adopted += 1
             else:
-                self._adopt(fact.backend, fact.boot, fact.started_at)
-        elif both_told and not same:
+                self._adopt(fact.backend, fact.generation, fact.started_at)
+        elif both_known and not same:
             if fact.started_at > known.started_at:
-                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), fact.started_at)
-            elif fact.boot == known.boot and known.counted:  # what was heard by that number may be of either
-                self._adopt(fact.backend, min(known.boot + 1, BOOT_MAX), known.started_at)
-            elif fact.boot == known.boot:
-                known.boot = min(known.boot + 1, BOOT_MAX)
+                self._adopt(fact.backend, min(known.generation + 1, GENERATION_MAX), fact.started_at)
+            elif fact.generation == known.generation and known.counted:  # what came by that number may be of either
+                self._adopt(fact.backend, min(known.generation + 1, GENERATION_MAX), known.started_at)
+            elif fact.generation == known.generation:
+                known.generation = min(known.generation + 1, GENERATION_MAX)
                 self._changed[fact.backend] = None
-        elif fact.boot == known.boot and fact.started_at and not known.started_at:
-            self.news.append(Start(fact.backend, fact.started_at))
+        elif fact.generation == known.generation and fact.started_at and not known.started_at:
+            self.changes.append(KnownStart(fact.backend, fact.started_at))
 
-    def _adopt(self, backend: int, boot: int, started_at: float) -> None:
-        known = self._known.setdefault(backend, Known())
-        known.boot, known.started_at = boot, started_at
+    def _adopt(self, backend: int, generation: int, started_at: float) -> None:
+        known = self._known.setdefault(backend, KnownBackend())
+        known.generation, known.started_at = generation, started_at
         self.counters.facts_adopted += 1
         self._changed[backend] = None
-        self.news.append(Boot(backend, boot, started_at))
+        self.changes.append(NewGeneration(backend, generation, started_at))
 
-    # --- what we say ------------------------------------------------------------------------------------------------
+    # --- what we send -----------------------------------------------------------------------------------------------
 
     def _some(self, peers: Sequence[Peer], most: int) -> Sequence[Peer]:
         return peers if len(peers) <= most else self._rng.sample(peers, most)
 
-    def _tell(self, listeners: Sequence[Peer], backends: Sequence[int]) -> None:
+    def _send(self, targets: Sequence[Peer], backends: Sequence[int]) -> None:
         for message in self._facts(backends):
-            for peer in listeners:
+            for peer in targets:
                 self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
     def _facts(self, backends: Sequence[int]) -> Iterator[Facts]:
@@ -325,5 +327,5 @@ class BackendFacts:
             yield Facts(self._session, self._seq, tuple(fact_of(backend, self._known[backend]) for backend in chosen))
 
 
-def fact_of(backend: int, known: Known) -> Fact:
-    return Fact(backend, known.boot, known.started_at, known.verdict, known.draining, known.drain_clock)
+def fact_of(backend: int, known: KnownBackend) -> Fact:
+    return Fact(backend, known.generation, known.started_at, known.verdict, known.draining, known.drain_clock)

@@ -1,10 +1,9 @@
-"""What is in flight at each backend: told to peers, heard from them, summed up.
+"""What is in flight at each backend: sent to peers, received from them, summed up.
 
 One number for each observer, and the latest counts; none after `load_life_s` of silence. It is nobody's to pass on: in
-a large cluster each node tells some, other ones each time, and sums up those it heard.
+a large cluster each node sends to some, other ones each time, and sums up what it received.
 
-Bounds: observers are among the listeners, backends of one observer BACKENDS_MAX. Cost: `carry` compares two small
-dictionaries; a message costs O(backends in it).
+Bounds: observers are among the peers, backends of one observer BACKENDS_MAX.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ class PeerLoads:
         self._counters = counters
         self._observed: dict[int, Observed] = {}
         self._totals: dict[int, Load] = {}
-        self._listeners: Sequence[Peer] = ()
+        self._peers: Sequence[Peer] = ()
         self._seq = 0
         self._own: Mapping[int, Load] = {}
         self._own_moved = False
         self._sent_at = now
 
     def __len__(self) -> int:
-        """Peers that told their loads."""
+        """Peers that sent their loads."""
         return len(self._observed)
 
     @property
@@ -75,15 +74,15 @@ class PeerLoads:
 
     # --- time and peers ---------------------------------------------------------------------------------------------
 
-    def peers(self, listeners: Sequence[Peer]) -> None:
-        """Who is told and heard now. Who is gone takes its loads with it."""
-        self._listeners = listeners
-        there = {peer.session for peer in listeners}
+    def peers(self, live: Sequence[Peer]) -> None:
+        """With whom loads are exchanged now. Who is gone takes its loads with it."""
+        self._peers = live
+        there = {peer.session for peer in live}
         for session in [session for session in self._observed if session not in there]:
             self.forget(session)
 
     def newcomers(self) -> None:
-        """Somebody new is there: tell our loads soon, changed or not."""
+        """Somebody new is there: send our loads soon, changed or not."""
         self._own_moved |= bool(self._own)
 
     def forget(self, session: int) -> None:
@@ -95,25 +94,25 @@ class PeerLoads:
         settings = self._settings
         wait_s = settings.load_interval_s if self._own_moved else settings.load_repeat_s
         if (self._own_moved or self._own) and now >= self._sent_at + wait_s:
-            self._tell(now)
+            self._send(now)
         if now >= self._expire_at:
             self._expire(now)
 
-    def _tell(self, now: float) -> None:
+    def _send(self, now: float) -> None:
         self._own_moved = False
         self._sent_at = now
         self._seq += 1
         message = loads_message(self._seq, self._own)
         small = self._settings.datagrams and len(message.loads) <= LOADS_PER_DATAGRAM
         plane = Plane.DATAGRAM if small else Plane.BULK
-        listeners, most = self._listeners, self._settings.listeners_max
-        for peer in listeners if len(listeners) <= most else self._rng.sample(listeners, most):
+        peers, most = self._peers, self._settings.load_peers_max
+        for peer in peers if len(peers) <= most else self._rng.sample(peers, most):
             self._outbox.append(Outgoing(peer.address, peer.session, plane, message))
 
-    # --- what peers say ---------------------------------------------------------------------------------------------
+    # --- what peers send --------------------------------------------------------------------------------------------
 
-    def hear(self, peer: Peer, message: Loads, now: float) -> None:
-        self._counters.loads_heard += 1
+    def receive(self, peer: Peer, message: Loads, now: float) -> None:
+        self._counters.loads_received += 1
         observed = self._observed.get(peer.session)
         if observed is not None and message.seq <= observed.seq:
             self._counters.loads_old += 1
@@ -123,7 +122,7 @@ class PeerLoads:
             return
         loads = loads_of(message)
         self._replace(observed.loads if observed else {}, loads)
-        until = now + self._settings.load_life_s * max(1.0, len(self._listeners) / self._settings.listeners_max)
+        until = now + self._settings.load_life_s * max(1.0, len(self._peers) / self._settings.load_peers_max)
         self._observed[peer.session] = Observed(message.seq, until, loads)
         self._expire_at = min(self._expire_at, until)
 

@@ -1,12 +1,12 @@
-"""Orders of the operator that every node follows: add a backend, remove one.
+"""Commands of the operator that every node follows: add a backend, remove one.
 
-An address taken from gossip could send prompts anywhere, so the cluster key is not enough here: an order is signed with
-the admin key, which a node has only where its operator allows such orders. Without one nothing is signed, nothing is
-followed, and what peers send is not even passed on.
+An address taken from gossip could send prompts anywhere, so the cluster key is not enough here: a command is signed
+with the admin key, which a node has only where its operator allows such commands. Without one nothing is signed,
+nothing is followed, and what peers send is not even passed on.
 
-Rules: one order for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
-would return. Orders are told to all peers when they are new here, to a newcomer, and all of them to somebody now and
-then. At most ORDERS_MAX URLs; an order for one more is refused and counted.
+Rules: one command for each URL, the one with the greatest clock; a removal is kept like an addition, or an old addition
+would return. Commands go to all peers when they are new here, to a newcomer, and all of them to somebody now and then.
+At most COMMANDS_MAX URLs; a command for one more is refused and counted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from struct import pack
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Command, Commands
 
-ORDERS_MAX = 4096  # URLs: as many as there can be backends
-ORDERS_PER_MESSAGE = 256  # of at most 700 bytes: below a frame
+COMMANDS_MAX = 4096  # URLs: as many as there can be backends
+COMMANDS_PER_MESSAGE = 256  # of at most 700 bytes: below a frame
 REPAIR_INTERVAL_S = 30.0
 CLOCK_STEP_MAX = 1 << 32
-"""An order whose clock is further ahead than this of the one we have is refused: nobody may end the count for good."""
+"""A command whose clock is further ahead than this of the one we have is refused: nobody may end the count for good."""
 
 VERBS = ("add", "remove")
 
 
-class Orders:
-    """The orders one node knows. `admin_key` empty: none are given or taken."""
+class SignedCommands:
+    """The commands one node knows. `admin_key` empty: none are given or taken."""
 
     def __init__(self, admin_key: bytes, outbox: list[Outgoing], rng: Random, now: float) -> None:
         self.new: list[Command] = []  # to be followed; drained by the owner after every call
@@ -54,9 +54,9 @@ class Orders:
         return self._repair_at if self._known and self._peers else inf
 
     def give(self, verb: str, url: str, weight: float, name: str) -> bool:
-        """The operator ordered it here. False: orders are not shared on this node."""
+        """The operator gave it here. False: commands are not shared on this node."""
         known = self._known.get(url)
-        if not self._key or (known is None and len(self._known) >= ORDERS_MAX):
+        if not self._key or (known is None and len(self._known) >= COMMANDS_MAX):
             return False
         clock = known.clock + 1 if known else 1
         signature = signature_of(self._key, clock, verb, url, weight, name)
@@ -69,16 +69,16 @@ class Orders:
         self._peers = live
         for peer in live:
             if peer.session not in before:
-                self._tell([peer], list(self._known.values()))
+                self._send([peer], list(self._known.values()))
 
     def tick(self, now: float) -> None:
         if self._fresh and self._peers:
-            self._tell(self._peers, self._fresh)
+            self._send(self._peers, self._fresh)
             self._fresh = []
         if now >= self._repair_at:
             self._repair_at = now + REPAIR_INTERVAL_S * self._rng.uniform(0.8, 1.2)
             if self._peers:
-                self._tell([self._rng.choice(self._peers)], list(self._known.values()))
+                self._send([self._rng.choice(self._peers)], list(self._known.values()))
 
     def receive(self, message: Commands) -> None:
         for command in message.commands:
@@ -98,7 +98,7 @@ class Orders:
     def _is_later(self, command: Command) -> bool:
         known = self._known.get(command.url)
         if known is None:
-            if len(self._known) < ORDERS_MAX:
+            if len(self._known) < COMMANDS_MAX:
                 return True
             self.refused += 1
             return False
@@ -107,14 +107,14 @@ class Orders:
             return False
         return (command.clock, command.verb, command.signature) > (known.clock, known.verb, known.signature)
 
-    def _tell(self, listeners: Sequence[Peer], commands: Sequence[Command]) -> None:
-        for start in range(0, len(commands), ORDERS_PER_MESSAGE):
-            message = Commands(tuple(commands[start : start + ORDERS_PER_MESSAGE]))
-            for peer in listeners:
+    def _send(self, targets: Sequence[Peer], commands: Sequence[Command]) -> None:
+        for start in range(0, len(commands), COMMANDS_PER_MESSAGE):
+            message = Commands(tuple(commands[start : start + COMMANDS_PER_MESSAGE]))
+            for peer in targets:
                 self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
 
 
 def signature_of(key: bytes, clock: int, verb: str, url: str, weight: float, name: str) -> bytes:
-    """HMAC-SHA256 over all that an order says, each part with its length."""
+    """HMAC-SHA256 over all that a command says, each part with its length."""
     parts = [pack("<Qd", clock, weight), verb.encode(), url.encode(), name.encode()]
     return hmac.new(key, b"".join(pack("<I", len(part)) + part for part in parts), sha256).digest()

@@ -14,7 +14,7 @@ from math import inf
 
 from ranvier_py.core.bounded import BoundedDict
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.signed_commands import Orders
+from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.membership.members import Members
 from ranvier_py.core.gossip.membership.roster import Member
@@ -32,7 +32,12 @@ class LiveMembers:
     """Hands the planes who is there. `wake_at`: when `update` is wanted. `sharing`: sessions that routes know."""
 
     def __init__(
-        self, members: Members, routes: RouteGossip, facts: BackendFacts, orders: Orders, streams: ReaderGossip
+        self,
+        members: Members,
+        routes: RouteGossip,
+        facts: BackendFacts,
+        orders: SignedCommands,
+        streams: ReaderGossip,
     ) -> None:
         self.wake_at = inf
         self.sharing: dict[int, None] = {}

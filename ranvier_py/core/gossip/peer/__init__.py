@@ -1,4 +1,4 @@
-"""A node among its peers: what binds route table and registry to gossip."""
+"""A node among its peers: what binds router and registry to gossip."""
 
 from ranvier_py.core.gossip.peer.router_peer import PeerSettings, RouterPeer
 

@@ -14,7 +14,7 @@ from typing import Any
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.peer_access import SnapshotAnswer, StreamSharing
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
-from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.readers.ownership import STATE_OF, Ownership, ReaderState
 from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.readers.snapshot_transfer import Subject
@@ -28,7 +28,7 @@ LEVEL_OF = {state: level for level, state in STATE_OF.items()}
 class SharedStreams(StreamSharing):
     """See the module. `moved` is called when this node is to begin, read or end otherwise than before."""
 
-    def __init__(self, gossip: ReaderGossip, backends: SharedBackends, session: int, now: float) -> None:
+    def __init__(self, gossip: ReaderGossip, backends: RegistrySync, session: int, now: float) -> None:
         super().__init__()
         self.moved: Callable[[], object] = lambda: None
         self.ownership = Ownership(session, now)

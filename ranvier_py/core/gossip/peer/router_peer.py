@@ -1,32 +1,32 @@
-"""A router among its peers: what it learns is told, what they tell is learned. A node drives it, and so does the lab.
+"""A router among its peers: what it learns is sent, what they send is learned. A node drives it, and so does the lab.
 
-Down, every `flush_interval_s`: the route table's news become route updates, and what the registry did becomes facts.
-Nothing of it is encoded on a request's path, which only appends to the table's news. Up: see `routes` and `backends`.
+Out, every `flush_interval_s`: the route table's new routes become updates, and what the registry did becomes facts.
+Nothing of it is encoded on a request's path, which only appends to a queue. In: see `replication.route_sync` and
+`backend_state.registry_sync`.
 
-Rules: what is told late or not at all costs cache hits, never a request. Whoever drives this drains `take`, `changes`,
+Rules: what is sent late or not at all costs cache hits, never a request. Whoever drives this drains `take`, `changes`,
 `transitions`, `doubted` and `commands` after each call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from random import Random
 from typing import Any
 
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
-from ranvier_py.core.gossip.backend_state.signed_commands import Orders
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
+from ranvier_py.core.gossip.backend_state.signed_commands import SignedCommands
 from ranvier_py.core.gossip.endpoints import spelled
 from ranvier_py.core.gossip.gossip import TOPICS, Gossip, GossipSettings
 from ranvier_py.core.gossip.gossip_values import Address, MemberChange, Outgoing, Plane, Send
 from ranvier_py.core.gossip.membership.roster import Member
-from ranvier_py.core.gossip.peer.held_updates import HOLD_S
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
-from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
-from ranvier_py.core.gossip.peer.route_sync import SharedRoutes
 from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
 from ranvier_py.core.gossip.wire.keyring import KeyRing
 from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.gossip.wire.seal import Subkeys
@@ -37,8 +37,8 @@ from ranvier_py.core.routing.backends import Transition
 from ranvier_py.core.routing.router import Router
 
 FLUSH_INTERVAL_S = 0.05
-"""What is learned becomes a route update within this, or when it has waited for company. As often as route updates and
-loads leave a busy node (`RouteGossipSettings.tick_s`, `FactSettings.load_interval_s`), so that they do in one tick."""
+"""What is learned becomes a route update within this. As often as route updates and loads leave a busy node
+(`RouteGossipSettings.tick_s`, `FactSettings.load_interval_s`), so that they do in one tick."""
 
 IDLE_INTERVAL_S = 0.25
 """With no request in flight the registry is looked at so often; table and registry tell when something comes."""
@@ -46,7 +46,8 @@ IDLE_INTERVAL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """`fingerprint_key`: what fingerprints are keyed with, the same on all nodes. `admin_key` empty: no orders."""
+    """`fingerprint_key`: what fingerprints are keyed with, the same on all nodes. `admin_key` empty: no
+    commands are shared."""
 
     gossip: GossipSettings
     fingerprint_key: bytes
@@ -71,18 +72,17 @@ class RouterPeer:
         outbox: list[Outgoing] = []
         self.router = router
         self.facts = BackendFacts(settings.gossip.session, settings.facts, outbox, rng, now)
-        self.orders = Orders(settings.admin_key, outbox, rng, now)
-        self.backends = SharedBackends(router.registry, self.facts, settings.fingerprint_key)
-        self.routes = SharedRoutes(router.routes, self.backends)
-        self.routes.understood = True
+        self.signed_commands = SignedCommands(settings.admin_key, outbox, rng, now)
+        self.backends = RegistrySync(router.registry, self.facts, settings.fingerprint_key)
+        self.routes = RouteSync(router.routes, self.backends)
         streams = ReaderGossip(settings.gossip.session, router.hasher, outbox, rng, now)
         self.streams = SharedStreams(streams, self.backends, settings.gossip.session, now)
         self.gossip = Gossip(
             settings.gossip,
             ring,
-            memory=self.routes,
+            sync=self.routes,
             facts=self.facts,
-            orders=self.orders,
+            orders=self.signed_commands,
             streams=streams,
             outbox=outbox,
             rng=rng,
@@ -92,8 +92,8 @@ class RouterPeer:
         self.woken: Callable[[], object] = lambda: None  # `wake_at` came nearer in between; the shell sets it
         self._flush_interval_s = settings.flush_interval_s
         self._now = self._flushed_at = self._flush_at = now
-        self.routes.asked = self._tell_everything
-        router.routes.collect_news(self._hurry)
+        self.routes.copy.asked = self._send_everything
+        router.routes.outgoing.collect(self._hurry)
         router.registry.busied = self._hurry
 
     # --- the calls of the shell -------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class RouterPeer:
 
     def receive(self, data: bytes, source: Address, plane: Plane, now: float) -> None:
         self._now = now
-        self.backends.before_hearing(now)
+        self.backends.count_restarts(now)
         self.gossip.receive(data, source, plane, now)
         self.backends.follow(now)
         self.streams.follow(now, synced=self.synced)
@@ -130,22 +130,20 @@ class RouterPeer:
         busy = self.backends.look(now)
         self._flushed_at = now
         self._flush_at = now + (self._flush_interval_s if busy else max(self._flush_interval_s, IDLE_INTERVAL_S))
-        if self.synced:  # before, our count of boots may be behind the peers', who would not believe a route update
-            self._announce(now, HOLD_S)
-            self._flush_at = min(self._flush_at, self.routes.wake_at)
+        self._announce(now)
 
-    def _announce(self, now: float, hold_s: float) -> None:
-        for route_update, at in self.routes.route_updates(now, hold_s):
-            self.gossip.announce(route_update, at)
+    def _announce(self, now: float, *, everything: bool = False) -> None:
+        if self.synced:  # before, our count of generations may be behind the peers', who would not believe an update
+            for update, at in self.routes.updates(now, everything=everything):
+                self.gossip.announce(update, at)
 
-    def _tell_everything(self) -> None:
-        """What waits for company, too."""
+    def _send_everything(self) -> None:
+        """What waits, too."""
         self.flush(self._now)
-        if self.synced:
-            self._announce(self._now, hold_s=0.0)
+        self._announce(self._now, everything=True)
 
     def _hurry(self) -> None:
-        """There is something to tell: do not wait until the next look of an idle node."""
+        """There is something to send: do not wait until the next look of an idle node."""
         wanted_at = self._flushed_at + self._flush_interval_s
         if wanted_at < self._flush_at:
             self._flush_at = wanted_at
@@ -159,7 +157,7 @@ class RouterPeer:
 
     def leave(self, now: float) -> None:
         self._now = now
-        self._tell_everything()
+        self._send_everything()
         self.gossip.leave(now)
 
     def state(self) -> bytes:
@@ -194,10 +192,9 @@ class RouterPeer:
                 }
                 for topic in TOPICS
             },
-            "routes": asdict(self.gossip.routes.statistics()),
-            "shared": asdict(self.routes.counters),
-            "removals": asdict(self.routes.removals.counters),
-            "facts": asdict(self.facts.counters),
+            "routes": values(self.gossip.routes.counters),
+            "route_sync": values(self.routes.counters),
+            "facts": values(self.facts.counters),
             **self.streams.view(),
             "membership": values(self.gossip.members.statistics()),
             "lag_ms": quantiles_ms(self.gossip.routes.lag),
@@ -208,9 +205,9 @@ class RouterPeer:
 
     # --- what the node does with the rest ---------------------------------------------------------------------------
 
-    def unopened(self) -> Address | None:
+    def wrong_key_source(self) -> Address | None:
         """Where a packet came from, since the last call, that is sealed with another key or label than ours."""
-        source, self.gossip.unopened = self.gossip.unopened, None
+        source, self.gossip.wrong_key_source = self.gossip.wrong_key_source, None
         return source
 
     @property
@@ -229,8 +226,8 @@ class RouterPeer:
         return doubted
 
     def commands(self) -> list[Command]:
-        """Orders of the operator that were given on another node, to be followed."""
-        commands, self.orders.new = self.orders.new, []
+        """What the operator commanded on another node, to be followed."""
+        commands, self.signed_commands.new = self.signed_commands.new, []
         return commands
 
 

@@ -6,7 +6,6 @@ message as large as a whole second's budget can go at once, after a quiet second
 not.
 
 Rules: nobody waits for room. Who finds none drops what he had, and repair brings it later.
-Cost: 0.5 us for a look. Memory: 21 slots for each window.
 """
 
 from __future__ import annotations

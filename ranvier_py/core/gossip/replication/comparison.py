@@ -4,18 +4,24 @@
     peer    TotalSum -> us                  an equal one, or another with the sums of its groups of buckets
     we      PartSums (groups that differ)   the peer answers with its own of the same buckets
 
-Rule: our sums are of the moment when the first question left; the peer's are begun after it came (`own_sums`).
-Cost: two steps of 2 ms for a table of 50,000 rows. Memory: 32 KiB until the next one begins.
+A bucket's sum is the XOR of a number for each of its claims (`route_table.scan`); that of a group of 64 buckets, and
+that of the whole table, are the XOR of theirs. So one number stands for as much as all of them, but for one chance in
+2**64. All are little-endian columns, as in messages.
+
+Rule: our sums are of the moment when the first question left; the peer's are begun after it came (`OwnSums`).
+Memory: 32 KiB until the next comparison begins.
 """
 
 from __future__ import annotations
 
 from math import inf
 
+import numpy as np
+
 from ranvier_py.core.gossip.gossip_values import Peer
-from ranvier_py.core.gossip.replication.own_sums import OwnSums
-from ranvier_py.core.gossip.replication.route_outbox import RoutePost
-from ranvier_py.core.gossip.replication.sum_levels import differing_groups, part_of, total_of, with_part
+from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
+from ranvier_py.core.gossip.replication.table_copy import OwnSums
+from ranvier_py.core.gossip.wire.columns import GROUPS
 from ranvier_py.core.gossip.wire.messages import PartSums, TotalSum
 
 NO_ROOM_S = 0.05  # until a question is tried again for which there was no room
@@ -26,44 +32,37 @@ AnySums = TotalSum | PartSums
 class Comparison:
     """See the module."""
 
-    def __init__(self, post: RoutePost, sums: OwnSums) -> None:
+    def __init__(self, outbox: RouteOutbox, sums: OwnSums) -> None:
         self.own: bytes | None = None  # our sums as the peer was asked about them
-        self._post = post
+        self.wake_at = inf  # when `tick` is wanted; inf while an answer is awaited
+        self._outbox = outbox
         self._sums = sums
         self._peer: Peer | None = None
         self._request = 0
         self._begun_at = 0.0
-        self._step_at = inf
         self._groups = b""  # to be asked about
 
-    @property
-    def wake_at(self) -> float:
-        """When `tick` is wanted; inf while the peer has the word."""
-        return self._step_at
-
     def begin(self, peer: Peer, request: int, now: float) -> None:
-        self._peer, self._request, self._begun_at, self._step_at = peer, request, now, now
+        self._peer, self._request, self._begun_at, self.wake_at = peer, request, now, now
         self.own, self._groups = None, b""
 
     def end(self) -> None:
-        self._peer, self.own, self._step_at = None, None, inf
+        self._peer, self.own, self.wake_at = None, None, inf
 
     def tick(self, now: float) -> None:
         """At most one step of 2 ms."""
         peer = self._peer
-        if peer is None or now < self._step_at:
+        if peer is None or now < self.wake_at:
             return
         if self.own is not None:
             part = part_of(self.own, self._groups)
             self._ask(peer, PartSums(self._groups, part, reply=True, request=self._request), now)
             return
         sums = self._sums.step(self._begun_at, now)
-        if sums is None:
-            return
-        if self._ask(peer, TotalSum(total_of(sums), b"", reply=True, request=self._request), now):
+        if sums is not None and self._ask(peer, TotalSum(total_of(sums), b"", reply=True, request=self._request), now):
             self.own = sums
 
-    def hear(self, message: AnySums, now: float) -> bytes | None:
+    def receive(self, message: AnySums, now: float) -> bytes | None:
         """The peer's sums, as far as they differ from ours. None: this was no answer, or there is one more question."""
         own = self.own
         if own is None or message.reply or message.request != self._request:
@@ -74,10 +73,47 @@ class Comparison:
             return own
         self._groups = differing_groups(own, message.groups) if message.groups else b""
         if self._groups:
-            self._step_at = now
+            self.wake_at = now
         return None
 
     def _ask(self, peer: Peer, question: AnySums, now: float) -> bool:
-        asked = self._post.send_bulk(peer, question, now)
-        self._step_at = inf if asked else now + NO_ROOM_S
+        asked = self._outbox.send_bulk(peer, question, now)
+        self.wake_at = inf if asked else now + NO_ROOM_S
         return asked
+
+
+def answer_to(question: AnySums, ours: bytes) -> AnySums:
+    """Of our sums, what a peer asked for."""
+    if isinstance(question, PartSums):
+        return PartSums(question.groups, part_of(ours, question.groups), reply=False, request=question.request)
+    total = total_of(ours)
+    groups = group_sums(ours) if total != question.total else b""
+    return TotalSum(total, groups, reply=False, request=question.request)
+
+
+def group_sums(sums: bytes) -> bytes:
+    """The sums of all groups, of those of all buckets."""
+    return bytes(np.bitwise_xor.reduce(np.frombuffer(sums, "<u8").reshape(GROUPS, -1), axis=1).tobytes())
+
+
+def total_of(sums: bytes) -> int:
+    """One number for the sums of all buckets, or of all groups."""
+    return int(np.bitwise_xor.reduce(np.frombuffer(sums, "<u8")))
+
+
+def differing_groups(sums: bytes, groups: bytes) -> bytes:
+    """Which groups of these buckets have other sums, u8 each."""
+    ours, theirs = np.frombuffer(group_sums(sums), "<u8"), np.frombuffer(groups, "<u8")
+    return np.flatnonzero(ours != theirs).astype(np.uint8).tobytes()
+
+
+def part_of(sums: bytes, groups: bytes) -> bytes:
+    """The sums of the buckets of these groups."""
+    return np.frombuffer(sums, "<u8").reshape(GROUPS, -1)[list(groups)].tobytes()
+
+
+def with_part(sums: bytes, groups: bytes, part: bytes) -> bytes:
+    """The same sums, but for those of these groups."""
+    whole = np.frombuffer(sums, "<u8").reshape(GROUPS, -1).copy()
+    whole[list(groups)] = np.frombuffer(part, "<u8").reshape(len(groups), -1)
+    return whole.tobytes()

@@ -1,96 +1,92 @@
-"""Telling at once: what was learned here goes to the peers we tell directly, what was heard is told on once.
+"""Pushing at once: what was learned here goes to our targets, what was received is passed on once.
 
-After a quiet time a route update leaves at once; those that follow within `tick_s` leave together after it. Among few
-nodes everybody is told by whoever learned it. Among many, each node tells on what is new to it, once, under the
-original origin and numbers; `route_post` says to whom.
+After a quiet time an update leaves at once; those that follow within `tick_s` leave together after it. Among few nodes
+everybody gets it from whoever learned it. Among many, each node passes on what is new to it, once, under the original
+origin and numbers; `route_outbox` says to whom.
 
 Rules: a peer for whom there was no room is *lazy*: nothing more is pushed to it, which would not join what it has,
-until repair has brought it up to date. Nothing is kept for anybody: what is still to be told is a range of a log.
-Bounds: one range for each origin; one mark for each peer. Cost: O(1) for each route update on the way in.
+until repair has brought it up to date. Nothing is kept for anybody: what is still to be sent is a range of a log.
+Bounds: one range for each origin; one mark for each peer.
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from ranvier_py.core.gossip.replication.route_outbox import RoutePost
-from ranvier_py.core.gossip.replication.update_log import Logs
+from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
+from ranvier_py.core.gossip.replication.update_log import UpdateLogs
 
 ON_ITS_WAY_S = 0.25
 """Under load something that was pushed so lately is always on its way between two nodes, and their digests differ: it
-must not be sent twice. If it was lost, the next digest tells."""
+must not be sent twice. If it was lost, the next digest finds it."""
 
 
-class Eager:
+class EagerPush:
     """What is to be pushed with the next tick."""
 
-    def __init__(self, logs: Logs, post: RoutePost, tick_s: float) -> None:
+    def __init__(self, logs: UpdateLogs, outbox: RouteOutbox, tick_s: float) -> None:
         self.wake_at = inf
         self.lazy: dict[int, None] = {}
-        self.pushed = 0  # batches
-        self.relayed = 0  # batches, of others' route updates
-        self.held_back = 0  # times that a peer became lazy
         self._logs = logs
-        self._post = post
+        self._outbox = outbox
         self._tick_s = tick_s
         self._ticked_at = -inf
-        self._told = 0  # number of our own route updates that were pushed
+        self._sent = 0  # number of our own route updates that were pushed
         self._settled = self._marked = 0  # the same at two earlier moments, ON_ITS_WAY_S apart or more
         self._marked_at = -inf
-        self._heard: dict[int, tuple[int, int]] = {}  # origin -> number before what is new, who told us
+        self._received: dict[int, tuple[int, int]] = {}  # origin -> number before what is new, who sent it
         self._turn = 0
 
     def learned(self) -> None:
         """Our own log grew."""
         self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
-    def heard(self, origin: int, after: int, teller: int) -> None:
+    def received(self, origin: int, after: int, sender: int) -> None:
         """The route updates of an origin after this number are new here."""
-        if self._post.relays:
-            self._heard.setdefault(origin, (after, teller))
+        if self._outbox.relays:
+            self._received.setdefault(origin, (after, sender))
             self.wake_at = min(self.wake_at, self._ticked_at + self._tick_s)
 
     def meet(self) -> None:
         """The live peers changed."""
-        self.lazy = {session: None for session in self.lazy if session in self._post.peers}
+        self.lazy = {session: None for session in self.lazy if session in self._outbox.peers}
 
     def tick(self, now: float) -> None:
         if now < self.wake_at:
             return
         self.wake_at = inf
         self._ticked_at = now
-        own, told, self._told = self._logs.session, self._told, self._logs.own
-        heard, self._heard = self._heard, {}
+        own, sent, self._sent = self._logs.session, self._sent, self._logs.own
+        received, self._received = self._received, {}
         if now - self._marked_at >= ON_ITS_WAY_S:
-            self._settled, self._marked, self._marked_at = self._marked, told, now
-        if not self._post.listeners:
+            self._settled, self._marked, self._marked_at = self._marked, sent, now
+        if not self._outbox.targets:
             return
         self._turn += 1
-        self.pushed += self._push(own, told, own, now)
-        for origin, (after, teller) in heard.items():
-            self.relayed += self._push(origin, after, teller, now)
+        self._outbox.counters.pushed += self._push(own, sent, own, now)
+        for origin, (after, sender) in received.items():
+            self._outbox.counters.relayed += self._push(origin, after, sender, now)
 
     def is_on_its_way(self, session: int, have: int, now: float) -> bool:
         """Whether a peer that has our own route updates up to this number lacks only what was pushed to it a moment
         ago."""
         lately = now - self._ticked_at < ON_ITS_WAY_S
-        return lately and self._settled <= have < self._told and session not in self.lazy
+        return lately and self._settled <= have < self._sent and session not in self.lazy
 
-    def _push(self, origin: int, after: int, teller: int, now: float) -> int:
-        """Send what follows a number to everybody who may not know it. Returns the number of batches."""
-        logs, post, lazy = self._logs, self._post, self.lazy
-        listeners = post.listeners
-        start = self._turn % len(listeners)  # whoever comes first finds room: not always the same
-        in_turn = (*listeners[start:], *listeners[:start])
-        told = [peer for peer in in_turn if peer.session not in (origin, teller) and peer.session not in lazy]
+    def _push(self, origin: int, after: int, sender: int, now: float) -> int:
+        """Send what follows a number to all targets that may not know it. Returns the number of batches."""
+        logs, outbox, lazy = self._logs, self._outbox, self.lazy
+        start = self._turn % len(outbox.targets)  # whoever comes first finds room: not always the same
+        in_turn = (*outbox.targets[start:], *outbox.targets[:start])
+        targets = [peer for peer in in_turn if peer.session not in (origin, sender) and peer.session not in lazy]
         batches = 0
         after = max(after, logs.base(origin))
-        while told and (batch := logs.batch(origin, after, now)):
+        while targets and (batch := logs.batch(origin, after, now)):
             after += len(batch.entries)
             batches += 1
-            full = [peer for peer in told if not post.send(peer, batch, now)]
+            full = [peer for peer in targets if not outbox.send(peer, batch, now)]
             for peer in full:
                 lazy[peer.session] = None
-                told.remove(peer)
-            self.held_back += len(full)
+                targets.remove(peer)
+            outbox.counters.held_back += len(full)
         return batches

@@ -32,15 +32,15 @@ import numpy as np
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.budget import wire_bytes
 from ranvier_py.core.gossip.replication.comparison import AnySums, Comparison
-from ranvier_py.core.gossip.replication.route_outbox import RoutePost
-from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS, RouteMemory
-from ranvier_py.core.gossip.replication.update_log import Logs
+from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
+from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, TableCopy
+from ranvier_py.core.gossip.replication.update_log import UpdateLogs
 from ranvier_py.core.gossip.wire.messages import Busy, Rows, RowsWanted, Vector
 
 ALONE_S = 2.0
 """A node that finds nobody for so long has nothing to wait for."""
 
-PATIENCE_S = 30.0
+JOIN_LIMIT_S = 30.0
 """After so long of being refused a node stops trying to join: route updates and repair will do."""
 
 ROUND_S = (0.1, 0.3)
@@ -84,26 +84,19 @@ class Pull:
 
     def __init__(
         self,
-        logs: Logs,
-        post: RoutePost,
-        memory: RouteMemory,
+        logs: UpdateLogs,
+        outbox: RouteOutbox,
+        copy: TableCopy,
         comparison: Comparison,
         missed: Callable[[int, float], None],
         rng: Random,
         now: float,
     ) -> None:
         self.synced = False
-        self.joins = 0  # that were finished
-        self.repairs = 0
-        self.audits = 0
-        self.differing = 0  # buckets, at the last comparison
-        self.given_up = 0  # pulls that broke off
-        self.deferred = 0  # resets that came during a pull or too soon after one
-        self.stray_chunks = 0
-        self.rows = 0  # that were new
+        self._counters = outbox.counters
         self._logs = logs
-        self._post = post
-        self._memory = memory
+        self._outbox = outbox
+        self._copy = copy
         self._comparison = comparison
         self._missed = missed
         self._rng = rng
@@ -117,7 +110,7 @@ class Pull:
         self._resumes = 0
         self._bytes = 0
         self._deadline = inf
-        self._vector_heard = False
+        self._vector_came = False
         self._not_before = now
         self._tried: dict[int, bool] = {}  # in this round of joining: whether that peer is new, too
         self._round_at = now
@@ -136,12 +129,12 @@ class Pull:
         if self._phase is not Phase.IDLE:
             return min(self._deadline, self._comparison.wake_at)
         if self.synced:
-            return self._audit_at if self._post.order else inf
-        return self._round_at if self._post.order else self._alone_until
+            return self._audit_at if self._outbox.order else inf
+        return self._round_at if self._outbox.order else self._alone_until
 
     def meet(self, others: int, now: float) -> None:
         """The live peers changed. `others`: how many nodes there are beside us."""
-        peers, self._others = self._post.peers, others
+        peers, self._others = self._outbox.peers, others
         if self._peer is not None and self._peer.session not in peers:
             self._break_off(now)
         if self._met_nobody and peers:
@@ -162,7 +155,7 @@ class Pull:
             if not self.synced:
                 self._join(now)
             elif now >= self._audit_at:
-                self._audit(now)
+                self.audit(now)
         elif now >= self._deadline:
             self._late(now)
         else:
@@ -177,11 +170,11 @@ class Pull:
 
     def _join(self, now: float) -> None:
         """Ask one peer that was not asked in this round."""
-        order = self._post.order
+        order = self._outbox.order
         if not order:
             self.synced = self._met_nobody = now >= self._alone_until
             return
-        self._give_up_at = min(self._give_up_at, now + PATIENCE_S)
+        self._give_up_at = min(self._give_up_at, now + JOIN_LIMIT_S)
         if now < self._round_at:
             return
         candidates = [peer for peer in order if peer.session not in self._tried]
@@ -196,8 +189,8 @@ class Pull:
 
     def vector(self, peer: Peer, message: Vector) -> None:
         """What a peer has. Everything it has before its first chunk will be here after its last."""
-        if self._is_from(peer, Phase.ROWS) and not (self.synced or message.reply or self._next or self._vector_heard):
-            self._vector_heard = True
+        if self._is_from(peer, Phase.ROWS) and not (self.synced or message.reply or self._next or self._vector_came):
+            self._vector_came = True
             self._targets = dict(message.entries)
 
     def busy(self, peer: Peer, message: Busy, now: float) -> None:
@@ -211,19 +204,19 @@ class Pull:
         if self._is_from(peer, Phase.COMPARE) and self._comparison.own is None:
             self._targets[origin] = max(base, self._targets.get(origin, 0))
         elif self._phase is not Phase.IDLE or not self.synced or now < self._not_before:
-            self.deferred += 1
+            self._counters.resets_deferred += 1
         else:
             self._compare(peer, now)
             self._targets = {origin: base}
 
-    def _audit(self, now: float) -> None:
+    def audit(self, now: float) -> None:
         """Compare with some peer."""
         wait_s = self._audit_interval_s * self._rng.uniform(0.8, 1.2)
         if self._soon:
             wait_s = min(wait_s, self._soon_s())
         self._audit_at = max(now + wait_s, self._not_before)
-        if self._post.order and now >= self._not_before:
-            self._compare(self._rng.choice(self._post.order), now)
+        if self._outbox.order and now >= self._not_before:
+            self._compare(self._rng.choice(self._outbox.order), now)
             self._auditing = True
 
     def _compare(self, peer: Peer, now: float) -> None:
@@ -235,7 +228,7 @@ class Pull:
         """The peer's sums, which we waited for. Those of a comparison before may be older than its reset."""
         if not self._is_from(peer, Phase.COMPARE):
             return
-        ours, theirs = self._comparison.own, self._comparison.hear(message, now)
+        ours, theirs = self._comparison.own, self._comparison.receive(message, now)
         if ours is None or theirs is None:
             return
         buckets = self._differing(ours, theirs)
@@ -258,7 +251,7 @@ class Pull:
     def _differing(self, ours: bytes, theirs: bytes) -> bytes | None:
         """The buckets to ask for: u16 each, empty for the whole table. None: there is nothing to ask for."""
         differing = np.flatnonzero(np.frombuffer(ours, "<u8") != np.frombuffer(theirs, "<u8"))
-        self.differing = len(differing)
+        self._counters.differing_buckets = len(differing)
         if self._auditing and not self._soon and len(differing) > AUDIT_BUCKETS_MAX:
             differing = differing[self._rng.sample(range(len(differing)), AUDIT_BUCKETS_MAX)]
         if not len(differing):
@@ -270,11 +263,11 @@ class Pull:
     def take(self, peer: Peer, message: Rows, now: float) -> None:
         """A chunk: merged at once, at most 2 ms."""
         if not self._is_from(peer, Phase.ROWS) or message.request != self._request or message.chunk != self._next:
-            self.stray_chunks += 1
+            self._counters.stray_chunks += 1
             return
         while len(self._allowed) > 1 and self._allowed[0][0] <= message.chunk:
             self._allowed.popleft()
-        self.rows += self._memory.merge(message, self._allowed[0][1], now)
+        self._counters.pulled_rows += self._copy.merge(message, self._allowed[0][1], now)
         self._next += 1
         self._bytes += wire_bytes(message)
         self._deadline = now + PROGRESS_S
@@ -293,13 +286,13 @@ class Pull:
         if self.synced:
             self._targets = targets
         else:
-            self._post.send(peer, Vector((), reply=True), now)
+            self._outbox.send(peer, Vector((), reply=True), now)
         self._send_wanted(buckets, now)
 
     def _send_wanted(self, buckets: bytes, now: float) -> None:
         """Let more chunks come. With the cursor of last time: send again what followed it."""
         assert self._peer is not None
-        self._post.send(self._peer, RowsWanted(self._request, self._next, buckets), now)
+        self._outbox.send(self._peer, RowsWanted(self._request, self._next, buckets), now)
         if not self._allowed or self._allowed[-1][0] < self._next + WINDOW_CHUNKS:
             self._allowed.append((self._next + WINDOW_CHUNKS, now))
 
@@ -308,7 +301,7 @@ class Pull:
     def _begin(self, phase: Phase, peer: Peer, limit_s: float, now: float) -> None:
         self._phase, self._peer, self._deadline, self._auditing = phase, peer, now + limit_s, False
         self._targets, self._next, self._resumes, self._bytes = {}, 0, 0, 0
-        self._vector_heard = False
+        self._vector_came = False
         self._comparison.end()
         self._allowed.clear()
 
@@ -328,10 +321,10 @@ class Pull:
         peer = self._peer
         assert peer is not None
         if self.synced:
-            self.given_up += 1
+            self._counters.given_up += 1
             self._not_before = now + self._rng.uniform(*ROUND_S)
         else:
-            self._tried[peer.session] = self._vector_heard and sum(self._targets.values()) <= NEW_UPDATES_MAX
+            self._tried[peer.session] = self._vector_came and sum(self._targets.values()) <= NEW_UPDATES_MAX
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf
         self._comparison.end()
 
@@ -343,12 +336,12 @@ class Pull:
             if self._logs.open(origin, now):
                 self._logs.adopt(origin, number)
         if self.synced:
-            self.repairs += not self._auditing
-            self.audits += self._auditing
+            self._counters.repairs += not self._auditing
+            self._counters.audits += self._auditing
             self._soon = max(0, self._soon - self._auditing)
             self._not_before = now + self._bytes / PULL_BYTES_PER_S
         else:
-            self.joins += 1
+            self._counters.joins += 1
             self.synced = True
             self.disturbed(now)
         self._phase, self._peer, self._deadline = Phase.IDLE, None, inf

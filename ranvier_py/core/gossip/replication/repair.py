@@ -11,7 +11,7 @@ asks the sender soon, with a Vector that wants no other in return.
 
 Rules: nothing is guessed: batches join or are dropped, so a number is never ahead of the route updates. Of origins that
 are gone and whose route updates have expired nothing is said.
-Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S. Cost: O(origins) for each vector.
+Bounds: one waiting question for each peer, asked at most every ASK_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from random import Random
 
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.budget import MESSAGE_BYTES, wire_bytes
-from ranvier_py.core.gossip.replication.eager_push import Eager
-from ranvier_py.core.gossip.replication.route_outbox import RoutePost
+from ranvier_py.core.gossip.replication.eager_push import EagerPush
+from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, Logs
+from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, UpdateLogs
 from ranvier_py.core.gossip.wire.messages import Digest, Reset, Vector
 
 ASK_INTERVAL_S = 0.2
@@ -39,13 +39,16 @@ class Repair:
     """Digests and vectors, both ways."""
 
     def __init__(
-        self, logs: Logs, post: RoutePost, eager: Eager, settings: RouteGossipSettings, rng: Random, now: float
+        self,
+        logs: UpdateLogs,
+        outbox: RouteOutbox,
+        eager: EagerPush,
+        settings: RouteGossipSettings,
+        rng: Random,
+        now: float,
     ) -> None:
-        self.mismatches = 0  # digests that found a difference
-        self.resets = 0  # that we sent
-        self.foreign = 0  # digests of another schema
         self._logs = logs
-        self._post = post
+        self._outbox = outbox
         self._eager = eager
         self._settings = settings
         self._rng = rng
@@ -55,51 +58,51 @@ class Repair:
 
     @property
     def wake_at(self) -> float:
-        if not self._post.order:
+        if not self._outbox.order:
             return inf
         return min(self._digest_at, *self._ask_at.values()) if self._ask_at else self._digest_at
 
     def meet(self) -> None:
         """The live peers changed."""
-        peers = self._post.peers
+        peers = self._outbox.peers
         self._ask_at = {session: at for session, at in self._ask_at.items() if session in peers}
         self._asked_at = {session: at for session, at in self._asked_at.items() if session in peers}
 
     def missed(self, session: int, now: float) -> None:
         """A live peer has something that we lack: ask it soon."""
-        if session in self._post.peers and session not in self._ask_at:
+        if session in self._outbox.peers and session not in self._ask_at:
             earliest = max(now, self._asked_at.get(session, -inf) + ASK_INTERVAL_S)
             self._ask_at[session] = earliest + self._rng.uniform(0, ASK_INTERVAL_S / 4)
 
     def tick(self, now: float) -> None:
-        post, logs = self._post, self._logs
+        outbox, logs = self._outbox, self._logs
         asked = [session for session, at in self._ask_at.items() if at <= now] if self._ask_at else ()
         for session in asked:
             del self._ask_at[session]
             self._asked_at[session] = now
-            post.send(post.peers[session], self._vector(reply=False), now)
+            outbox.send(outbox.peers[session], self._vector(reply=False), now)
         if now >= self._digest_at:
             self._digest_at = now + self._settings.digest_interval_s * self._rng.uniform(0.8, 1.2)
-            if post.order:
-                waiting = [post.peers[session] for session in self._eager.lazy]
-                peer = self._rng.choice(waiting or post.order)
-                post.send(peer, Digest(logs.vector.hash, self._settings.schema), now)
+            if outbox.order:
+                waiting = [outbox.peers[session] for session in self._eager.lazy]
+                peer = self._rng.choice(waiting or outbox.order)
+                outbox.send(peer, Digest(logs.vector.hash, self._settings.schema), now)
 
-    # --- what peers say ---------------------------------------------------------------------------------------------
+    # --- what peers send ---------------------------------------------------------------------------------------------
 
     def digest(self, peer: Peer, message: Digest, now: float) -> None:
         if message.schema != self._settings.schema:
-            self.foreign += 1
+            self._outbox.counters.foreign += 1
         elif message.vector_hash == self._logs.vector.hash:
             self._eager.lazy.pop(peer.session, None)
         else:
-            self.mismatches += 1
-            self._post.send(peer, self._vector(reply=True), now)
+            self._outbox.counters.mismatches += 1
+            self._outbox.send(peer, self._vector(reply=True), now)
 
     def vector(self, peer: Peer, message: Vector, now: float) -> None:
         """An empty one that wants another comes from a newcomer, who will ask for the whole table."""
         if message.reply:
-            self._post.send(peer, self._vector(reply=False), now)
+            self._outbox.send(peer, self._vector(reply=False), now)
             if not message.entries:
                 return
         self._supply(peer, dict(message.entries), now)
@@ -140,15 +143,15 @@ class Repair:
     def _send_oldest_first(self, peer: Peer, lacking: Mapping[int, int], now: float) -> bool:
         """Within half of what room there is; the rest is for what is new. Returns whether that was all."""
         logs = self._logs
-        room = self._post.room(peer, now) // 2
+        room = self._outbox.room(peer, now) // 2
         for origin, have in sorted(lacking.items(), key=lambda item: logs.evidence_after(*item)):
             after = have
             while batch := logs.batch(origin, after, now, min(BATCH_BYTES_MAX, room - MESSAGE_BYTES)):
                 room -= wire_bytes(batch)
-                if room < 0 or not self._post.send(peer, batch, now):
+                if room < 0 or not self._outbox.send(peer, batch, now):
                     return False
                 after += len(batch.entries)
         return True
 
     def _reset(self, peer: Peer, origin: int, base: int, now: float) -> None:
-        self.resets += self._post.send(peer, Reset(origin, base), now)
+        self._outbox.counters.resets_sent += self._outbox.send(peer, Reset(origin, base), now)

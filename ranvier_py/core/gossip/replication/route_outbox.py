@@ -1,11 +1,11 @@
-"""How letters about routes leave: to whom, and whether there is room for them in the budgets.
+"""How messages about routes leave: to whom, and whether there is room for them in the budgets.
 
-Whom a node tells directly: all live peers while there are few; else its successors on `fan_out` rings, each ring all
+Whom a node sends to directly: all live peers while there are few; else its successors on `fan_out` rings, each ring all
 live sessions in another pseudo-random order. All nodes that see the same members see the same rings. Each ring alone
-reaches everybody, so what is passed on once by everyone reaches all, over about log2(N) hops; and because the way
-between two nodes stays the same, what an origin taught arrives in order.
+reaches everybody, so what is passed on once by everyone reaches all, over about log2(N) hops; and because the path
+between two nodes stays the same, updates of an origin arrive in order.
 
-Rules: a letter for which there is no room is not sent, and counted; nobody waits. Rows have a budget of their own.
+Rules: a message for which there is no room is not sent, and counted; nobody waits. Rows have a budget of their own.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from collections.abc import Sequence
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.membership.neighbour_set import RINGS_MAX, positions_of
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
-from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters, RouteGossipSettings
 from ranvier_py.core.gossip.wire.messages import Message, Rows
 from ranvier_py.core.prompts.fingerprint import MASK
 
 
-class RoutePost:
-    """The live peers, and the way to them."""
+class RouteOutbox:
+    """The live peers, and what may go to them."""
 
     def __init__(self, session: int, settings: RouteGossipSettings, outbox: list[Outgoing]) -> None:
+        self.counters = RouteGossipCounters()  # of all of route gossip
         self.peers: dict[int, Peer] = {}
         self.order: Sequence[Peer] = ()  # the same, to choose from
-        self.listeners: Sequence[Peer] = ()  # whom we tell directly
-        self.relays = False  # whether what we hear is to be told on
+        self.targets: Sequence[Peer] = ()  # to whom we push
+        self.relays = False  # whether what we receive is to be passed on
         self.bulk = Window(settings.bulk_bytes_per_s)
-        self.over_budget = 0  # letters that were not sent
-        self.sent_bytes = 0  # all but rows
-        self.sent_rows_bytes = 0
         self._rings = Rings(session, settings.fan_out)
         self._settings = settings
         self._outbox = outbox
@@ -44,7 +42,7 @@ class RoutePost:
         self.order = tuple(live)
         self.peers = {peer.session: peer for peer in live}
         self.relays = max(len(live), members) >= settings.mesh_nodes_max
-        self.listeners = self._rings.successors(self.order) if self.relays else self.order
+        self.targets = self._rings.successors(self.order) if self.relays else self.order
         kept = self._windows
         self._windows = {
             peer.session: kept.get(peer.session) or Window(settings.peer_bytes_per_s) for peer in self.order
@@ -61,11 +59,11 @@ class RoutePost:
             return False
         size = wire_bytes(message)
         if size > self._node.room(now) or size > window.room(now):
-            self.over_budget += 1
+            self.counters.over_budget += 1
             return False
         self._node.spend(size, now)
         window.spend(size, now)
-        self.sent_bytes += size
+        self.counters.sent_bytes += size
         self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
         return True
 
@@ -73,10 +71,10 @@ class RoutePost:
         """What belongs to whole tables. Whether there was room for it, and there is such a peer."""
         size = wire_bytes(message)
         if peer.session not in self.peers or size > self.bulk.room(now):
-            self.over_budget += 1
+            self.counters.over_budget += 1
             return False
         self.bulk.spend(size, now)
-        self.sent_rows_bytes += size
+        self.counters.sent_rows_bytes += size
         self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, message))
         return True
 
@@ -84,12 +82,12 @@ class RoutePost:
         """Rows are sent by who looked at `bulk` before: they exist already and would have to be read again."""
         size = wire_bytes(rows)
         self.bulk.spend(size, now)
-        self.sent_rows_bytes += size
+        self.counters.sent_rows_bytes += size
         self._outbox.append(Outgoing(peer.address, peer.session, Plane.BULK, rows))
 
 
 class Rings:
-    """The live peers in several pseudo-random orders (`rings`). A change costs about 0.5 us for each of them."""
+    """The live peers in several pseudo-random orders (`rings`)."""
 
     def __init__(self, session: int, rings: int) -> None:
         self._rings = min(rings, RINGS_MAX)

@@ -1,10 +1,14 @@
-"""How fast, how far and how much routes are told. The defaults suit 3 to 100 nodes on one network."""
+"""How fast, how far and how much routes are sent, and what is counted of it. The defaults suit 3 to 100 nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.routing.route_table.route_values import ROUTE_TTL_S
+
+MIN_BYTES_PER_S = 64 * 1024
+"""Twice the largest single message under these budgets, all bucket sums. A transfer of rows has a quarter of its."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +17,8 @@ class RouteGossipSettings:
 
     schema: int = 0
     ttl_s: float = ROUTE_TTL_S
-    tick_s: float = 0.05  # the longest that something learned waits for company on its way out
-    mesh_nodes_max: int = 16  # up to so many nodes tell each other everything directly; of more, each tells `fan_out`
+    tick_s: float = 0.05  # the longest that a new route update waits for others on its way out
+    mesh_nodes_max: int = 16  # so many nodes send each other everything directly; of more, each sends to `fan_out`
     fan_out: int = 3  # three of 100 nodes reach all others in about six hops
     digest_interval_s: float = 0.5  # the longest that a lost route update stays unnoticed by the peer that is asked
     audit_interval_s: float = 300.0  # tables of nodes that have the same numbers are compared so often
@@ -23,8 +27,8 @@ class RouteGossipSettings:
     peer_bytes_per_s: int = 128 * 1024  # the same to one peer
     bulk_bytes_per_s: int = 64 * 1024 * 1024  # rows: a join on a local network takes a second
     log_entries_max: int = 65_536  # of all origins together: about 16 MB
-    intake_per_s: int = 8192  # new route updates heard from everybody: 10 % of a core. One peer may bring 4 fair shares
-    forget_after_s: float = 60.0  # at least so long what a dead origin taught is passed on: two suspicions and digests
+    intake_per_s: int = 8192  # new rows taken from everybody: 10 % of a core. One peer may bring 4 fair shares
+    forget_after_s: float = 60.0  # at least so long updates of a dead origin are passed on: two suspicions and digests
 
     def __post_init__(self) -> None:
         least = min(self.node_bytes_per_s, self.peer_bytes_per_s, self.bulk_bytes_per_s // 4)
@@ -40,5 +44,43 @@ class RouteGossipSettings:
             raise ValueError("times, the log and the fan-out must be positive")
 
 
-MIN_BYTES_PER_S = 64 * 1024
-"""Twice the largest single message under these budgets, the bucket sums. A transfer of rows has a quarter of its."""
+@dataclass(slots=True)
+class RouteGossipCounters:
+    synced: bool = gauge("1 once this node has joined: it has a peer's table, or there was nobody to ask.")
+    origins: int = gauge("Nodes whose route updates are known by number.")
+    logged: int = gauge("Route updates in the logs.")
+    lazy_peers: int = gauge("Peers to whom nothing more is pushed until repair has brought them up to date.")
+    transfers: int = gauge("Tables that are being sent to peers.")
+    differing_buckets: int = gauge("Of 4096, at the last comparison: how far two tables were apart.")
+    own: int = counter("Route updates of this node.")
+    received: int = counter("Route updates that were new by their number.")
+    new: int = counter("Of those received, route updates that brought new rows.")
+    duplicates: int = counter("Route updates that were known.")
+    gaps: int = counter("Batches that did not join.")
+    limited: int = counter("Route updates beyond what a peer may bring.")
+    expired: int = counter("Route updates that came without life.")
+    oversized: int = counter("Route updates too large to be sent or taken.")
+    strangers: int = counter("Messages of sessions that are no live peers.")
+    foreign: int = counter("Digests of nodes that make fingerprints otherwise.")
+    unwanted_origins: int = counter("Batches of origins that are forgotten, or too many.")
+    pushed: int = counter("Batches of own route updates pushed.")
+    relayed: int = counter("Batches of other origins passed on.")
+    held_back: int = counter("Times that a peer had no room for what is new.")
+    over_budget: int = counter("Messages not sent for want of room in the budgets.")
+    mismatches: int = counter("Digests that found a difference.")
+    resets_sent: int = counter("Answers that updates are not to be had from this log.")
+    resets_received: int = counter("Such answers of peers.")
+    resets_deferred: int = counter("Such answers that came during a transfer, or too soon after one.")
+    trimmed: int = counter("Route updates that left the log before they expired.")
+    joins: int = counter("Tables taken over on joining.")
+    repairs: int = counter("Tables compared after a log was trimmed.")
+    audits: int = counter("Tables compared for no other reason.")
+    given_up: int = counter("Comparisons and transfers that broke off here.")
+    stray_chunks: int = counter("Chunks of rows that belonged to no transfer.")
+    pulled_rows: int = counter("New rows by peers' tables.")
+    chunks_sent: int = counter("Chunks of rows sent.")
+    chunks_resent: int = counter("Chunks of rows sent again, for they were lost.")
+    refused: int = counter("Requests for a table answered with Busy.")
+    broken_transfers: int = counter("Transfers whose peer left or fell silent.")
+    sent_bytes: int = counter("Bytes of route messages but rows, as reckoned.")
+    sent_rows_bytes: int = counter("Bytes of rows and sums, as reckoned.")

@@ -1,180 +1,154 @@
-"""Route updates: what one node tells of one served path, as bytes.
+"""Route updates: what one node tells the others about routes, as bytes.
 
-One route update says: the process `boot` of backend `backend_key` holds these prefixes. Its stops are a piece of one
-path, deepest first; `parent` names the row above the shallowest one, so that the piece finds its place where that row
-is known. Fingerprints are keyed: a route update tells nobody what a prompt said.
+An update has rows, parents before children. Each says that one process of a backend holds one more prefix, below its
+parent. Fingerprints are keyed, so an update tells nobody what a prompt said.
 
-    backend key u64 | boot u8 | has parent << 7 | count u7 | parent u64, if it has one | count stops, deepest first
-    stop: number (steps << 2 | has text << 1 | has token) | token u64, if it has one | text u64, if it has one
-    or, of two texts that end in one block: number 0 | text u64    depth and token are those of the stop before
+    kinds u8 | backends u8 | for each backend: key u64, generation u8 | columns of the rows
+    columns: parent u64 | tokens u32 | token u64, if TOKENS | text u64, if TEXTS | backend u8, if there are several
 
-Steps are the depth of the first stop in tokens, and of each other one twice as much as it is less deep than the one
-before, or, where depths were but estimated and it is deeper, twice as much as that, less one. A number has 7 bits in
-each byte, low ones first, and the top bit where more follow. The rest is little-endian.
-Rules: 1 … STOPS_MAX stops, each with a depth and one fingerprint or two that differ; everything in its shortest
-spelling; nothing is left over. What breaks a rule raises BadLesson. A turn of a chat is 55 bytes with two stops, 10
-more for an anchor. Cost: about 3 us for two stops, either way.
+With PARENTS each row names its parent. Without it the update is a path: the first row names its parent, and each other
+one hangs below the row before. A parent of 0 is the top, or not known. A *removal* has no kinds, one backend, and one
+column of u64: fingerprints that this engine does not hold any more, nor what is longer. Numbers are little-endian.
+
+Rules: 1 … ROWS_MAX rows. A row has a depth and one fingerprint or two that differ, and is not its own parent. What
+breaks a rule raises BadRouteUpdate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from struct import Struct, error
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from struct import Struct, error, pack, unpack
 from typing import NamedTuple
 
-from ranvier_py.core.prompts.prompt import PrefixKey
+ROWS_MAX = 128
+"""Rows of one update: more go as several."""
 
-CHAIN_KEYS_MAX = 64
-"""Stops of one route update. A longer path goes as several, top first, so that none is larger than a datagram would
-be."""
+TOKENS, TEXTS, PARENTS = 1, 2, 4
+HEAD, BACKEND = Struct("<BB"), Struct("<QB")
+FINGERPRINT_BYTES, DEPTH_BYTES = 8, 4
+ROUTE_UPDATE_BYTES_MAX = HEAD.size + ROWS_MAX * (BACKEND.size + DEPTH_BYTES + 3 * FINGERPRINT_BYTES + 1)
+REMOVED_MAX = (ROUTE_UPDATE_BYTES_MAX - HEAD.size - BACKEND.size) // FINGERPRINT_BYTES
 
-NUMBER_BYTES_MAX = 5
-ROUTE_UPDATE_BYTES_MAX = 18 + CHAIN_KEYS_MAX * (NUMBER_BYTES_MAX + 16)
-TOKENS_MAX = 2**30 - 1
-"""Deepest stop that can be told: two bits of a number are taken, and one more of later ones."""
 
-HEAD = Struct("<QBB")
-ONE = Struct("<Q")
-BOTH = Struct("<QQ")
-HAS_TOKEN, HAS_TEXT = 1, 2
-HAS_PARENT = 0x80
+WIDTHS = tuple(
+    (DEPTH_BYTES + FINGERPRINT_BYTES * kinds.bit_count(), 0 if kinds & PARENTS else FINGERPRINT_BYTES)
+    if kinds
+    else (FINGERPRINT_BYTES, 0)
+    for kinds in range(2 * PARENTS)
+)
+"""By kinds: the bytes of a row but for its backend, and those before the columns."""
 
 
 class BadRouteUpdate(ValueError):
     """These bytes, or these values, are no route update."""
 
 
-class RouteUpdate(NamedTuple):
-    backend_key: int  # u64, not 0
-    boot: int  # low 8 bits of the backend's boot
-    parent: int  # fingerprint of the row above the shallowest stop; 0 = none, or not known
-    chain: tuple[PrefixKey, ...]  # deepest first
+class UpdateRow(NamedTuple):
+    """One prefix that a backend holds."""
+
+    backend: tuple[int, int]  # key u64, not 0; low 8 bits of the generation
+    parent: int  # a fingerprint of the row above; 0 = none, or not known
+    tokens: int
+    token: int
+    text: int
 
 
-def encode(route_update: RouteUpdate) -> bytes:
-    """Raises BadLesson for values that a route update has no place for."""
-    backend_key, boot, parent, chain = route_update
-    if not 0 < len(chain) <= CHAIN_KEYS_MAX or not backend_key:
-        raise BadRouteUpdate(f"a lesson names a backend and 1 … {CHAIN_KEYS_MAX} stops, not {len(chain)}")
+class Removal(NamedTuple):
+    """What an engine does not hold any more, by its own word."""
+
+    backend: tuple[int, int]
+    fingerprints: Sequence[int]
+
+
+def encode_rows(rows: Sequence[UpdateRow]) -> bytes:
+    """Raises BadRouteUpdate for what breaks a rule."""
+    if not 0 < len(rows) <= ROWS_MAX:
+        raise BadRouteUpdate(f"an update has 1 … {ROWS_MAX} rows, not {len(rows)}")
+    check(rows)
+    backend, parent, tokens, token, text = zip(*rows, strict=True)
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(backend))}
+    kinds = TOKENS * any(token) | TEXTS * any(text)
+    if len(numbers) > 1 or any(below.parent != (above.token or above.text) for above, below in pairwise(rows)):
+        kinds |= PARENTS
+    columns = [*(parent if kinds & PARENTS else parent[:1]), *tokens]
+    columns += token if kinds & TOKENS else ()
+    columns += text if kinds & TEXTS else ()
+    columns += map(numbers.__getitem__, backend) if len(numbers) > 1 else ()
     try:
-        parts = [HEAD.pack(backend_key, boot, len(chain) | (HAS_PARENT if parent else 0))]
-        if parent:
-            parts.append(ONE.pack(parent))
-        above, before = 0, 0  # depth and token of the stop before
-        for tokens, token, text in chain:
-            if not 0 < tokens <= TOKENS_MAX or token == text:
-                raise BadRouteUpdate(f"not a prefix key: {(tokens, token, text)}")
-            steps = folded(above - tokens) if above else tokens
-            if token and text:
-                if token == before and not steps:
-                    parts.append(b"\0" + ONE.pack(text))
-                else:
-                    parts.append(number_bytes(steps << 2 | HAS_TOKEN | HAS_TEXT) + BOTH.pack(token, text))
-            else:
-                parts.append(number_bytes(steps << 2 | (HAS_TOKEN if token else HAS_TEXT)) + ONE.pack(token or text))
-            above, before = tokens, token
+        head = HEAD.pack(kinds, len(numbers)) + b"".join([BACKEND.pack(*each) for each in numbers])
+        return head + pack(layout(kinds, len(numbers), len(rows)), *columns)
     except error as problem:
         raise BadRouteUpdate(str(problem)) from problem
-    return b"".join(parts)
 
 
-def decode(data: bytes) -> RouteUpdate:
-    """Raises BadLesson for bytes that `encode` does not make."""
-    size = len(data)
-    if size > ROUTE_UPDATE_BYTES_MAX:
-        raise BadRouteUpdate(f"{size} bytes are no lesson")
-    parent, at = 0, HEAD.size
+def decode_rows(data: bytes) -> Sequence[UpdateRow]:
+    """Raises BadRouteUpdate for what breaks a rule."""
+    count = row_count(data)
     try:
-        backend_key, boot, count = HEAD.unpack_from(data)
-        if count & HAS_PARENT:
-            (parent,) = ONE.unpack_from(data, at)
-            at += ONE.size
-            if not parent:
-                raise BadRouteUpdate("a parent without a name")
-            count ^= HAS_PARENT
-        chain, at = _chain(data, at, count)
+        kinds, backends_count = data[0], data[1]
+        at = HEAD.size + backends_count * BACKEND.size
+        if not backends_count or count > ROWS_MAX or not 0 < kinds & (TOKENS | TEXTS) <= kinds < 2 * PARENTS:
+            raise BadRouteUpdate(f"{count} rows of kinds {kinds}")
+        backends = tuple(BACKEND.iter_unpack(data[HEAD.size : at]))
+        numbers = unpack(layout(kinds, backends_count, count), data[at:])
+        end = count if kinds & PARENTS else 1
+        parent, tokens = numbers[:end], numbers[end : end + count]
+        end += count
+        token = text = (0,) * count
+        if kinds & TOKENS:
+            token, end = numbers[end : end + count], end + count
+        if kinds & TEXTS:
+            text, end = numbers[end : end + count], end + count
+        backend = [backends[number] for number in numbers[end:]] if backends_count > 1 else backends * count
     except (error, IndexError) as problem:
-        raise BadRouteUpdate("it ends too early") from problem
-    if at != size or not 0 < count <= CHAIN_KEYS_MAX or not backend_key:
-        raise BadRouteUpdate(f"{size - at} bytes left over, {count} stops, backend {backend_key}")
-    return RouteUpdate(backend_key, boot, parent, chain)
+        raise BadRouteUpdate("bytes that are no rows") from problem
+    if len(parent) < count:
+        parent += tuple([own or other for own, other in zip(token[:-1], text[:-1], strict=True)])
+    rows = list(map(UpdateRow, backend, parent, tokens, token, text))
+    check(rows)
+    return rows
 
 
-def _chain(data: bytes, at: int, count: int) -> tuple[tuple[PrefixKey, ...], int]:
-    """So many stops from there on, and where they end."""
-    chain: list[PrefixKey] = []
-    depth = before = 0  # of the stop before
-    for _ in range(count):
-        number = data[at]
-        at += 1
-        if number & 0x80:
-            number, at = _long_number(data, at)
-        steps, kinds = number >> 2, number & 3
-        token, text = before if not kinds else 0, 0
-        if kinds == HAS_TOKEN | HAS_TEXT:
-            token, text = BOTH.unpack_from(data, at)
-            at += BOTH.size
-            named = token and text and token != text and (steps or token != before)
-        else:
-            (named,) = ONE.unpack_from(data, at)
-            at += ONE.size
-            if kinds == HAS_TOKEN:
-                token = named
-            else:
-                text = named
-                if not kinds:
-                    named = named and token and token != text and not steps
-        depth = depth - unfolded(steps) if chain else steps
-        if not named or not 0 < depth <= TOKENS_MAX:
-            raise BadRouteUpdate("a stop has a depth and a fingerprint")
-        chain.append((depth, token, text))
-        before = token
-    return tuple(chain), at
+def check(rows: Iterable[UpdateRow]) -> None:
+    for (key, _), parent, tokens, token, text in rows:
+        if not (key and tokens and (token or text)) or token == text or (parent and parent in (token, text)):
+            raise BadRouteUpdate("a row without a backend, a name, a place or a depth")
 
 
-def folded(difference: int) -> int:
-    """A difference as a number that is not negative: 0, -1, 1, -2, 2 … are 0, 1, 2, 3, 4 …."""
-    return 2 * difference if difference >= 0 else -2 * difference - 1
+def row_count(data: bytes) -> int:
+    """How many rows an update has, or fingerprints a removal: for limits. At least 1, whatever the bytes."""
+    kinds, backends_count = data[:2] if len(data) > 1 else (0, 0)
+    width, first = WIDTHS[kinds & 7]
+    rows = (len(data) - HEAD.size - BACKEND.size * backends_count - first) // (width + (backends_count > 1))
+    return rows if rows > 0 else 1
 
 
-def unfolded(number: int) -> int:
-    return -(number + 1 >> 1) if number & 1 else number >> 1
+def layout(kinds: int, backends: int, rows: int) -> str:
+    """Of the columns."""
+    names = rows * (kinds & (TOKENS | TEXTS)).bit_count()
+    return f"<{rows if kinds & PARENTS else 1}Q{rows}I{names}Q{rows if backends > 1 else 0}B"
 
 
-def number_bytes(number: int) -> bytes:
-    """A number below 2**35 in its shortest spelling."""
-    if number < 0x80:
-        return bytes((number,))
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+def is_removal(data: bytes) -> bool:
+    return data[:1] == b"\0"
 
 
-def _long_number(data: bytes, at: int) -> tuple[int, int]:
-    """The number whose second byte is there, and where it ends."""
-    number, shift = data[at - 1] & 0x7F, 7
-    for end in range(at, at + NUMBER_BYTES_MAX - 1):
-        byte = data[end]
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            if not byte:
-                break
-            return number, end + 1
-    raise BadRouteUpdate("a number that is too long")
+def encode_removal(removal: Removal) -> bytes:
+    """Raises BadRouteUpdate for what breaks a rule."""
+    backend, fingerprints = removal
+    if not backend[0] or not 0 < len(fingerprints) <= REMOVED_MAX or not all(fingerprints):
+        raise BadRouteUpdate(f"a removal names a backend and 1 … {REMOVED_MAX} fingerprints, not {len(fingerprints)}")
+    return HEAD.pack(0, 1) + BACKEND.pack(*backend) + pack(f"<{len(fingerprints)}Q", *fingerprints)
 
 
-def pieces(route_update: RouteUpdate) -> Iterator[RouteUpdate]:
-    """The same as route updates of at most STOPS_MAX stops, top first: each names the row above it as its parent."""
-    chain: Sequence[PrefixKey] = route_update.chain
-    parent = route_update.parent
-    if len(chain) <= CHAIN_KEYS_MAX:
-        yield route_update
-        return
-    for end in range(len(chain), 0, -CHAIN_KEYS_MAX):
-        piece = tuple(chain[max(0, end - CHAIN_KEYS_MAX) : end])
-        yield route_update._replace(parent=parent, chain=piece)
-        parent = piece[0][1] or piece[0][2]
+def decode_removal(data: bytes) -> Removal:
+    """Raises BadRouteUpdate for bytes that `encode_removal` does not make."""
+    start = HEAD.size + BACKEND.size
+    count, left = divmod(len(data) - start, FINGERPRINT_BYTES)
+    if data[: HEAD.size] != HEAD.pack(0, 1) or left or not 0 < count <= REMOVED_MAX:
+        raise BadRouteUpdate(f"{len(data)} bytes are no removal")
+    removal = Removal(BACKEND.unpack_from(data, HEAD.size), unpack(f"<{count}Q", data[start:]))
+    if not removal.backend[0] or not all(removal.fingerprints):
+        raise BadRouteUpdate("a removal of nothing")
+    return removal

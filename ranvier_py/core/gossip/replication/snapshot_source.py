@@ -18,11 +18,9 @@ from typing import NamedTuple
 
 from ranvier_py.core.gossip.gossip_values import Peer
 from ranvier_py.core.gossip.replication.budget import Window, wire_bytes
-from ranvier_py.core.gossip.replication.comparison import AnySums
-from ranvier_py.core.gossip.replication.own_sums import OwnSums
-from ranvier_py.core.gossip.replication.route_outbox import RoutePost
-from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS, RouteMemory, RowsWalk
-from ranvier_py.core.gossip.replication.sum_levels import group_sums, part_of, total_of, with_part
+from ranvier_py.core.gossip.replication.comparison import AnySums, answer_to, with_part
+from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
+from ranvier_py.core.gossip.replication.table_copy import WINDOW_CHUNKS, OwnSums, TableCopy, TableWalk
 from ranvier_py.core.gossip.wire.messages import Busy, PartSums, RowsWanted, TotalSum
 
 TRANSFERS_MAX = 2
@@ -53,7 +51,7 @@ class Transfer:
 
     peer: Peer
     request: int
-    walk: RowsWalk
+    walk: TableWalk
     share: Window
     until: float  # over, if the peer is silent so long
     cursor: int = 0  # the peer has all chunks before this one
@@ -71,17 +69,14 @@ class SnapshotSource:
 
     def __init__(
         self,
-        post: RoutePost,
-        memory: RouteMemory,
+        outbox: RouteOutbox,
+        copy: TableCopy,
         sums: OwnSums,
         differs: Callable[[Peer, bytes, bytes, float], None],
     ) -> None:
-        self.refused = 0
-        self.chunks = 0
-        self.resent = 0  # chunks that had been lost
-        self.broken = 0  # transfers whose peer left or fell silent
-        self._post = post
-        self._memory = memory
+        self._outbox = outbox
+        self._counters = outbox.counters
+        self._copy = copy
         self._sums = sums
         self._differs = differs  # told of each peer that compared: our sums and its
         self._transfers: dict[int, Transfer] = {}  # by session; whose turn it is comes first
@@ -102,7 +97,7 @@ class SnapshotSource:
 
     def meet(self) -> None:
         """The live peers changed."""
-        peers = self._post.peers
+        peers = self._outbox.peers
         for session in [session for session in self._transfers if session not in peers]:
             self._end(session)
         self._sums_wanted = {session: wanted for session, wanted in self._sums_wanted.items() if session in peers}
@@ -145,14 +140,14 @@ class SnapshotSource:
             return
         others = sum(not each.finished for each in self._transfers.values() if each is not transfer)
         if message.cursor or not serving or others >= TRANSFERS_MAX:
-            self.refused += 1
-            self._post.send(peer, Busy(message.request), now)
+            self._counters.refused += 1
+            self._outbox.send(peer, Busy(message.request), now)
             return
         self._transfers.pop(peer.session, None)
         while len(self._transfers) >= KEPT_MAX:  # at most one runs, so there is a finished one
             del self._transfers[next(session for session, each in self._transfers.items() if each.finished)]
-        share = Window(self._post.bulk.per_s // SHARE_OF_ONE)
-        walk = self._memory.rows(message.buckets)
+        share = Window(self._outbox.bulk.per_s // SHARE_OF_ONE)
+        walk = self._copy.rows(message.buckets)
         self._transfers[peer.session] = Transfer(peer, message.request, walk, share, now + SILENCE_S)
 
     def _go_on(self, transfer: Transfer, cursor: int, now: float) -> None:
@@ -161,7 +156,7 @@ class SnapshotSource:
         transfer.until = now + SILENCE_S
         if cursor == transfer.cursor and transfer.sent > cursor:
             transfer.walk.back(transfer.sent - cursor)
-            self.resent += transfer.sent - cursor
+            self._counters.chunks_resent += transfer.sent - cursor
             transfer.sent = cursor
             transfer.finished = False
         transfer.cursor = cursor
@@ -175,8 +170,8 @@ class SnapshotSource:
         for session, wanted in list(self._sums_wanted.items()):
             if wanted.since > self._sums.begun_at:
                 continue
-            peer, asked = self._post.peers[session], wanted.message
-            if not self._post.send_bulk(peer, answer_to(asked, value), now):
+            peer, asked = self._outbox.peers[session], wanted.message
+            if not self._outbox.send_bulk(peer, answer_to(asked, value), now):
                 self._no_room_until = now + NO_ROOM_S
                 return
             del self._sums_wanted[session]
@@ -186,7 +181,7 @@ class SnapshotSource:
                 self._differs(peer, value, with_part(value, asked.groups, asked.sums), now)
 
     def _has_room(self, transfer: Transfer, now: float) -> bool:
-        if self._post.bulk.room(now) < CHUNK_BYTES:
+        if self._outbox.bulk.room(now) < CHUNK_BYTES:
             return False
         return self.running() < TRANSFERS_MAX or transfer.share.room(now) >= CHUNK_BYTES
 
@@ -198,17 +193,8 @@ class SnapshotSource:
         transfer.sent += 1
         transfer.finished = rows.last
         transfer.share.spend(wire_bytes(rows), now)
-        self.chunks += 1
-        self._post.send_rows(transfer.peer, rows, now)
+        self._counters.chunks_sent += 1
+        self._outbox.send_rows(transfer.peer, rows, now)
 
     def _end(self, session: int) -> None:
-        self.broken += not self._transfers.pop(session).finished
-
-
-def answer_to(asked: AnySums, ours: bytes) -> AnySums:
-    """Of our sums, what a peer asked for."""
-    if isinstance(asked, TotalSum):
-        total = total_of(ours)
-        groups = group_sums(ours) if total != asked.total else b""
-        return TotalSum(total, groups, reply=False, request=asked.request)
-    return PartSums(asked.groups, part_of(ours, asked.groups), reply=False, request=asked.request)
+        self._counters.broken_transfers += not self._transfers.pop(session).finished

@@ -1,65 +1,60 @@
 """A route table as peers see it: its sums, its rows as messages, and peers' rows merged into it.
 
-The part of `route_memory.RouteMemory` that deals with whole tables, for whoever binds gossip to a table. It turns the
-table's columns into those of a message and back: local backend ids into keys and boots, times of evidence into ages.
+It turns the table's columns into those of a message and back: local backend ids into keys and generations as all nodes
+count them, times of evidence into ages. Long work comes in steps of at most 2 ms: whoever gossips calls for the next
+one when it is ticked, and requests are served in between.
 
 Rules: ages are rounded up and count from when rows were asked for, so nothing gets younger on its way, however often
 tables are compared. Rows of backends that are not known here are left out.
-Cost: that of `routes.scan` and `routes.bulk`, and about 0.1 us for each claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from math import inf
 
 import numpy as np
 
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.wire.messages import Rows
 from ranvier_py.core.routing.route_table import RouteTable
-from ranvier_py.core.routing.route_table.bulk_writes import merge
-from ranvier_py.core.routing.route_table.scan import Chunk, Columns, Names, RowsScan, SumsScan
+from ranvier_py.core.routing.route_table.route_values import BackendNames, RouteColumns
+from ranvier_py.core.routing.route_table.scan import CHUNKS_KEPT, Chunk, RowsScan
+
+WINDOW_CHUNKS = CHUNKS_KEPT
+"""Chunks that may be under way at once. At 17 kB each: 250 MB/s over a millisecond, 5 MB/s over 50 ms."""
 
 MARGIN_S = 5.0
-"""Claims with less life left are neither summed nor told: ages differ by a second or two between nodes."""
+"""Claims with less life left are neither summed nor shown: ages differ by a second or two between nodes."""
 
 AGE_MAX_S = 65_535
 
 
-class Backends(Protocol):
-    """What this node calls backends, and what peers call them."""
-
-    def names(self) -> Names:
-        """By local id: key, boot, and the epoch whose claims are of that boot."""
-        ...
-
-    def holder(self, key: int, boot: int, now: float) -> tuple[int, int] | None:
-        """(local id, epoch) of a backend and boot that a peer names; None if its claims are void here."""
-        ...
-
-
 class TableCopy:
-    """The calls of RouteMemory but `hear`."""
+    """`asked` is called before a peer gets what is in the table; its owner sets it."""
 
-    def __init__(self, table: RouteTable, backends: Backends) -> None:
+    def __init__(self, table: RouteTable, registry: RegistrySync) -> None:
         self.unknown_backends = 0  # in chunks of peers
+        self.asked: Callable[[], object] = lambda: None
         self._table = table
-        self._backends = backends
+        self._registry = registry
 
     def sums(self, now: float) -> Iterator[bytes | None]:
-        """See RouteMemory. The caller's later steps use the time of the first."""
-        scan = SumsScan(self._table, self._backends.names(), MARGIN_S)
+        """The bucket sums, the last item; None for each step before it."""
+        self.asked()
+        scan = self._table.sums(self._registry.names(), MARGIN_S)
         while True:
             yield scan.step(now)
 
     def rows(self, buckets: bytes) -> TableWalk:
-        """See RouteMemory."""
-        names = self._backends.names()
-        return TableWalk(RowsScan(self._table, names, MARGIN_S, np.frombuffer(buckets, "<u2").astype(np.uint16)), names)
+        """The rows of these buckets (u16 each), or the whole table when empty."""
+        self.asked()
+        names = self._registry.names()
+        return TableWalk(self._table.scan(names, MARGIN_S, np.frombuffer(buckets, "<u2").astype(np.uint16)), names)
 
     def merge(self, rows: Rows, since: float, now: float) -> int:
-        """See RouteMemory."""
-        holders = [self._backends.holder(key, boot, now) for key, boot in rows.backends]
+        """Learn a chunk. Ages count from `since`, when it was asked for. Returns the number of rows that were new."""
+        holders = [self._registry.holder(*backend, now) for backend in rows.backends]
         self.unknown_backends += sum(holder is None for holder in holders)
         ids = np.array([holder[0] if holder else -1 for holder in holders] or [-1], np.int16)
         generations = np.full(int(ids.max()) + 1, -1, np.int32)
@@ -67,7 +62,7 @@ class TableCopy:
             if holder is not None:
                 generations[holder[0]] = holder[1]
         evidence = np.floor(since - np.frombuffer(rows.age_s, "<u2"))
-        columns = Columns(
+        columns = RouteColumns(
             np.frombuffer(rows.parent, "<u8"),
             np.frombuffer(rows.tokens, "<u4"),
             np.frombuffer(rows.token, "<u8"),
@@ -75,34 +70,63 @@ class TableCopy:
             ids[np.frombuffer(rows.backend, "<u2")],
             evidence.astype(np.int32),
         )
-        return merge(self._table, columns, generations, now)
+        return self._table.merge(columns, generations, now)
+
+
+class OwnSums:
+    """Our own bucket sums: computed in steps when somebody wants them, once for all who asked before it began.
+
+    Rule: whoever asked gets sums that were begun after he asked, never older ones. He will take it that what we had
+    then is in them: with older sums he would miss, for ever, what we learned between.
+    """
+
+    def __init__(self, copy: TableCopy) -> None:
+        self.begun_at = -inf  # of the last sums that were finished
+        self._copy = copy
+        self._steps: Iterator[bytes | None] | None = None
+        self._steps_begun_at = -inf
+        self._value = b""
+
+    def step(self, since: float, now: float) -> bytes | None:
+        """One step, at most 2 ms, towards sums that were begun at `since` or later. None: not ready, call again."""
+        if self.begun_at >= since:
+            return self._value
+        if self._steps is None:
+            self._steps, self._steps_begun_at = self._copy.sums(now), now
+        value = next(self._steps)
+        if value is not None:
+            self._value, self.begun_at, self._steps = value, self._steps_begun_at, None
+        return value if self.begun_at >= since else None
 
 
 class TableWalk:
-    """Chunks of a table as messages. See route_memory.RowsWalk."""
+    """One way through a table, a chunk at a time, parents before children."""
 
-    def __init__(self, scan: RowsScan, names: Names) -> None:
+    def __init__(self, scan: RowsScan, names: BackendNames) -> None:
         self._scan = scan
         self._names = names
 
     def take(self, now: float) -> Rows | None:
+        """One step. The next chunk, with request and chunk number 0; the one with `last` ends it. None: none yet."""
         chunk = self._scan.take(now)
-        return None if chunk is None else rows_of(chunk, self._names, now)
+        return None if chunk is None else message_of(chunk, self._names, now)
 
     def back(self, chunks: int) -> None:
+        """The last so many chunks were lost: take them again. At most WINDOW_CHUNKS."""
         self._scan.back(chunks)
 
 
-def rows_of(chunk: Chunk, names: Names, now: float) -> Rows:
+def message_of(chunk: Chunk, names: BackendNames, now: float) -> Rows:
     """A chunk as a message, with request and number 0."""
     columns = chunk.columns
     held_by, index = np.unique(columns.backend, return_inverse=True)
     ages = np.clip(np.ceil(now - columns.evidence), 0, AGE_MAX_S)
+    keys, generations = names.key[held_by].tolist(), names.shared_generation[held_by].tolist()
     return Rows(
         request=0,
         chunk=0,
         last=chunk.last,
-        backends=tuple(zip(names.key[held_by].tolist(), names.boot[held_by].tolist(), strict=True)),
+        backends=tuple(zip(keys, generations, strict=True)),
         parent=columns.parent.astype("<u8").tobytes(),
         tokens=columns.tokens.astype("<u4").tobytes(),
         token=columns.token.astype("<u8").tobytes(),

@@ -1,33 +1,38 @@
-"""The route updates of every origin, in the order in which it learned them: what peers that missed some are given.
+"""The route updates of every origin, in the order in which it made them: what peers that missed some are given.
 
-Each origin (a session) numbers its route updates 1, 2, 3 …. Here is, for each, a piece of that series without gaps:
-from `base` + 1 up to its number in the version vector. What lies below the base was trimmed: it was heard, and can be
-had from tables only. All logs share one bound; beyond it the route update that came first goes, whosever it is, so that
-each origin keeps a share by its activity. Expired route updates go as soon as they are the oldest.
+Each origin (a session) numbers its updates 1, 2, 3 …. Here is, for each, a piece of that series without gaps: from
+`base` + 1 up to its number in the version vector. What lies below the base was trimmed: it was received, and can be had
+from tables only. All logs share one bound; beyond it the update that came first goes, whosever it is, so that each
+origin keeps a share by its activity. Expired updates go as soon as they are the oldest.
 
-An origin is *absent* while it is no live peer. Its route updates still spread. It is forgotten when all it can have
-taught has expired, and not before `forget_after_s`; then it stays on a list of the forgotten, so that a peer whose
-clock runs a little late does not bring it back.
+An origin is *absent* while it is no live peer. Its updates still spread. It is forgotten when all of them have expired,
+and not before `forget_after_s`; then it stays on a list of the forgotten, so that a peer whose clock runs a little late
+does not bring it back.
 
-Invariant (prefix-closed): a number is in the vector only if each route update up to it was heard here, or was part of a
-table that was merged. Bounds: `entries_max` route updates of LESSON_BYTES_MEAN on average, ORIGINS_MAX origins,
+The hash of a version vector is the XOR of one pseudo-random number for each origin and its number. It does not depend
+on order, and two nodes compare by these 8 bytes everything they know of each other's logs. It moves with each update,
+so it is brought up to date when it is asked for.
+
+Invariant (prefix-closed): a number is in the vector only if each update up to it was received here, or was part of a
+table that was merged. Bounds: `entries_max` updates of ROUTE_UPDATE_BYTES_MEAN on average, ORIGINS_MAX origins,
 FORGOTTEN_MAX forgotten ones.
-Cost: 1 us to append; 0.3 us for each route update of a batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import ItemsView, Iterator, Sequence
 from math import ceil, inf
 from typing import NamedTuple
 
+from ranvier_py.core.bounded import BoundedDict
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
-from ranvier_py.core.gossip.replication.vector import VersionVector
 from ranvier_py.core.gossip.wire.messages import Entry, RouteUpdates
+from ranvier_py.core.prompts.fingerprint import GOLDEN, MASK, mix
 
 ORIGINS_MAX = 4096
-"""Sessions of 1000 nodes, and three restarts of each within the TTL. What further ones teach is not passed on."""
+"""Sessions of 1000 nodes, and three restarts of each within the TTL. Updates of further ones are not passed on."""
 
 FORGOTTEN_MAX = 4096
 FORGOTTEN_S = 120.0
@@ -39,18 +44,66 @@ COMPACT_AT = 512
 AGE_MAX_S, HELD_MAX_MS = 65_535, 65_535
 BATCH_ENTRIES_MAX = 128
 BATCH_BYTES_MAX = 16 * 1024
-"""A message of route updates has no more of either: whoever hears it needs 1 ms."""
+"""A message of route updates has no more of either."""
 
 PRUNED_AT_ONCE_MAX = 4096
 
 ROUTE_UPDATE_BYTES_MEAN = 128
-"""Twice what the route update of a turn takes; update batches and long prefixes take up to ten times as much."""
+"""Twice what the update of one turn takes; those of many turns and of long prompts take up to ten times as much."""
 
 ENTRY_BYTES = 4
 """What a route update takes on the wire besides its own bytes."""
 
 
-class Kept(NamedTuple):
+def term(origin: int, number: int) -> int:
+    """What one origin adds to the hash."""
+    return mix((mix(origin) + number * GOLDEN) & MASK)
+
+
+class VersionVector:
+    """Origins (sessions, u64) and numbers (u64): everything up to it is here. Within one session numbers only grow."""
+
+    __slots__ = ("_hash", "_moved", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._hash = 0
+        self._moved: dict[int, int] = {}  # origin -> its number as the hash has it
+
+    @property
+    def hash(self) -> int:
+        numbers, moved = self._numbers, self._moved
+        for origin, before in moved.items():
+            for number in (before, numbers.get(origin, 0)):
+                self._hash ^= term(origin, number) if number else 0
+        moved.clear()
+        return self._hash
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, origin: int) -> int:
+        """The number of this origin; 0 for one without updates."""
+        return self._numbers.get(origin, 0)
+
+    def items(self) -> ItemsView[int, int]:
+        return self._numbers.items()
+
+    def raise_to(self, origin: int, number: int) -> None:
+        """Everything of `origin` up to `number`, which is greater than before, is here."""
+        before = self._numbers.get(origin, 0)
+        assert number > before
+        self._moved.setdefault(origin, before)
+        self._numbers[origin] = number
+
+    def drop(self, origin: int) -> None:
+        """Forget an origin, if it is there."""
+        number = self._numbers.pop(origin, 0)
+        if number:
+            self._moved.setdefault(origin, number)
+
+
+class LoggedUpdate(NamedTuple):
     """One route update in a log. Both times are local."""
 
     route_update: bytes
@@ -66,7 +119,7 @@ class OriginLog:
     def __init__(self, base: int, absent_since: float) -> None:
         self.base = base
         self.absent_since = absent_since  # inf = it is a live peer
-        self._list: list[Kept] = []
+        self._list: list[LoggedUpdate] = []
         self._offsets: list[int] = []  # of each, among all that ever were here, on the wire
         self._bytes = 0
         self._start = 0
@@ -74,7 +127,7 @@ class OriginLog:
     def __len__(self) -> int:
         return len(self._list) - self._start
 
-    def append(self, kept: Kept) -> None:
+    def append(self, kept: LoggedUpdate) -> None:
         self._list.append(kept)
         self._offsets.append(self._bytes)
         self._bytes += len(kept.route_update) + ENTRY_BYTES
@@ -84,10 +137,10 @@ class OriginLog:
         at = self._start + number - self.base
         return self._bytes - self._offsets[at] if at < len(self._offsets) else 0
 
-    def first(self) -> Kept:
+    def first(self) -> LoggedUpdate:
         return self._list[self._start]
 
-    def after(self, number: int) -> Iterator[Kept]:
+    def after(self, number: int) -> Iterator[LoggedUpdate]:
         """Those from number + 1 on; `number` is not below the base."""
         for at in range(self._start + number - self.base, len(self._list)):
             yield self._list[at]
@@ -113,14 +166,15 @@ class OriginLog:
         return size
 
 
-class Logs:
+class UpdateLogs:
     """All origins' logs and the version vector. `ttl_s` is the life of a route update."""
 
-    def __init__(self, session: int, *, entries_max: int, ttl_s: float, forget_after_s: float) -> None:
+    def __init__(
+        self, session: int, counters: RouteGossipCounters, *, entries_max: int, ttl_s: float, forget_after_s: float
+    ) -> None:
         self.session = session
         self.vector = VersionVector()
-        self.trimmed = 0  # route updates that had to go before they expired
-        self.refused_origins = 0
+        self._counters = counters
         self._entries_max = entries_max
         self._bytes_max = entries_max * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES)
         self._bytes = 0  # of all that is kept, on the wire
@@ -131,7 +185,7 @@ class Logs:
             deque()
         )  # one for each kept route update, oldest first; cleared logs may be among them
         self._live: dict[int, None] = {}
-        self._forgotten: dict[int, float] = {}  # origin -> when to forget that, too
+        self._forgotten = BoundedDict[int, float](FORGOTTEN_MAX)  # origin -> when to forget that, too
 
     def __len__(self) -> int:
         """Places taken by route updates, at most `entries_max`. Those of cleared logs are freed when they come
@@ -158,7 +212,7 @@ class Logs:
 
     def append(self, route_update: bytes, at: float) -> None:
         """One more route update of this node, by evidence of that time."""
-        self._push(self._logs[self.session], Kept(route_update, at, at))
+        self._push(self._logs[self.session], LoggedUpdate(route_update, at, at))
         self.vector.raise_to(self.session, self.own + 1)
 
     def open(self, origin: int, now: float) -> bool:
@@ -168,12 +222,11 @@ class Logs:
         if origin in self._forgotten:
             return False
         if len(self._logs) >= ORIGINS_MAX:
-            self.refused_origins += 1
             return False
         self._logs[origin] = OriginLog(0, inf if origin in self._live else now)
         return True
 
-    def extend(self, origin: int, kept: Sequence[Kept]) -> None:
+    def extend(self, origin: int, kept: Sequence[LoggedUpdate]) -> None:
         """The route updates that follow the last one of an open origin, at least one."""
         log = self._logs[origin]
         for each in kept:
@@ -181,7 +234,7 @@ class Logs:
         self.vector.raise_to(origin, self.vector[origin] + len(kept))
 
     def adopt(self, origin: int, number: int) -> bool:
-        """A merged table holds what this origin taught up to `number`. False: that was known, or is not of interest."""
+        """A merged table holds what this origin sent up to `number`. False: that was known, or is not of interest."""
         if origin == self.session or number <= self.vector[origin] or origin not in self._logs:
             return False
         before = self._logs[origin]
@@ -191,7 +244,7 @@ class Logs:
         self.vector.raise_to(origin, number)
         return True
 
-    def _push(self, log: OriginLog, kept: Kept) -> None:
+    def _push(self, log: OriginLog, kept: LoggedUpdate) -> None:
         log.append(kept)
         order = self._order
         order.append(log)
@@ -199,7 +252,7 @@ class Logs:
         while len(order) > self._entries_max or self._bytes > self._bytes_max:
             oldest = order.popleft()
             if len(oldest):
-                self.trimmed += 1
+                self._counters.trimmed += 1
                 self._bytes -= oldest.trim()
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -236,7 +289,7 @@ class Logs:
         return next(self._logs[origin].after(after)).evidence
 
     def is_spent(self, origin: int) -> bool:
-        """Whether it is gone and nothing it taught is left to be passed on."""
+        """Whether it is gone and nothing of it is left to be passed on."""
         log = self._logs[origin]
         return log.absent_since < inf and not len(log)
 
@@ -284,8 +337,6 @@ class Logs:
         log.clear()
         self.vector.drop(origin)
         self._forgotten[origin] = now + FORGOTTEN_S
-        if len(self._forgotten) > FORGOTTEN_MAX:
-            del self._forgotten[next(iter(self._forgotten))]
 
 
 def fits(route_update: bytes) -> bytes:

@@ -192,7 +192,7 @@ class Rows(NamedTuple):
     request: int
     chunk: int  # u32: chunks count from 0
     last: bool
-    backends: tuple[tuple[int, int], ...]  # (key, boot): what `backend` indexes
+    backends: tuple[tuple[int, int], ...]  # (key, generation): what `backend` indexes
     parent: bytes  # u64 each: fingerprint of the row above, or 0
     tokens: bytes  # u32 each
     token: bytes  # u64 each: token fingerprint or 0
@@ -223,7 +223,7 @@ class Fact(NamedTuple):
     """What one observer knows of one backend."""
 
     backend: int  # key, u64
-    boot: int  # u32: counts the processes of this backend that the cluster has seen
+    generation: int  # u32: counts the processes of this backend that the cluster has seen
     started_at: float  # as the engine tells, seconds; 0 when it tells nothing
     verdict: int  # u8: 0 unknown, 1 healthy, 2 unhealthy, 3 circuit open
     draining: bool

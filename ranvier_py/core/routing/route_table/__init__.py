@@ -1,16 +1,14 @@
-"""The radix route table: `table` has the rules; `rows`, `leaves`, `claims`, `tree` its parts, `values` its words."""
+"""The radix route table: `table` has the rules; `rows`, `leaves`, `claims` and `tree` its parts."""
 
-from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
     QUANTUM_S,
     ClaimView,
-    News,
-    RouteStatistics,
+    NewRoutes,
+    RouteTableCounters,
     RouteView,
     Trust,
-    TrustCounts,
-    Withdrawn,
+    WithdrawnRoute,
 )
 from ranvier_py.core.routing.route_table.table import RouteTable
 
@@ -18,12 +16,10 @@ __all__ = [
     "BACKENDS_MAX",
     "QUANTUM_S",
     "ClaimView",
-    "News",
-    "PrefixKey",
-    "RouteStatistics",
+    "NewRoutes",
     "RouteTable",
+    "RouteTableCounters",
     "RouteView",
     "Trust",
-    "TrustCounts",
-    "Withdrawn",
+    "WithdrawnRoute",
 ]

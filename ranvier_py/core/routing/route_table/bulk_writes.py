@@ -1,16 +1,14 @@
 """Writing many peers' claims into the route table at once, column by column.
 
-`merge` takes claims as `scan.Columns`, parents before children, and does what `RouteTable.learn` would do with each,
-with trust REMOTE. Rows that are wholly new, which is nearly all of them when a node joins, are appended with a few
-numpy calls and one update of the index; a claim for a row that is known climbs from there; whatever else there is (a
-text that gets its tokens, two rows that turn out to be one) goes through `learn` itself.
+A merge takes claims in columns, parents before children, and does what `RouteTable.learn` would do with each; their
+trust is REMOTE. Rows that are wholly new, nearly all of them when a node joins, are appended with a few numpy calls and
+one update of the index; a claim for a row that is known climbs from there; whatever else there is (a text that gets its
+tokens, two rows that turn out to be one) is stored like any path.
 
 Rules: what is malformed, expired or of no known backend is left out. A row hangs under the parent that its claim names
 if that is known or came before it, else under the top: never in a circle, whatever a peer sends. Where the table is
 full each new row evicts one, as ever.
 Invariants: those of the table, in particular the monotone rule of `claims`.
-Cost (one slow, shared core): 1.3 us a claim while there is room, 4 us where each evicts another. The index and the
-columns double now and then, as in `learn`: 20 to 50 ms at a million rows.
 """
 
 from __future__ import annotations
@@ -20,56 +18,52 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
-from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table.claims import Claim
-from ranvier_py.core.routing.route_table.route_values import Trust
+from ranvier_py.core.routing.route_table.claims import Claims
+from ranvier_py.core.routing.route_table.leaves import LeafQueue
+from ranvier_py.core.routing.route_table.route_values import U64, Claim, Numbers, RouteColumns, Trust
 from ranvier_py.core.routing.route_table.rows import Rows
-from ranvier_py.core.routing.route_table.scan import U64, Columns, Numbers
-from ranvier_py.core.routing.route_table.table import RouteTable
-
-
-def merge(table: RouteTable, columns: Columns, generations: npt.NDArray[np.int32], now: float) -> int:
-    """Learn these claims. `generations` is by backend id: of which process they speak; -1 = leave that backend's out.
-
-    Returns the number of new rows.
-    """
-    return Merge(table, generations, now).run(columns)
+from ranvier_py.core.routing.route_table.tree import Tree
 
 
 class Merge:
-    """One call of `merge`."""
+    """One call. `generations` is by backend id: of which process they speak; -1 = leave that backend's out."""
 
-    def __init__(self, table: RouteTable, generations: npt.NDArray[np.int32], now: float) -> None:
-        self._table = table
-        self._rows, self._leaves, self._claims, self._tree = table.parts()
+    def __init__(
+        self,
+        rows: Rows,
+        leaves: LeafQueue,
+        claims: Claims,
+        tree: Tree,
+        generations: npt.NDArray[np.int32],
+        now: float,
+    ) -> None:
+        self._rows = rows
+        self._leaves = leaves
+        self._claims = claims
+        self._tree = tree
         self._generations = generations
         self._now = now
-        self._claims.now = max(self._claims.now, now)
 
-    def run(self, columns: Columns) -> int:
-        before = self._tree.created
+    def run(self, columns: RouteColumns) -> None:
         columns = self._sound(columns)
         fresh, known = self._split(columns)
         if len(fresh):
-            self._append(picked(columns, fresh))
-        if known:
-            known = self._unsaid(columns, known)
-        for at in known:
+            self._append(columns.at(fresh))
+        for at in self._unsaid(columns, known) if known else ():
             self._merge_one(columns, at)
-        return self._tree.created - before
 
-    def _sound(self, columns: Columns) -> Columns:
+    def _sound(self, columns: RouteColumns) -> RouteColumns:
         """Without what is no claim, or none any more."""
         backend, evidence, generations = columns.backend, columns.evidence, self._generations
         good = (backend >= 0) & (backend < len(generations)) & (columns.tokens > 0)
         good &= (evidence > self._claims.horizon) & (evidence <= self._now)
         good &= (columns.token | columns.text) != 0
         good[good] = generations[backend[good]] >= 0
-        columns = columns if bool(good.all()) else picked(columns, np.flatnonzero(good))
+        columns = columns if bool(good.all()) else columns.at(np.flatnonzero(good))
         return columns._replace(text=np.where(columns.text == columns.token, U64(0), columns.text))
 
-    def _split(self, columns: Columns) -> tuple[Numbers, list[int]]:
+    def _split(self, columns: RouteColumns) -> tuple[Numbers, list[int]]:
         """Claims of rows that are wholly new, each row once; and all others."""
         names = self._rows.index.keys()
         tokens, texts = columns.token.tolist(), columns.text.tolist()
@@ -92,7 +86,7 @@ class Merge:
                 seen[text] = None
         return np.array(fresh, np.int64), known
 
-    def _unsaid(self, columns: Columns, known: list[int]) -> list[int]:
+    def _unsaid(self, columns: RouteColumns, known: list[int]) -> list[int]:
         """Those of these claims that say more than the table holds in its columns."""
         rows, get, zero = self._rows, self._rows.index.get, repeat(0)
         at = np.array(known, np.int64)
@@ -107,13 +101,13 @@ class Merge:
         unsaid: list[int] = at[~said].tolist()
         return unsaid
 
-    def _append(self, columns: Columns) -> None:
+    def _append(self, columns: RouteColumns) -> None:
         """Create rows, place them, give them their claims."""
         rows, tree, claims = self._rows, self._tree, self._claims
         room = self._make_room(len(columns.token))
         if room < len(columns.token):
-            tree.refused += len(columns.token) - room
-            columns = picked(columns, np.arange(room))
+            tree.counters.refused += len(columns.token) - room
+            columns = columns.at(np.arange(room))
         if not room:
             return
         ids = allot(rows, room)
@@ -125,7 +119,7 @@ class Merge:
         parents = self._parents(ids, columns.parent)
         place(rows, ids, parents)
         rows.count += room
-        tree.created += room
+        tree.counters.created += room
         claims.counts[Trust.REMOTE] += room
         self._hand_up(columns, parents, generations)
         for row in ids[np.frombuffer(rows.child, np.int32)[ids] == 0].tolist():
@@ -133,14 +127,14 @@ class Merge:
 
     def _make_room(self, wanted: int) -> int:
         """How many of so many rows can be created; older ones go for them."""
-        capacity = self._table.capacity
+        capacity = self._rows.rows_max - 1
         wanted = min(wanted, capacity)
         while self._rows.count + wanted > capacity:
             if not self._tree.evict():
                 return capacity - self._rows.count
         return wanted
 
-    def _fill(self, ids: Numbers, columns: Columns, generations: npt.NDArray[np.int32]) -> None:
+    def _fill(self, ids: Numbers, columns: RouteColumns, generations: npt.NDArray[np.int32]) -> None:
         """The columns of new rows: what they are, and their first claim. They are not in the tree yet."""
         rows = self._rows
         np.frombuffer(rows.tokens, np.uint32)[ids] = columns.tokens
@@ -160,7 +154,7 @@ class Merge:
         parents[unplaced & (parents >= ids)] = 0
         return parents
 
-    def _hand_up(self, columns: Columns, parents: Numbers, generations: npt.NDArray[np.int32]) -> None:
+    def _hand_up(self, columns: RouteColumns, parents: Numbers, generations: npt.NDArray[np.int32]) -> None:
         """The monotone rule: a parent that lacks the claim of its new child gets it."""
         rows, claims = self._rows, self._claims
         lacking = parents > 0
@@ -176,7 +170,7 @@ class Merge:
         for (parent, backend, generation), evidence in wanted.items():
             claims.raise_from(parent, backend, Claim(generation, Trust.REMOTE, evidence))
 
-    def _merge_one(self, columns: Columns, at: int) -> None:
+    def _merge_one(self, columns: RouteColumns, at: int) -> None:
         """A claim of a row that is known, at least by one name."""
         rows, index = self._rows, self._rows.index
         token, text, above = int(columns.token[at]), int(columns.text[at]), int(columns.parent[at])
@@ -188,10 +182,9 @@ class Merge:
             rows.used[row] = max(rows.used[row], evidence)
             return
         chain: list[PrefixKey] = [(int(columns.tokens[at]), token, text)]
-        parent = self._table.prefix_key_of(above)
-        if parent is not None and above not in (token, text):
-            chain.append(parent)
-        self._table.learn(chain, BackendId(backend), generation, Trust.REMOTE, float(evidence))
+        if above in index and above not in (token, text):
+            chain.append(rows.key(index[above]))
+        self._tree.add(chain, backend, Claim(generation, Trust.REMOTE, evidence), whole=False)
 
 
 def allot(rows: Rows, count: int) -> Numbers:
@@ -223,8 +216,3 @@ def place(rows: Rows, ids: Numbers, parents: Numbers) -> None:
     left[older[older > 0]] = lower[older > 0]
     left[lower[last]] = 0
     child[upper[last]] = lower[last]
-
-
-def picked(columns: Columns, at: Numbers) -> Columns:
-    parent, tokens, token, text, backend, evidence = columns
-    return Columns(parent[at], tokens[at], token[at], text[at], backend[at], evidence[at])

@@ -3,9 +3,9 @@
 Most rows have one claim, in the columns. A row shared by several backends keeps the others in a small dict.
 
 Invariant (monotone): what holds a prefix holds every shorter one. If a row has a live claim, its parent has one of the
-same backend and epoch with at least that trust and evidence. So a climb that raises a claim may stop at the first row
-that has it already.
-Epochs of one backend only grow: a claim of an older epoch than the known one is void at birth and changes nothing.
+same backend and generation with at least that trust and evidence. So a climb that raises a claim may stop at the first
+row that has it already.
+Generations of one backend only grow: a claim of an older one than is known is void at birth and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ from typing import NamedTuple
 
 from ranvier_py.core.routing.placement import Holder
 from ranvier_py.core.routing.route_table.leaves import LeafQueue
+from ranvier_py.core.routing.route_table.route_values import Claim
 from ranvier_py.core.routing.route_table.rows import NO_BACKEND, SHARED, Rows
-
-
-class Claim(NamedTuple):
-    generation: int
-    trust: int
-    evidence: int  # whole second
 
 
 class Hidden(NamedTuple):
@@ -52,13 +47,8 @@ class Claims:
     def raise_from(self, row: int, backend: int, claim: Claim) -> None:
         """Give a live claim to a row and its ancestors. Trust and evidence of a claim only rise while it lives."""
         rows = self._rows
-        parents, backends, generations, trusts, evidences = (
-            rows.parent,
-            rows.backend,
-            rows.generation,
-            rows.trust,
-            rows.evidence,
-        )
+        parents, backends, generations = rows.parent, rows.backend, rows.generation
+        trusts, evidences = rows.trust, rows.evidence
         generation, trust, evidence = claim
         horizon = self.now - self._ttl_s
         while row > 0:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ranvier_py.core.ids import BackendId, Fingerprint
+from ranvier_py.core.metrics import counter, gauge
 from ranvier_py.core.prompts.prompt import PrefixKey
 
 ROUTE_TTL_S = 3600.0
@@ -19,6 +23,10 @@ BACKENDS_MAX = 4096
 QUANTUM_S = 1
 """Evidence and use are kept as whole seconds: 4 bytes each, and a second is nothing against a TTL of an hour."""
 
+U64 = np.uint64
+Numbers = npt.NDArray[np.int64]
+Fingerprints = npt.NDArray[np.uint64]
+
 
 class Trust(IntEnum):
     """Who says that a prefix is warm. A higher one outlives a lower one under capacity pressure."""
@@ -28,7 +36,15 @@ class Trust(IntEnum):
     CONFIRMED = 3  # the engine says so
 
 
-class News(NamedTuple):
+class Claim(NamedTuple):
+    """A holder of a row: since when, and who says so."""
+
+    generation: int
+    trust: int
+    evidence: int  # whole second
+
+
+class NewRoutes(NamedTuple):
     """What one call of `learn` added to what peers may know. Deepest first; `parent` names the row above, or is 0."""
 
     backend: BackendId
@@ -38,8 +54,8 @@ class News(NamedTuple):
     at: float  # of the evidence
 
 
-class Withdrawn(NamedTuple):
-    """An engine dropped a prefix, and all that is longer: what peers have to be told, if they believe otherwise."""
+class WithdrawnRoute(NamedTuple):
+    """An engine dropped a prefix, and all that is longer: what peers have to know, if they believe otherwise."""
 
     backend: BackendId
     generation: int
@@ -47,37 +63,48 @@ class Withdrawn(NamedTuple):
     at: float  # seconds, monotonic
 
 
-@dataclass(frozen=True, slots=True)
-class TrustCounts:
-    """One number for each trust."""
+class RouteColumns(NamedTuple):
+    """Claims, one element each, parents first. A row with several claims comes several times, its first claim first."""
 
-    remote: int
-    local: int
-    confirmed: int
+    parent: Fingerprints  # a name of the row above; 0 = the top, or not known
+    tokens: npt.NDArray[np.uint32]
+    token: Fingerprints
+    text: Fingerprints
+    backend: npt.NDArray[np.int16]  # local id
+    evidence: npt.NDArray[np.int32]  # whole second, local clock
+
+    def at(self, places: Numbers) -> RouteColumns:
+        """The claims at these places."""
+        return RouteColumns._make(column[places] for column in self)
 
 
-@dataclass(frozen=True, slots=True)
-class RouteStatistics:
-    """Gauges (`rows` … `capacity`) and counters since start (the others).
+class BackendNames(NamedTuple):
+    """What this node's backend ids mean to others; by id. `key` 0: this one is not shown to anybody."""
 
-    `evicted` counts rows by the best trust they had; `expired`, `voided` and `withdrawn` count claims.
-    """
+    key: Fingerprints
+    shared_generation: Fingerprints  # as all nodes count
+    generation: npt.NDArray[np.int32]  # whose claims count here; -1 = none's
 
-    rows: int
-    fingerprints: int  # that find a row: each row has one token fingerprint, or text fingerprints, or both
-    claims: TrustCounts
-    capacity: int
-    created: int  # rows
-    matched: int  # lookups that found a holder
-    missed: int  # lookups that found none
-    attached: int  # token fingerprints that joined a row known by its text only
-    merged: int  # rows that turned out to be another row
-    unlinked: int  # rows whose place among their ancestors was uncertain, hence left alone
-    evicted: TrustCounts
-    refused: int  # stops not stored because their own path filled the table
-    expired: int
-    voided: int  # claims of an earlier generation
-    withdrawn: int
+
+@dataclass(slots=True)
+class RouteTableCounters:
+    rows: int = gauge("Rows: one for each known prefix.")
+    fingerprints: int = gauge("Fingerprints that find a row: one of its tokens, some of its texts, or both.")
+    claims: dict[str, int] = gauge("Claims in the table.", label="trust")
+    capacity: int = gauge("The most rows.")
+    created: int = counter("Rows created.")
+    matched: int = counter("Lookups that found a holder.")
+    missed: int = counter("Lookups that found none.")
+    attached: int = counter("Token fingerprints that joined a row known by its text only.")
+    merged: int = counter("Rows that turned out to be another row.")
+    unlinked: int = counter("Rows whose place among their ancestors was uncertain, hence left alone.")
+    evicted: dict[str, int] = counter("Rows evicted, by the best trust they had.", label="trust")
+    refused: int = counter("Prefixes not stored because their own path filled the table.")
+    expired: int = counter("Claims removed at the end of their time to live.")
+    voided: int = counter("Claims removed of an earlier generation.")
+    withdrawn: int = counter("Claims withdrawn.")
+    new_routes_dropped: int = counter("New routes that nobody fetched for peers in time.")
+    withdrawn_dropped: int = counter("Withdrawals that nobody fetched for peers in time.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
+from ranvier_py.core.prompts.prompt import PrefixKey
+
 ROWS_MIN = 1024
 """Columns start with this many rows, 70 kB, and double until the capacity: at most 20 ms, at a million rows. Smaller
 steps would leave holes in the heap, 35 bytes for each row (measured)."""
 
 NO_BACKEND = -1
 WHOLE = 1
-"""Bit of `flags`: the ancestors of this row are known to be complete, so that a walk need not read further stops."""
+"""Bit of `flags`: the ancestors of this row are known to be complete, so that a walk need not read further keys."""
 SHARED = 2
 """Bit of `flags`: the row has more claims than the one in the columns."""
 ALIASED = 4
@@ -30,7 +32,7 @@ class Rows:
     """Storage and links. Knows nothing of trust, time or order of eviction."""
 
     def __init__(self, capacity: int) -> None:
-        self._rows_max = capacity + 1
+        self.rows_max = capacity + 1
         self.top = 1  # rows from here on were never used
         self.index: dict[int, int] = {}
         self.aliases: dict[int, tuple[int, ...]] = {}  # further text fingerprints of a row
@@ -56,7 +58,7 @@ class Rows:
 
     def grow(self) -> None:
         size = len(self.parent)
-        step = min(max(size, ROWS_MIN), self._rows_max - size)
+        step = min(max(size, ROWS_MIN), self.rows_max - size)
         self.parent.extend(array("i", (-1,)) * step)
         self.backend.extend(array("h", (NO_BACKEND,)) * step)
         for column in self.columns():
@@ -169,3 +171,10 @@ class Rows:
     def name(self, row: int) -> int:
         """A fingerprint that finds this row; 0 for the empty prefix."""
         return self.token[row] or self.text[row]
+
+    def above(self, row: int) -> int:
+        """The name of the row's parent."""
+        return self.name(self.parent[row])
+
+    def key(self, row: int) -> PrefixKey:
+        return self.tokens[row], self.token[row], self.text[row]

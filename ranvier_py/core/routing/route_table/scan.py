@@ -4,24 +4,25 @@
 nodes that know the same claims have equal sums, whatever their row numbers and backend ids are; where a bucket differs,
 its claims differ. *Columns*: the claims themselves, parents before children, for a peer that lacks them.
 
-Rules: only live claims of the current epochs whose remaining life exceeds a margin, so that what one node forgets now
+Rules: only live claims of current generations whose remaining life exceeds a margin, so that what one node forgets now
 and another in a second makes no difference. The table may change between steps: what moves meanwhile may be read twice
 or not at all, which the sync that asked repairs by route updates or by the next sums.
 Invariant: no view of a column outlives a step, for an array with views can't grow.
-Cost (one slow, shared core): sums 0.08 us a row, columns 0.3 us a claim.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ranvier_py.core.prompts.fingerprint import mix_array
-from ranvier_py.core.routing.route_table.rows import ALIASED, SHARED
-from ranvier_py.core.routing.route_table.table import RouteTable
+from ranvier_py.core.routing.route_table.claims import Claims
+from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, Fingerprints, Numbers, RouteColumns
+from ranvier_py.core.routing.route_table.rows import ALIASED, SHARED, Rows
 
 BUCKET_BITS = 12
 BUCKETS = 1 << BUCKET_BITS
@@ -34,7 +35,7 @@ SUMS_ROWS = 16_384
 """Rows of one step of sums, about 1 ms."""
 
 EXTRA_CLAIMS_MAX = 1000
-"""Claims beyond the first of their row, and further texts, are read one by one, 1 us each: a step ends behind these."""
+"""Claims beyond the first of their row, and further texts, are read one by one: a step ends behind these."""
 
 CHUNK_CLAIMS = 512
 """Claims of one chunk: what the receiver can merge within 2 ms. A row alone may bring more, one for each backend."""
@@ -43,37 +44,14 @@ ROWS_MIN, ROWS_MAX = 64, 16_384
 """Rows looked at for one chunk; between, as many as filled the last one."""
 
 ROW_CLAIMS_MAX = 4096
-"""Claims and further texts that are told of one row; what is beyond waits for route updates. One for each backend
+"""Claims and further texts that are sent of one row; what is beyond waits for route updates. One for each backend
 fits."""
 
 CHUNKS_KEPT = 16
 """So many chunks can be taken back."""
 
 CLIMBS_MAX = 100
-"""A chunk fetches rows above its own up to so many levels, 10 us each; what hangs deeper arrives without a parent."""
-
-U64 = np.uint64
-Numbers = npt.NDArray[np.int64]
-Fingerprints = npt.NDArray[np.uint64]
-
-
-class Names(NamedTuple):
-    """What this node's backend ids mean to others; by id. `key` 0: this one is not told to anybody."""
-
-    key: Fingerprints
-    boot: Fingerprints
-    generation: npt.NDArray[np.int32]  # whose claims count; -1 = none's
-
-
-class Columns(NamedTuple):
-    """Claims, one element each. A row with several claims comes several times, its first claim first."""
-
-    parent: Fingerprints  # a name of the row above; 0 = the top, or not known
-    tokens: npt.NDArray[np.uint32]
-    token: Fingerprints
-    text: Fingerprints
-    backend: npt.NDArray[np.int16]  # local id
-    evidence: npt.NDArray[np.int32]  # whole second, local clock
+"""A chunk fetches rows above its own up to so many levels; what hangs deeper arrives without a parent."""
 
 
 class Found(NamedTuple):
@@ -94,20 +72,29 @@ class Chosen(NamedTuple):
     backend: npt.NDArray[np.int16]
     evidence: npt.NDArray[np.int32]
 
+    def at(self, places: Numbers) -> Chosen:
+        """The claims at these places."""
+        return Chosen._make(column[places] for column in self)
+
+    def plus(self, more: Chosen) -> Chosen:
+        pairs: Iterable[Any] = zip(self, more, strict=True)
+        return Chosen._make(map(np.concatenate, pairs))
+
 
 class Chunk(NamedTuple):
-    columns: Columns
+    columns: RouteColumns
     last: bool
 
 
 NOTHING = np.array((), np.int64)
 
 
-class Reader:
+class ClaimReader:
     """Live claims of given rows."""
 
-    def __init__(self, table: RouteTable, names: Names, margin_s: float) -> None:
-        self.rows, _, self._claims, _ = table.parts()
+    def __init__(self, rows: Rows, claims: Claims, names: BackendNames, margin_s: float) -> None:
+        self.rows = rows
+        self._claims = claims
         self.names = names
         self._margin_s = margin_s
 
@@ -127,8 +114,8 @@ class Reader:
             generations = np.concatenate((generations, more[:, 2].astype(np.int32)))
             evidence = np.concatenate((evidence, more[:, 3].astype(np.int32)))
         names = self.names
-        told = (backends >= 0) & (backends < len(names.key)) & (evidence > claims.horizon + self._margin_s)
-        live = np.flatnonzero(told)
+        shown = (backends >= 0) & (backends < len(names.key)) & (evidence > claims.horizon + self._margin_s)
+        live = np.flatnonzero(shown)
         chosen = backends[live]
         live = live[(names.generation[chosen] == generations[live]) & (names.key[chosen] != 0)]
         if others:
@@ -142,7 +129,7 @@ class Reader:
         return np.array([index for index, _ in pairs], np.int64), np.array([text for _, text in pairs], U64)
 
     def _others(self, ids: Numbers, backends: npt.NDArray[np.int16]) -> tuple[int, list[tuple[int, int, int, int]]]:
-        """How many rows can be read in one step, and (place, backend, epoch, evidence) of their further claims."""
+        """How many rows can be read in one step, and (place, backend, generation, evidence) of their further claims."""
         flags = np.frombuffer(self.rows.flags, np.uint8)[ids]
         special = np.flatnonzero((flags & (SHARED | ALIASED) != 0) & (backends >= 0))
         found: list[tuple[int, int, int, int]] = []
@@ -159,9 +146,9 @@ class Reader:
 class SumsScan:
     """The bucket sums, step by step."""
 
-    def __init__(self, table: RouteTable, names: Names, margin_s: float) -> None:
-        self._reader = Reader(table, names, margin_s)
-        self._keys = names.key ^ names.boot
+    def __init__(self, reader: ClaimReader) -> None:
+        self._reader = reader
+        self._keys = reader.names.key ^ reader.names.shared_generation
         self._sums = np.zeros(BUCKETS, U64)
         self._next = 1
 
@@ -188,15 +175,15 @@ class SumsScan:
 class RowsScan:
     """The claims of some buckets, or of all rows when none are named, in chunks."""
 
-    def __init__(self, table: RouteTable, names: Names, margin_s: float, buckets: npt.NDArray[np.uint16]) -> None:
-        self._reader = Reader(table, names, margin_s)
+    def __init__(self, reader: ClaimReader, buckets: npt.NDArray[np.uint16]) -> None:
+        self._reader = reader
         self._whole = not len(buckets)
         self._wanted = np.zeros(BUCKETS, np.bool_)
         self._wanted[buckets[buckets < BUCKETS]] = True
         self._next = 1
         self._end = self._reader.rows.top
         self._step_rows = CHUNK_CLAIMS // 8
-        size = table.capacity + 1
+        size = reader.rows.rows_max
         self._sent = np.zeros(size, np.bool_)  # rows fetched before their turn
         self._place = np.zeros(size, np.int32)  # scratch: 1 + index in the chunk
         self._taken: deque[tuple[int, int, Numbers]] = deque(maxlen=CHUNKS_KEPT)
@@ -213,7 +200,7 @@ class RowsScan:
             more, read = self._claims(above, now)
             self._sent[above[read:]] = False
             above = above[:read]
-            chosen = joined(chosen, more)
+            chosen = chosen.plus(more)
         last = self._next >= self._end
         count = len(chosen.row)
         filling = (self._next - start) * CHUNK_CLAIMS // count if count else 2 * step
@@ -239,12 +226,12 @@ class RowsScan:
         if not self._whole:
             wanted = self._wanted
             named = wanted[bucket_of(chosen.text)] & (chosen.text != 0)
-            chosen = picked(chosen, np.flatnonzero(named | wanted[bucket_of(chosen.token)] & (chosen.token != 0)))
+            chosen = chosen.at(np.flatnonzero(named | wanted[bucket_of(chosen.token)] & (chosen.token != 0)))
         if len(chosen.row) > CHUNK_CLAIMS:
             cut = int(np.searchsorted(chosen.row, chosen.row[CHUNK_CLAIMS]))
             cut = cut or int(np.searchsorted(chosen.row, chosen.row[0], side="right"))
             following = int(chosen.row[cut - 1]) + 1
-            chosen = picked(chosen, np.arange(min(cut, ROW_CLAIMS_MAX)))
+            chosen = chosen.at(np.arange(min(cut, ROW_CLAIMS_MAX)))
         return chosen, following
 
     def _claims(self, ids: Numbers, now: float) -> tuple[Chosen, int]:
@@ -256,8 +243,8 @@ class RowsScan:
         firsts = np.flatnonzero(np.diff(found.row, prepend=-1))
         at, texts = self._reader.texts(found.row[firsts])
         if len(at):
-            chosen = joined(chosen, picked(chosen, firsts[at])._replace(text=texts))
-            chosen = picked(chosen, np.argsort(chosen.row, kind="stable"))
+            chosen = chosen.plus(chosen.at(firsts[at])._replace(text=texts))
+            chosen = chosen.at(np.argsort(chosen.row, kind="stable"))
         return chosen, found.read
 
     def _above(self, ids: Numbers) -> Numbers:
@@ -277,14 +264,14 @@ class RowsScan:
             room -= len(above)
         return np.sort(np.concatenate(found))
 
-    def _columns(self, chosen: Chosen) -> Columns:
+    def _columns(self, chosen: Chosen) -> RouteColumns:
         rows = self._reader.rows
         parents = np.frombuffer(rows.parent, np.int32)[chosen.row]
         chosen_rows, index = np.unique(chosen.row, return_inverse=True)
         order = np.argsort(self._ranks(chosen_rows)[index], kind="stable")
         above = parents[order]
         token = np.frombuffer(rows.token, U64)[above]
-        return Columns(
+        return RouteColumns(
             np.where(token != 0, token, np.frombuffer(rows.text, U64)[above]),
             np.frombuffer(rows.tokens, np.uint32)[chosen.row[order]],
             chosen.token[order],
@@ -311,18 +298,3 @@ class RowsScan:
 
 def bucket_of(fingerprints: Fingerprints) -> Numbers:
     return (fingerprints >> BUCKET_SHIFT).astype(np.int64)
-
-
-def picked(chosen: Chosen, at: Numbers) -> Chosen:
-    row, token, text, backend, evidence = chosen
-    return Chosen(row[at], token[at], text[at], backend[at], evidence[at])
-
-
-def joined(chosen: Chosen, more: Chosen) -> Chosen:
-    return Chosen(
-        np.concatenate((chosen.row, more.row)),
-        np.concatenate((chosen.token, more.token)),
-        np.concatenate((chosen.text, more.text)),
-        np.concatenate((chosen.backend, more.backend)),
-        np.concatenate((chosen.evidence, more.evidence)),
-    )

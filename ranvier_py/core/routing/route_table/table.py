@@ -1,14 +1,15 @@
 """The route table: which backend is believed to hold which prefix.
 
-A radix tree of prefixes, found by fingerprint. A prompt comes as its stops, deepest first; `match` returns the backends
-with the deepest live claims, `learn` stores a claim for each stop. A claim lives while its generation is the backend's
-current one and its last evidence is younger than the TTL; being looked up is no evidence.
+A radix tree of prefixes, found by fingerprint. A prompt comes as its chain of prefix keys, deepest first; `match`
+returns the backends with the deepest live claims, `learn` stores a claim for each key. A claim lives while its
+generation is the backend's current one and its last evidence is younger than the TTL; being looked up is no evidence.
 
 Rules: at most `capacity` rows; a new row beyond that evicts the leaf that comes first in `leaves.LeafQueue`. A use of a
 row is a use of its ancestors: they are not touched, they inherit the time when a child goes. So an idle chat loses its
-deep rows first, and a system prompt that others use survives. Every call is synchronous, hence atomic.
+deep rows first, and a system prompt that others use survives. Every call is synchronous, hence atomic. Rows and their
+columns are seen in this package alone.
 Invariants: those of `rows`, `leaves`, `claims` and `tree`; tests/core/routing/route_table/test_routes_properties.py
-holds them. Cost: `benchmarks/decision.py` measures it (results/decision.json).
+holds them.
 """
 
 from __future__ import annotations
@@ -17,41 +18,52 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table.claims import Claim, Claims, Hidden
+from ranvier_py.core.routing.route_table.bulk_writes import Merge
+from ranvier_py.core.routing.route_table.claims import Claims, Hidden
 from ranvier_py.core.routing.route_table.leaves import LeafQueue
-from ranvier_py.core.routing.route_table.outgoing import Telling
+from ranvier_py.core.routing.route_table.outgoing import OutgoingRoutes
+from ranvier_py.core.routing.route_table.reconcile import Reconciler
 from ranvier_py.core.routing.route_table.route_values import (
     BACKENDS_MAX,
     ROUTE_TTL_S,
+    BackendNames,
+    Claim,
     ClaimView,
-    RouteStatistics,
+    RouteColumns,
+    RouteTableCounters,
     RouteView,
     Trust,
-    TrustCounts,
-    Withdrawn,
 )
 from ranvier_py.core.routing.route_table.rows import SHARED, WHOLE, Rows
+from ranvier_py.core.routing.route_table.scan import ClaimReader, RowsScan, SumsScan
 from ranvier_py.core.routing.route_table.tree import Tree
+from ranvier_py.core.routing.route_table.uses import RouteUses
 
 WITHDRAW_CLAIMS_MAX = 2000
 """Claims one call of `withdraw` removes, some milliseconds; what is left below goes with the next sweeps."""
 
-NOT_TOLD = -1.0
+REFUTE_ROWS_MAX = 2000
+"""Looked at for one answer. What lies beyond stays until it expires or is refuted itself."""
 
-Hearing = Callable[[Iterable[Sequence[PrefixKey]], BackendId, int, int], object]
-"""Told what peers' requests used, before it is learned: prompts, of which process, in which second (`routes.uses`)."""
+NOT_BY_ENGINE = -1.0
+
+RemoteUse = Callable[[Iterable[Sequence[PrefixKey]], BackendId, int, int], object]
+"""Called with what peers' requests used, before it is learned: prompts, of which process, in which second."""
 
 CHILDREN_COUNTED_MAX = 10_000
-"""The admin page does not count further: about 1 ms."""
+"""The admin page does not count further."""
 
 NO_DEPTHS: Mapping[int, int] = MappingProxyType({})
 
 TOKENS_MAX = 2**32 - 1
 FINGERPRINT_BITS = 64
-EPOCH_MAX = 2**31 - 1
+GENERATION_MAX = 2**31 - 1
 """What the columns hold."""
 
 
@@ -62,52 +74,25 @@ class RouteTable:
         capacity: rows, one for each known prefix.
         ttl_s: life of a claim after its last evidence; to the second, and never longer.
 
-    `now` is monotonic seconds, not negative, given by the caller. Epochs of one backend only grow.
-    `news` collects what we served and what engines said, for peers, once `collect_news` was called. A claim that is
-    only refreshed is news again when its evidence enters another half of the TTL, each row at a time of its own: so
-    peers hold what is in use for ever, and one route costs at most two messages in a TTL. `withdrawn_news` has what
-    engines dropped.
+    `now` is monotonic seconds, not negative, given by the caller. Generations of one backend only grow.
+    `outgoing` has what peers have to know, `uses` what claims say of uses. `remote_use` may be set.
     """
 
     def __init__(self, *, capacity: int = 1_000_000, ttl_s: float = ROUTE_TTL_S) -> None:
         if capacity < 1 or ttl_s <= 0:
             raise ValueError("capacity and ttl_s must be positive")
-        self._capacity = capacity
+        self._counters = RouteTableCounters(capacity=capacity)
         self._rows = Rows(capacity)
         self._leaves = LeafQueue(self._rows)
         self._claims = Claims(self._rows, self._leaves, ttl_s)
-        self._tree = Tree(self._rows, self._leaves, self._claims, capacity)
+        self._tree = Tree(self._rows, self._leaves, self._claims, self._counters)
         self._cursor = 1
-        self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_TOLD
-        self._matched = self._missed = 0
-        self._expired = self._voided = self._withdrawn = 0
+        self._withdrawing: list[tuple[int, int, float]] = []  # row, backend, when its engine said so or NOT_BY_ENGINE
+        self.capacity = capacity  # the most rows
         self.ttl_s = ttl_s
-        self._telling = Telling(self._rows, self._claims, ttl_s)
-        self.hearing: Hearing | None = None
-        self.news = self._telling.news
-        self.withdrawn_news = self._telling.withdrawn
-
-    def collect_news(self, came: Callable[[], object] = lambda: None) -> None:
-        """From now on `news` and `withdrawn_news` are filled; their owner empties them. `came` is called when the first
-        one comes."""
-        self._telling.begin(came)
-
-    @property
-    def news_dropped(self) -> int:
-        return self._telling.news_dropped
-
-    @property
-    def withdrawn_news_dropped(self) -> int:
-        return self._telling.withdrawn_dropped
-
-    @property
-    def capacity(self) -> int:
-        """The most rows."""
-        return self._capacity
-
-    def parts(self) -> tuple[Rows, LeafQueue, Claims, Tree]:
-        """For `scan` and `bulk`, which belong to the table and read and write its columns."""
-        return self._rows, self._leaves, self._claims, self._tree
+        self.outgoing = OutgoingRoutes(self._rows, self._claims, self._counters, ttl_s)
+        self.uses = RouteUses(self._rows, self._claims)
+        self.remote_use: RemoteUse | None = None
 
     def names(self) -> Container[int]:
         """All fingerprints that are known, now and later."""
@@ -118,7 +103,7 @@ class RouteTable:
         return self._rows.count
 
     def __repr__(self) -> str:
-        return f"<RouteTable {self._rows.count}/{self._capacity} rows, {sum(self._claims.counts)} claims>"
+        return f"<RouteTable {self._rows.count}/{self.capacity} rows, {sum(self._claims.counts)} claims>"
 
     def match(
         self,
@@ -136,10 +121,10 @@ class RouteTable:
         by trust, then by freshness of evidence, then by id.
 
         Args:
-            stops: the prompt, deepest first; read no further than needed.
-            epochs: by backend id, its current generation, or -1 while it is not eligible. Ids beyond the end are not.
+            chain: the prompt, deepest first; read no further than needed.
+            generations: by backend id, its current one, or -1 while it is not eligible. Ids beyond the end are not.
             touch: whether this counts as a use of what it finds (False: a dry run).
-            unheld: gets the stops deeper than the first holder's, or all, so that nobody walks the prompt again.
+            unheld: gets the keys deeper than the first holder's, or all, so that nobody walks the prompt again.
         """
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
@@ -158,27 +143,27 @@ class RouteTable:
                 break
             passed = []  # what follows is shallower
         if touch:
-            self._matched += bool(found)
-            self._missed += not found
+            self._counters.matched += bool(found)
+            self._counters.missed += not found
         return found
 
     def learn(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, trust: Trust, now: float) -> int:
-        """Store evidence that the backend holds each stop of a prompt. Returns the number of new rows.
+        """Store evidence that the backend holds each prefix of a prompt. Returns the number of new rows.
 
-        Reading ends at the first stop whose row is found by all fingerprints it brings and whose ancestors are known to
+        Reading ends at the first key whose row is found by all fingerprints it brings and whose ancestors are known to
         be complete (a LOCAL chain went through it). From there the claim climbs the tree, up to the first row that has
-        it already with evidence of this second. So a continuing chat costs its new stops, and once a second 0.5 us for
-        each older one. A stop that brings the token fingerprint of a text-only row attaches it, with the exact depth.
+        it already with evidence of this second. So a continuing chat costs its new keys, and once a second a step for
+        each older one. A key that brings the token fingerprint of a text-only row attaches it, with the exact depth.
 
         Args:
-            stops: deepest first, down to the first of the prompt; or single ones, as peers send them.
+            chain: deepest first, down to the first of the prompt; or single keys, as peers send them.
             now: when it was seen; may lie in the past. Evidence older than the TTL is ignored.
 
-        Raises ValueError for ids, epochs, depths or fingerprints out of range; nothing is changed then.
+        Raises ValueError for ids, generations, depths or fingerprints out of range; nothing is changed then.
         """
-        if not (0 <= backend < BACKENDS_MAX and 0 <= generation <= EPOCH_MAX):
+        if not (0 <= backend < BACKENDS_MAX and 0 <= generation <= GENERATION_MAX):
             raise ValueError(
-                f"a backend id is 0 … {BACKENDS_MAX - 1}, an epoch 0 … {EPOCH_MAX}: {backend}, {generation}"
+                f"a backend id is 0 … {BACKENDS_MAX - 1}, a generation 0 … {GENERATION_MAX}: {backend}, {generation}"
             )
         claims, tree = self._claims, self._tree
         claims.now = max(claims.now, now)
@@ -186,54 +171,70 @@ class RouteTable:
         unread, known = self._read(chain)
         if not unread or second <= claims.horizon:
             return 0
-        created, refused = tree.created, tree.refused
+        counters, before = self._counters, self._counters.created
         claim = Claim(generation, int(trust), second)
-        if self._telling.collecting and trust >= Trust.LOCAL:
-            self._telling.learned(unread, known, backend, claim, now)
-        if trust == Trust.REMOTE and self.hearing is not None:
-            self.hearing((unread,), backend, generation, second)
-        if known and tree.extend(known, unread[:-1], backend, claim, whole=trust == Trust.LOCAL):
-            return tree.created - created
-        path, linked = tree.store(unread, second)
-        for row in path[:1] if linked else path:
-            claims.raise_from(row, backend, claim)
-        if linked and trust == Trust.LOCAL and refused == tree.refused:
-            tree.mark_whole(path)
-        tree.settle()
-        return tree.created - created
+        if self.outgoing.collecting and trust >= Trust.LOCAL:
+            self.outgoing.learned(unread, known, backend, claim, now)
+        if trust == Trust.REMOTE and self.remote_use is not None:
+            self.remote_use((unread,), backend, generation, second)
+        whole = trust == Trust.LOCAL
+        if not known or not tree.extend(known, unread[:-1], backend, claim, whole=whole):
+            tree.add(unread, backend, claim, whole=whole)
+        return counters.created - before
+
+    def merge(self, columns: RouteColumns, generations: npt.NDArray[np.int32], now: float) -> int:
+        """Learn many claims of peers at once. `generations`: by backend id, of which process they speak; -1 = leave
+        that backend's out. Returns the number of new rows."""
+        claims, before = self._claims, self._counters.created
+        claims.now = max(claims.now, now)
+        Merge(self._rows, self._leaves, claims, self._tree, generations, now).run(columns)
+        return self._counters.created - before
 
     def withdraw(self, key_or_fp: PrefixKey | int, backend: BackendId) -> bool:
         """Forget that a backend holds a prefix, and every longer prefix below it. False: no such claim.
 
         The longer ones go too: an engine that lacks the beginning cannot use the rest, and with the shorter claim gone
         the monotone rule would be broken. Children without the claim have nothing below them that has it, so the cost
-        is one step for each claim removed: each was paid for when it was learned. One call removes at most
-        WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and until then what is left is a hint that costs a cache miss.
+        is one step for each claim removed. One call removes at most WITHDRAW_CLAIMS_MAX; `sweep` does the rest, and
+        until then what is left is a hint that costs a cache miss.
         """
-        _, token, text = key_or_fp if isinstance(key_or_fp, tuple) else (0, key_or_fp, 0)
-        row = self._rows.index.get(token or text) or self._rows.index.get(text)
-        if row is None or self._claims.get(row, backend) is None:
-            return False
-        self._withdraw_at(row, backend)
-        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
-        return True
+        return self._withdraw(key_or_fp, backend, NOT_BY_ENGINE)
 
     def retract(self, fingerprint: int, backend: BackendId, now: float) -> bool:
         """`withdraw` by order of the engine itself, which peers are told: each claim, for their trees may differ."""
-        row = self._rows.index.get(fingerprint)
-        if row is None or self._claims.get(row, backend) is None:
-            return False
-        self._withdraw_at(row, backend, now)
-        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
-        return True
+        return self._withdraw(fingerprint, backend, now)
+
+    def refute(self, key: PrefixKey, backend: BackendId, before: int) -> int:
+        """An engine answered cold below this prefix: it lost its least recently used blocks, deeper ones first.
+
+        Withdraws, as its own word, its claims below whose evidence is older than that second, when the request came;
+        what was served meanwhile stays, and so does every other prefix. Returns how many subtrees went.
+        """
+        rows, claims = self._rows, self._claims
+        top = rows.index.get(key[1]) or rows.index.get(key[2])
+        if top is None or claims.get(top, backend) is None:
+            return 0
+        old: list[int] = []
+        seen, pending = 0, [top]
+        while pending and seen < REFUTE_ROWS_MAX:
+            for child in islice(rows.children(pending.pop()), REFUTE_ROWS_MAX - seen):
+                seen += 1
+                claim = claims.get(child, backend)
+                if claim is None:
+                    continue
+                if claim.evidence < before:
+                    old.append(rows.name(child))
+                else:
+                    pending.append(child)
+        return sum(self.retract(name, backend, before) for name in old)
 
     def affirm(self, row: int, backend: BackendId, generation: int, now: float) -> None:
         """The engine itself holds the prefix of this row, and all before it. No use of the row."""
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
         claim = Claim(generation, int(Trust.CONFIRMED), int(now))
-        if self._telling.collecting:
-            self._telling.learned([(rows.tokens[row], rows.token[row], rows.text[row])], row, backend, claim, now)
+        if self.outgoing.collecting:
+            self.outgoing.learned([rows.key(row)], row, backend, claim, now)
         claims.raise_from(row, backend, claim)
 
     def set_tier(self, fingerprint: int, backend: BackendId, tier: int) -> None:
@@ -254,10 +255,10 @@ class RouteTable:
             self._claims.hidden.pop(backend, None)
 
     def sweep(self, now: float, generations: Sequence[int], limit: int = 2000) -> int:
-        """Remove expired claims, and void ones (not of the backend's current epoch), from the next `limit` rows.
+        """Remove expired claims, and void ones (not of the backend's current generation), from the next `limit` rows.
 
         A backend that is only not eligible now (-1) keeps its claims. Returns the number of claims removed.
-        Costs about 0.5 us for a row that stays. Call it often enough to come round within the TTL.
+        Call it often enough to come round within the TTL.
         """
         rows, claims = self._rows, self._claims
         claims.now = max(claims.now, now)
@@ -279,25 +280,39 @@ class RouteTable:
                 removed += self._sweep_row(row, generations, horizon)
         return removed
 
-    def statistics(self) -> RouteStatistics:
-        tree, rows = self._tree, self._rows
-        return RouteStatistics(
-            rows=rows.count,
-            fingerprints=len(rows.index),
-            claims=TrustCounts(*self._claims.counts[1:]),
-            capacity=self._capacity,
-            created=tree.created,
-            matched=self._matched,
-            missed=self._missed,
-            attached=tree.attached,
-            merged=tree.merged,
-            unlinked=tree.unlinked,
-            evicted=TrustCounts(*tree.evicted[1:]),
-            refused=tree.refused,
-            expired=self._expired,
-            voided=self._voided,
-            withdrawn=self._withdrawn,
-        )
+    @property
+    def counters(self) -> RouteTableCounters:
+        """As of now."""
+        counters, names = self._counters, [trust.name.lower() for trust in Trust]
+        counters.rows, counters.fingerprints = self._rows.count, len(self._rows.index)
+        counters.claims = dict(zip(names, self._claims.counts[1:], strict=True))
+        counters.evicted = dict(zip(names, self._tree.evicted[1:], strict=True))
+        return counters
+
+    def claim(self, fingerprint: int, backend: BackendId) -> Claim | None:
+        """What is believed of one backend and a prefix, expired or not."""
+        row = self._rows.index.get(fingerprint)
+        return None if row is None else self._claims.get(row, backend)
+
+    def is_alive(self, evidence: float) -> bool:
+        """Whether a claim of this evidence has not expired."""
+        return evidence > self._claims.horizon
+
+    def prefix_key_of(self, fingerprint: int) -> PrefixKey | None:
+        """The whole prefix key of a known fingerprint."""
+        row = self._rows.index.get(fingerprint)
+        return None if row is None else self._rows.key(row)
+
+    def sums(self, names: BackendNames, margin_s: float) -> SumsScan:
+        """To read the bucket sums of all claims with more than so much life left, step by step."""
+        return SumsScan(ClaimReader(self._rows, self._claims, names, margin_s))
+
+    def scan(self, names: BackendNames, margin_s: float, buckets: npt.NDArray[np.uint16]) -> RowsScan:
+        """To read the claims of these buckets, or of all when there are none, chunk by chunk."""
+        return RowsScan(ClaimReader(self._rows, self._claims, names, margin_s), buckets)
+
+    def reconciler(self) -> Reconciler:
+        return Reconciler(self, self._rows, self._claims)
 
     def subtree(self, fingerprint: int, *, limit: int = 200) -> list[RouteView]:
         """The tree under a fingerprint (itself included) or the whole (0): parents before children, `limit` rows.
@@ -321,14 +336,8 @@ class RouteTable:
                 walks.pop()
         return views
 
-    def prefix_key_of(self, fingerprint: int) -> PrefixKey | None:
-        """The whole stop of a known fingerprint."""
-        rows = self._rows
-        row = rows.index.get(fingerprint)
-        return None if row is None else (rows.tokens[row], rows.token[row], rows.text[row])
-
     def _read(self, chain: Iterable[PrefixKey]) -> tuple[list[PrefixKey], int]:
-        """The stops up to the one that ends the walk, and its row, or 0. A stop of no tokens is no prefix."""
+        """The keys up to the one that ends the walk, and its row, or 0. A key of no tokens is no prefix."""
         get, flags = self._rows.index.get, self._rows.flags
         taken: list[PrefixKey] = []
         texts = False  # an anchor tells nothing of the texts above it: equal tokens can come from other messages
@@ -347,7 +356,7 @@ class RouteTable:
         return taken, 0
 
     def _add_holders(self, key: PrefixKey, generations: Sequence[int], found: list[Holder]) -> int:
-        """Add those that hold the prompt down to `stop` to the deeper ones. Returns its row, or 0: nobody new."""
+        """Add those that hold the prompt down to `key` to the deeper ones. Returns its row, or 0: nobody new."""
         rows, known, horizon = self._rows, len(generations), self._claims.horizon
         _, token, text = key
         row, twin = rows.index.get(token), rows.index.get(text)  # 0 is nobody's name
@@ -373,7 +382,7 @@ class RouteTable:
         return row
 
     def _add_several(self, among: Sequence[int], generations: Sequence[int], found: list[Holder]) -> bool:
-        """Add the holders of the rows that stand for one stop. False: it has none that are new."""
+        """Add the holders of the rows that stand for one key. False: it has none that are new."""
         rows, claims, known = self._rows, self._claims, len(generations)
         horizon = claims.horizon
         ranked: list[tuple[int, int, int, int]] = []
@@ -402,17 +411,24 @@ class RouteTable:
                 found.append(Holder(holder, tokens, -trust))
         return len(found) > before
 
-    def _withdraw_at(self, row: int, backend: int, told_at: float = NOT_TOLD) -> None:
+    def _withdraw(self, key_or_fp: PrefixKey | int, backend: BackendId, at: float) -> bool:
+        _, token, text = key_or_fp if isinstance(key_or_fp, tuple) else (0, key_or_fp, 0)
+        row = self._rows.index.get(token or text) or self._rows.index.get(text)
+        if row is None or self._claims.get(row, backend) is None:
+            return False
+        self._withdraw_at(row, backend, at)
+        self._withdraw_more(WITHDRAW_CLAIMS_MAX)
+        return True
+
+    def _withdraw_at(self, row: int, backend: int, at: float) -> None:
         rows, claims = self._rows, self._claims
-        claim = claims.get(row, backend)
-        if told_at != NOT_TOLD and claim is not None and self._telling.collecting:
-            name = Fingerprint(rows.token[row] or rows.text[row])
-            self._telling.dropped(Withdrawn(BackendId(backend), claim.generation, name, told_at))
+        if at != NOT_BY_ENGINE and self.outgoing.collecting and (claim := claims.get(row, backend)) is not None:
+            self.outgoing.dropped(row, backend, claim.generation, at)
         claims.drop(row, backend)
-        self._withdrawn += 1
+        self._counters.withdrawn += 1
         for child in rows.children(row):
             if claims.get(child, backend) is not None:
-                self._withdrawing.append((child, backend, told_at))
+                self._withdrawing.append((child, backend, at))
         self._tree.tidy(row)
 
     def _withdraw_more(self, limit: int) -> int:
@@ -420,11 +436,11 @@ class RouteTable:
         rows, claims, pending = self._rows, self._claims, self._withdrawing
         done = 0
         while pending and done < limit:
-            row, backend, told_at = pending.pop()
+            row, backend, at = pending.pop()
             done += 1
             parent = rows.parent[row]
             if parent > 0 and claims.get(parent, backend) is None and claims.get(row, backend) is not None:
-                self._withdraw_at(row, backend, told_at)
+                self._withdraw_at(row, backend, at)
         return done
 
     def _sweep_row(self, row: int, generations: Sequence[int], horizon: float) -> int:
@@ -435,8 +451,8 @@ class RouteTable:
             if not expired and (backend >= len(generations) or generations[backend] in (-1, claim.generation)):
                 continue
             claims.drop(row, backend)
-            self._expired += expired
-            self._voided += not expired
+            self._counters.expired += expired
+            self._counters.voided += not expired
             removed += 1
         if removed:
             self._tree.tidy(row)

@@ -1,12 +1,12 @@
-"""Which row stands for which stop, and where it hangs: the part of the route table that changes its shape.
+"""Which row stands for which prefix key, and where it hangs: the part of the route table that changes its shape.
 
-One path (the stops of one prompt, deepest first) is stored in three steps: find or create the row of each stop; hang
+One path (the keys of one prompt, deepest first) is stored in three steps: find or create the row of each key; hang
 each row under the next one; raise the claim from the deepest row. Meanwhile the rows of the path are pinned: they are
 neither evicted nor queued.
 
-Rules: a stop with both fingerprints has one row; a text-only row joins the token row of the same stop. A row that is
+Rules: a key with both fingerprints has one row; a text-only row joins the token row of the same key. A row that is
 new between two linked ones splits their link. Two chains for one prompt become one where the order is certain: by the
-stops themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
+keys themselves, or by exact depths. Where it is not certain, or would close a circle, the rows stay unlinked and are
 counted: the tree decides who is evicted first, not what matches, so a missing link costs nothing but order.
 Invariant: only leaves are removed, so no row loses its ancestors.
 """
@@ -17,37 +17,45 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table.claims import Claim, Claims
+from ranvier_py.core.routing.route_table.claims import Claims
 from ranvier_py.core.routing.route_table.leaves import LeafQueue
+from ranvier_py.core.routing.route_table.route_values import Claim, RouteTableCounters
 from ranvier_py.core.routing.route_table.rows import WHOLE, Rows
 
 MERGE_CHILDREN_MAX = 64
-"""A text-only row with more children than this is not merged: each has to be hung elsewhere, at about 1 us."""
+"""A text-only row with more children than this is not merged: each has to be hung elsewhere."""
 
 
 class Tree:
     """Rows in their places, at most `capacity` of them."""
 
-    def __init__(self, rows: Rows, leaves: LeafQueue, claims: Claims, capacity: int) -> None:
+    def __init__(self, rows: Rows, leaves: LeafQueue, claims: Claims, counters: RouteTableCounters) -> None:
+        self.counters = counters
         self._rows = rows
         self._leaves = leaves
         self._claims = claims
-        self._capacity = capacity
+        self._capacity = rows.rows_max - 1
         self._path: dict[int, None] = {}  # rows of the path at hand, deepest first
-        self._pinned: dict[int, None] = {}  # these, and what else its stops name
+        self._pinned: dict[int, None] = {}  # these, and what else its keys name
         self._moved: list[int] = []  # rows that got another parent, which may lack their claims
-        self.created = 0
-        self.attached = 0
-        self.merged = 0
-        self.unlinked = 0
-        self.refused = 0
         self.evicted = [0, 0, 0, 0]  # by best trust
 
-    def store(self, chain: Sequence[PrefixKey], second: int) -> tuple[list[int], bool]:
-        """The rows of a path, deepest first, created where missing and pinned until `settle`.
+    def add(self, chain: Sequence[PrefixKey], backend: int, claim: Claim, *, whole: bool) -> None:
+        """Store a path, deepest first, and the claim. `whole`: it reaches the top without a gap."""
+        refused = self.counters.refused
+        path, linked = self._store(chain, claim.evidence)
+        for row in path[:1] if linked else path:
+            self._claims.raise_from(row, backend, claim)
+        if linked and whole and refused == self.counters.refused:
+            flags = self._rows.flags
+            for row in path:
+                flags[row] |= WHOLE  # a walk that meets it need not read on
+        self._settle()
 
-        Returns the rows, each once, and whether each is an ancestor of the one before. A new row costs about 3 us, and
-        as much again when it evicts one.
+    def _store(self, chain: Sequence[PrefixKey], second: int) -> tuple[list[int], bool]:
+        """The rows of a path, deepest first, created where missing and pinned until `_settle`.
+
+        Returns the rows, each once, and whether each is an ancestor of the one before.
         """
         path, pinned = self._path, self._pinned
         if self._rows.count + len(chain) > self._capacity:
@@ -58,9 +66,9 @@ class Tree:
                 row = self._known(tokens, token, text, second)
             elif rows.count < self._capacity or self.evict():
                 row = rows.create(tokens, token, text, second)
-                self.created += 1
+                self.counters.created += 1
             else:
-                self.refused += 1
+                self.counters.refused += 1
                 continue
             if row and row not in path:
                 path[row] = pinned[row] = None
@@ -72,7 +80,7 @@ class Tree:
     def extend(self, row: int, chain: Sequence[PrefixKey], backend: int, claim: Claim, *, whole: bool) -> bool:
         """The short path of a chat that goes on: hang a chain of new rows (deepest first) under a row, claims included.
 
-        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit. Takes 3 us a row.
+        False, and nothing changed: a fingerprint is known or comes twice, or the chain does not fit.
         """
         rows, index, capacity = self._rows, self._rows.index, self._capacity
         if len(chain) == 1:  # the usual turn; 0 is nobody's name
@@ -89,21 +97,21 @@ class Tree:
         above = row
         for tokens, token, text in reversed(chain):
             if rows.count >= capacity and not self.evict():
-                self.refused += 1
+                self.counters.refused += 1
                 break
             new = rows.create(tokens, token, text, second)
-            self.created += 1
+            self.counters.created += 1
             rows.place(new, above)
             if whole:
                 rows.flags[new] = WHOLE
             above = new
         self._claims.raise_from(above, backend, claim)
-        self.settle()
+        self._settle()
         if above != row:
             self.tidy(above)
         return True
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Unpin the path: its leaves queue for eviction."""
         pinned, children, lanes = self._pinned, self._rows.child, self._rows.lane
         self._path, self._pinned = {}, {}
@@ -127,7 +135,7 @@ class Tree:
         rows = self._rows
         while row := self._leaves.pop():
             if row in self._pinned:
-                continue  # `settle` queues it again
+                continue  # `_settle` queues it again
             self.evicted[rows.best[row]] += 1
             self._claims.drop_all(row)
             self.tidy(rows.release(row))
@@ -143,7 +151,7 @@ class Tree:
                     self._pinned[row] = None
 
     def _known(self, tokens: int, token: int, text: int, second: int) -> int:
-        """The row of a stop of which one fingerprint is known; 0 when it needs another row and there is no room."""
+        """The row of a key of which one fingerprint is known; 0 when it needs another row and there is no room."""
         rows = self._rows
         by_token = rows.index.get(token, 0) if token else 0
         by_text = rows.index.get(text, 0) if text else 0
@@ -158,12 +166,12 @@ class Tree:
         if by_text and not rows.token[by_text]:
             rows.token[by_text], rows.tokens[by_text] = token, tokens
             rows.index[token] = by_text
-            self.attached += 1
+            self.counters.attached += 1
             return by_text
         if rows.count >= self._capacity and not self.evict():  # these tokens under a text that has other tokens
-            self.refused += 1
+            self.counters.refused += 1
             return 0
-        self.created += 1
+        self.counters.created += 1
         return rows.create(tokens, token, 0, second)
 
     def _absorb(self, source: int, target: int) -> None:
@@ -190,7 +198,7 @@ class Tree:
         self._pinned.pop(source, None)
         self._moved.append(target)
         self.tidy(rows.release(source))
-        self.merged += 1
+        self.counters.merged += 1
 
     def _link(self, path: Sequence[int]) -> bool:
         """Hang each row of the path under the next one, from the top down: what is new has no children yet."""
@@ -203,7 +211,7 @@ class Tree:
                 rows.place(lower, upper)
             elif parent != upper and upper and not self._lift(lower, upper):
                 linked = False
-                self.unlinked += 1
+                self.counters.unlinked += 1
             if parents[lower] < 0:
                 rows.place(lower, 0)
             upper = lower
@@ -249,9 +257,3 @@ class Tree:
                 if claim.evidence > claims.horizon:
                     claims.raise_from(rows.parent[row], backend, claim)
         self._moved.clear()
-
-    def mark_whole(self, path: Sequence[int]) -> None:
-        """The path reaches the top without a gap: a walk that meets one of its rows need not read on."""
-        flags = self._rows.flags
-        for row in path:
-            flags[row] |= WHOLE

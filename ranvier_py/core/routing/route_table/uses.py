@@ -1,95 +1,126 @@
-"""Uses of what a backend holds, as its claims show them: what a request that is told of used again, what it still uses.
+"""Uses of what a backend holds, as its claims show them.
 
 A claim's evidence is the second in which its prefix was last used. So what peers' requests used is known when their
-route updates come, before the claims are raised: `RouteTable.hearing` is called there, and `used_before` says from
-which seconds the tokens come. A running request uses its prefix until it ends, which its evidence does not show:
-`renew`. What a newcomer takes over of a peer's whole table is not heard: it says what is held, not what is used now.
+updates come, before the claims are raised (`RouteTable.remote_use`). A running request uses its prefix until it ends,
+which its evidence does not show: `renew`. What a newcomer takes over of a peer's whole table is no use: it says what is
+held, not what is used now.
 
-Rule: neither is a use of the rows themselves. Cost: 0.7 us for each row that is raised, 0.7 to 2.5 us for each prompt.
+Rule: none of this is a use of the rows themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import floor
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
-from ranvier_py.core.routing.route_table.table import RouteTable
+from ranvier_py.core.routing.route_table.claims import Claims
+from ranvier_py.core.routing.route_table.rows import Rows
 
 
-def used_before(
-    table: RouteTable, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
-) -> tuple[int, dict[int, int]]:
-    """Of prompts with these stops (deepest first), used in that second: how many tokens the backend had no claim for,
-    and how many it last used in which earlier second. What several have in common is used once.
+class RouteUses:
+    """Of one table."""
 
-    A prompt may go on from one before it; of the prefix it goes on from, any name is enough.
-    """
-    rows, _, claims, _ = table.parts()
-    get, parents, depths = rows.index.get, rows.parent, rows.tokens
-    backends, generations, evidences = rows.backend, rows.generation, rows.evidence
-    new_tokens, found = 0, dict[int, int]()
-    counted: dict[int, None] = {}  # rows
-    told: dict[int, int] = {}  # names without a row that are counted: their depth
-    for chain in prompts:
-        (deepest, token, text), name = chain[0], chain[-1][1] or chain[-1][2]
-        row = get(name, 0) if len(chain) == 2 and (token or text) not in rows.index else 0
-        if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
-            new_tokens += max(0, deepest - depths[row])  # as nearly all are where many come at once
-            told[token or text] = deepest
-            continue
-        row, above = _goes_on_from(table, chain, backend, generation, counted, told)
-        new_tokens += max(0, deepest - above)
-        while row and row not in counted:
-            if backends[row] == backend:
-                evidence = evidences[row]
+    def __init__(self, rows: Rows, claims: Claims) -> None:
+        self._rows = rows
+        self._claims = claims
+
+    def evidence_of(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int) -> list[tuple[int, int]]:
+        """(depth, second of the last evidence) of the claims one backend has on a prompt, also of hidden ones.
+
+        Deepest first; of several depths with the same evidence the deepest alone.
+        """
+        rows, claims = self._rows, self._claims
+        row_of, backends, generations, evidences = rows.index.get, rows.backend, rows.generation, rows.evidence
+        found: list[tuple[int, int]] = []
+        last = max(-1, floor(claims.horizon))
+        for tokens, token, text in chain:
+            row = row_of(token) or row_of(text)
+            if row is None:
+                continue
+            if backends[row] == backend:  # the usual row, without a call
+                evidence, own = evidences[row], generations[row]
+            elif (claim := claims.get(row, backend)) is not None:
+                evidence, own = claim.evidence, claim.generation
             else:
+                continue
+            if evidence > last and own == generation:
+                last = evidence
+                found.append((tokens, last))
+        return found
+
+    def used_before(
+        self, prompts: Iterable[Sequence[PrefixKey]], backend: BackendId, generation: int, second: int
+    ) -> tuple[int, dict[int, int]]:
+        """Of prompts with these keys (deepest first), used in that second: how many tokens the backend had no claim
+        for, and how many it last used in which earlier second. What several have in common is used once.
+
+        A prompt may go on from one before it; of the prefix it goes on from, any name is enough.
+        """
+        rows, claims = self._rows, self._claims
+        get, parents, depths = rows.index.get, rows.parent, rows.tokens
+        backends, generations, evidences = rows.backend, rows.generation, rows.evidence
+        new_tokens, found = 0, dict[int, int]()
+        counted: dict[int, None] = {}  # rows
+        unknown: dict[int, int] = {}  # names without a row that are counted: their depth
+        for chain in prompts:
+            (deepest, token, text), name = chain[0], chain[-1][1] or chain[-1][2]
+            row = get(name, 0) if len(chain) == 2 and (token or text) not in rows.index else 0
+            if row and backends[row] == backend and generations[row] == generation and evidences[row] >= second:
+                new_tokens += max(0, deepest - depths[row])  # as nearly all are where many come at once
+                unknown[token or text] = deepest
+                continue
+            row, above = self._goes_on_from(chain, backend, generation, counted, unknown)
+            new_tokens += max(0, deepest - above)
+            while row and row not in counted:
+                if backends[row] == backend:
+                    evidence = evidences[row]
+                else:
+                    claim = claims.get(row, backend)
+                    evidence = second if claim is None else claim.evidence
+                if evidence >= second:
+                    break
+                counted[row] = None
+                depth, row = depths[row], max(0, parents[row])
+                found[evidence] = found.get(evidence, 0) + depth - (depths[row] if row else 0)
+        return new_tokens, found
+
+    def _goes_on_from(
+        self,
+        chain: Sequence[PrefixKey],
+        backend: BackendId,
+        generation: int,
+        counted: dict[int, None],
+        unknown: dict[int, int],
+    ) -> tuple[int, int]:
+        """The deepest row of this prompt, or 0, and the depth, that the backend has a claim for or that is counted.
+        What is below is counted with this prompt."""
+        rows, claims = self._rows, self._claims
+        lacking: dict[int, None] = {}
+        above = 0
+        for tokens, token, text in chain:
+            row = rows.index.get(token) or rows.index.get(text) or 0
+            while row > 0 and row not in counted and row not in lacking:
                 claim = claims.get(row, backend)
-                evidence = second if claim is None else claim.evidence
-            if evidence >= second:
+                if claim is not None and claim.generation == generation:
+                    break
+                lacking[row] = None
+                row = rows.parent[row]
+            row = 0 if row in lacking else max(0, row)
+            above = rows.tokens[row] if row else unknown.get(token or text, 0)
+            if above:
                 break
-            counted[row] = None
-            depth, row = depths[row], max(0, parents[row])
-            found[evidence] = found.get(evidence, 0) + depth - (depths[row] if row else 0)
-    return new_tokens, found
+            unknown[token or text] = tokens
+        counted.update(lacking)
+        return (row, above) if above else (0, 0)
 
-
-def _goes_on_from(
-    table: RouteTable,
-    chain: Sequence[PrefixKey],
-    backend: BackendId,
-    generation: int,
-    counted: dict[int, None],
-    told: dict[int, int],
-) -> tuple[int, int]:
-    """The deepest row of this prompt, or 0, and the depth, that the backend has a claim for or that is counted. What is
-    below is counted with this prompt."""
-    rows, _, claims, _ = table.parts()
-    lacking: dict[int, None] = {}
-    above = 0
-    for tokens, token, text in chain:
-        row = rows.index.get(token) or rows.index.get(text) or 0
-        while row > 0 and row not in counted and row not in lacking:
-            claim = claims.get(row, backend)
+    def renew(self, chain: Iterable[PrefixKey], backend: BackendId, generation: int, second: int) -> None:
+        """A running request holds the deepest of these prefixes that its backend has a claim for, and all before it."""
+        rows, claims = self._rows, self._claims
+        for _, token, text in chain:
+            row = rows.index.get(token) or rows.index.get(text) or 0
+            claim = claims.get(row, backend) if row else None
             if claim is not None and claim.generation == generation:
-                break
-            lacking[row] = None
-            row = rows.parent[row]
-        row = 0 if row in lacking else max(0, row)
-        above = rows.tokens[row] if row else told.get(token or text, 0)
-        if above:
-            break
-        told[token or text] = tokens
-    counted.update(lacking)
-    return (row, above) if above else (0, 0)
-
-
-def renew(table: RouteTable, chain: Iterable[PrefixKey], backend: BackendId, generation: int, second: int) -> None:
-    """A running request holds the deepest of these stops that its backend has a claim for, and all before it."""
-    rows, _, claims, _ = table.parts()
-    for _, token, text in chain:
-        row = rows.index.get(token) or rows.index.get(text) or 0
-        claim = claims.get(row, backend) if row else None
-        if claim is not None and claim.generation == generation:
-            claims.raise_from(row, backend, claim._replace(evidence=max(second, claim.evidence)))
-            return
+                claims.raise_from(row, backend, claim._replace(evidence=max(second, claim.evidence)))
+                return

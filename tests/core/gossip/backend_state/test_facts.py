@@ -3,7 +3,7 @@
 from random import Random
 
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
-from ranvier_py.core.gossip.backend_state.facts import BackendFacts, Boot, Doubt, Drain, Verdict
+from ranvier_py.core.gossip.backend_state.facts import BackendFacts, Doubt, DrainChange, NewGeneration, Verdict
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.wire.messages import Fact, Facts, Loads
 from ranvier_py.core.routing.work import NO_LOAD, Load
@@ -37,8 +37,10 @@ class Net:
                     self.nodes[to].receive(peer, letter.message, now)
 
 
-def fact(boot: int = 1, started_at: float = 0.0, verdict: int = 1, drain_clock: int = 0, *, draining: bool) -> Fact:
-    return Fact(ENGINE, boot, started_at, verdict, draining, drain_clock)
+def fact(
+    generation: int = 1, started_at: float = 0.0, verdict: int = 1, drain_clock: int = 0, *, draining: bool
+) -> Fact:
+    return Fact(ENGINE, generation, started_at, verdict, draining, drain_clock)
 
 
 def hear(node: BackendFacts, peer: Peer, *facts: Fact, now: float = 1.0) -> None:
@@ -123,8 +125,8 @@ def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     net.run(1.0)
     assert net[B].restarted(ENGINE, 0.0) == 2
     net.run(2.0)
-    assert [net[peer].boot(ENGINE) for peer in (A, B, C)] == [2, 2, 2]
-    assert Boot(ENGINE, 2) in net[A].news
+    assert [net[peer].generation(ENGINE) for peer in (A, B, C)] == [2, 2, 2]
+    assert NewGeneration(ENGINE, 2) in net[A].changes
 
 
 def test_two_nodes_that_see_one_restart_count_it_once() -> None:
@@ -142,8 +144,8 @@ def test_a_newcomer_takes_over_the_count_without_voiding_its_claims() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 100.0)
     hear(node, B, fact(5, 100.0, draining=False))
-    assert node.boot(ENGINE) == 5
-    assert not [news for news in node.news if isinstance(news, Boot)]
+    assert node.generation(ENGINE) == 5
+    assert not [change for change in node.changes if isinstance(change, NewGeneration)]
 
 
 def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> None:
@@ -151,38 +153,38 @@ def test_of_two_processes_with_one_number_the_later_one_counts_everywhere() -> N
     net[A].observe(ENGINE, Verdict.HEALTHY, 100.0)
     net[B].observe(ENGINE, Verdict.HEALTHY, 900.0)
     net.run(1.0)
-    assert net[A].boot(ENGINE) == net[B].boot(ENGINE) == 2
-    assert Boot(ENGINE, 2, 900.0) in net[A].news
-    assert not [news for news in net[B].news if isinstance(news, Boot)]
+    assert net[A].generation(ENGINE) == net[B].generation(ENGINE) == 2
+    assert NewGeneration(ENGINE, 2, 900.0) in net[A].changes
+    assert not [change for change in net[B].changes if isinstance(change, NewGeneration)]
 
 
 def test_a_route_update_of_an_unheard_boot_is_believed_and_an_old_one_is_not() -> None:
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 0.0)
-    assert node.boot_of(ENGINE, 1) == 1
-    assert node.boot_of(ENGINE, 3) == 3 == node.boot(ENGINE)
-    assert node.boot_of(ENGINE, 2) == 2 < node.boot(ENGINE)
-    assert node.boot_of(ENGINE, 250) < node.boot(ENGINE)
+    assert node.generation_of(ENGINE, 1) == 1
+    assert node.generation_of(ENGINE, 3) == 3 == node.generation(ENGINE)
+    assert node.generation_of(ENGINE, 2) == 2 < node.generation(ENGINE)
+    assert node.generation_of(ENGINE, 250) < node.generation(ENGINE)
 
 
 def test_the_latest_order_to_drain_holds_in_whatever_order_it_is_heard() -> None:
     net = Net(A, B)
     net[A].drain(ENGINE, draining=True)
     net.run(1.0)
-    assert Drain(ENGINE, draining=True) in net[B].news
+    assert DrainChange(ENGINE, draining=True) in net[B].changes
     net[B].drain(ENGINE, draining=False)
     net.run(2.0)
     hear(net[A], B, fact(drain_clock=1, draining=True), now=3.0)
-    assert net[A].news[-1] == Drain(ENGINE, draining=False)
+    assert net[A].changes[-1] == DrainChange(ENGINE, draining=False)
 
 
 def test_what_is_ill_is_a_doubt_that_passes() -> None:
     node = Net(A, B, C)[A]
     node.observe(ENGINE, Verdict.HEALTHY, 0.0)
     hear(node, B, fact(verdict=2, draining=False), now=1.0)
-    assert node.news[-1] == Doubt(ENGINE, 1)
+    assert node.changes[-1] == Doubt(ENGINE, 1)
     hear(node, C, fact(verdict=3, draining=False), now=2.0)
-    assert node.news[-1] == Doubt(ENGINE, 2)
+    assert node.changes[-1] == Doubt(ENGINE, 2)
     assert node.doubts(ENGINE, 4.5) == 1
     assert node.doubts(ENGINE, 5.5) == 0
 
@@ -191,16 +193,16 @@ def test_an_observer_that_says_well_again_withdraws_its_doubt_and_heals_nothing(
     node = Net(A, B)[A]
     node.observe(ENGINE, Verdict.UNHEALTHY, 0.0)
     hear(node, B, fact(verdict=2, draining=False), now=1.0)
-    node.news.clear()
+    node.changes.clear()
     hear(node, B, fact(verdict=1, draining=False), now=1.5)
     assert node.doubts(ENGINE, 1.5) == 0
-    assert not node.news
+    assert not node.changes
 
 
 def test_a_fact_told_in_the_name_of_another_is_ignored() -> None:
     node = Net(A, B)[A]
     node.receive(B, Facts(C.session, 1, (fact(9, draining=False),)), 1.0)
-    assert node.boot(ENGINE) == 1
+    assert node.generation(ENGINE) == 1
 
 
 def test_facts_reach_a_node_that_hears_them_only_from_others() -> None:
@@ -210,7 +212,7 @@ def test_facts_reach_a_node_that_hears_them_only_from_others() -> None:
     net[C].peers([B])
     net[A].restarted(ENGINE, 0.0)
     net.run(1.0)
-    assert net[C].boot(ENGINE) == 2
+    assert net[C].generation(ENGINE) == 2
 
 
 def test_facts_of_more_backends_than_there_can_be_are_dropped_and_counted() -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from ranvier_py.core.gossip.backend_state.signed_commands import CLOCK_STEP_MAX, Orders, signature_of
+from ranvier_py.core.gossip.backend_state.signed_commands import CLOCK_STEP_MAX, SignedCommands, signature_of
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.wire.messages import Command, Commands
 
@@ -13,9 +13,9 @@ URL = "http://10.0.0.1:8000"
 PEER = Peer(7, ("127.0.0.1", 7946))
 
 
-def node(key: bytes = KEY) -> tuple[Orders, list[Outgoing]]:
+def node(key: bytes = KEY) -> tuple[SignedCommands, list[Outgoing]]:
     outbox: list[Outgoing] = []
-    return Orders(key, outbox, Random(1), 0.0), outbox
+    return SignedCommands(key, outbox, Random(1), 0.0), outbox
 
 
 def command(clock: int, verb: str = "add", key: bytes = KEY, url: str = URL) -> Command:

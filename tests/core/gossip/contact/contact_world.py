@@ -20,18 +20,18 @@ ELSEWHERE = ("192.0.2.66", 666)
 
 
 class Delivery(NamedTuple):
-    """A packet on its way. `letter` is what was sealed in it."""
+    """A packet on its way. `out` is what was sealed in it."""
 
     data: bytes
     source: Address
     to: Address
     plane: Plane
-    letter: Outgoing
+    out: Outgoing
 
 
 def kinds(deliveries: list[Delivery]) -> list[str]:
     """The messages of these packets, by their names."""
-    return [type(delivery.letter.message).__name__ for delivery in deliveries]
+    return [type(delivery.out.message).__name__ for delivery in deliveries]
 
 
 class Node:
@@ -63,18 +63,18 @@ class Node:
         """What goes out now, with what that makes go out."""
         deliveries = []
         while self.outbox:
-            letter = self.outbox.pop(0)
-            self.sessions.sent(letter, now)
-            kind, body = encode(letter.message)
-            data = self.sealer.seal(letter.plane, letter.session, kind, body)
-            deliveries.append(Delivery(data, self.address, letter.to, letter.plane, letter))
+            out = self.outbox.pop(0)
+            self.sessions.sent(out, now)
+            kind, body = encode(out.message)
+            data = self.sealer.seal(out.plane, out.session, kind, body)
+            deliveries.append(Delivery(data, self.address, out.to, out.plane, out))
         return deliveries
 
-    def say(self, peer: Peer, message: Message, plane: Plane = Plane.DATAGRAM) -> None:
+    def send(self, peer: Peer, message: Message, plane: Plane = Plane.DATAGRAM) -> None:
         self.outbox.append(Outgoing(peer.address, peer.session, plane, message))
 
     def ping(self, other: Node, seq: int = 1, plane: Plane = Plane.DATAGRAM) -> None:
-        self.say(Peer(other.session, other.address), Ping(seq), plane)
+        self.send(Peer(other.session, other.address), Ping(seq), plane)
 
     def proofs(self) -> list[int]:
         """Sessions in the order of their proofs."""
@@ -91,7 +91,7 @@ class Node:
 
 
 class World:
-    """Who hears at which address, the time, and all packets that were ever sent."""
+    """Who gets_updates at which address, the time, and all packets that were ever sent."""
 
     def __init__(self, *nodes: Node) -> None:
         self.now = 100.0
@@ -99,7 +99,7 @@ class World:
         self.log: list[Delivery] = []
 
     def put(self, node: Node) -> Node:
-        """It hears at its address from now on; whoever did before is gone."""
+        """It gets_updates at its address from now on; whoever did before is gone."""
         self.nodes[node.address] = node
         return node
 
@@ -115,7 +115,7 @@ class World:
             for delivery in deliveries:
                 if not lost(delivery) and delivery.to in self.nodes:
                     self.deliver(delivery)
-        raise AssertionError(f"they never stop: {[delivery.letter.message for delivery in sent[-6:]]}")
+        raise AssertionError(f"they never stop: {[delivery.out.message for delivery in sent[-6:]]}")
 
     def deliver(self, delivery: Delivery) -> Incoming | None:
         """Streams come from any port."""
@@ -134,7 +134,7 @@ def acquainted() -> tuple[Node, Node, World]:
     one, two, world = pair()
     one.sessions.greet(two.address, world.now)
     world.run()
-    two.say(Peer(one.session, one.address), Ack(1))
+    two.send(Peer(one.session, one.address), Ack(1))
     world.run()
     assert one.knows(two)
     assert two.knows(one)

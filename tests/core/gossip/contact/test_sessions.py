@@ -68,11 +68,11 @@ def test_a_lost_answer_is_made_good_by_the_next_greeting() -> None:
     assert (one.proofs(), two.proofs()) == ([two.session], [one.session])
 
 
-def test_what_is_said_before_the_proof_is_not_lost() -> None:
+def test_what_is_sent_before_the_proof_is_not_lost() -> None:
     """The last Echo gets lost, so the other side does not know whose ping this is, and asks."""
     one, two, world = pair()
     one.sessions.greet(two.address, world.now)
-    world.run(lost=lambda delivery: isinstance(delivery.letter.message, Echo) and delivery.source == one.address)
+    world.run(lost=lambda delivery: isinstance(delivery.out.message, Echo) and delivery.source == one.address)
     assert (one.proofs(), two.proofs()) == ([two.session], [])
     world.now += 60
     one.ping(two, seq=7)
@@ -106,7 +106,7 @@ def test_over_streams_a_peer_is_greeted_until_it_has_shown_that_it_knows_us() ->
     """The last Echo was lost with its connection. Nobody can be challenged there, so nobody else would notice."""
     one, two, world = pair()
     one.sessions.greet(two.address, world.now, Plane.PROBE)
-    world.run(lost=lambda delivery: isinstance(delivery.letter.message, Echo) and delivery.source == one.address)
+    world.run(lost=lambda delivery: isinstance(delivery.out.message, Echo) and delivery.source == one.address)
     world.now += 1
     one.ping(two, 1, Plane.PROBE)
     assert kinds(world.run()) == ["Ping", "Hello", "Echo", "Echo"]
@@ -124,9 +124,9 @@ def test_an_answer_shows_that_a_peer_knows_us() -> None:
     one, two, world = pair()
     one.sessions.greet(two.address, world.now)
     world.run()
-    two.say(Peer(one.session, one.address), Ack(1))
+    two.send(Peer(one.session, one.address), Ack(1))
     world.run()
-    one.say(Peer(two.session, two.address), RouteUpdates(5, 1, ()), Plane.BULK)
+    one.send(Peer(two.session, two.address), RouteUpdates(5, 1, ()), Plane.BULK)
     assert kinds(world.run()) == ["RouteUpdates"]
 
 
@@ -145,7 +145,7 @@ def test_a_peer_that_greets_us_may_not_know_us() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.booleans(), max_size=24), st.booleans(), st.sampled_from([Plane.DATAGRAM, Plane.PROBE]))
 def test_whatever_is_lost_both_know_each_other_soon_after(fates: list[bool], both: bool, plane: Plane) -> None:
-    """With both sides probing whom they know, twice a second. Each proof is told once."""
+    """With both sides probing whom they know, twice a second. Each proof is reported once."""
     one, two, world = pair()
     left = list(fates)
     for _ in range(len(fates) + 6):
@@ -203,17 +203,17 @@ def test_one_plane_does_not_hold_up_another() -> None:
 
 def test_a_packet_for_another_session_is_refused() -> None:
     one, two, world = acquainted()
-    one.say(Peer(0xDEAD, two.address), Ping(1))
-    one.say(Peer(0, two.address), Ping(2))  # for whoever is there: that may only be a Hello
-    world.run(lost=lambda delivery: isinstance(delivery.letter.message, Hello))
+    one.send(Peer(0xDEAD, two.address), Ping(1))
+    one.send(Peer(0, two.address), Ping(2))  # for whoever is there: that may only be a Hello
+    world.run(lost=lambda delivery: isinstance(delivery.out.message, Hello))
     assert two.messages() == []
     assert two.count("receiver") == 2
 
 
 def test_a_greeting_for_another_session_is_refused_too() -> None:
-    """Only 0 means whoever is there. It may be a replay of what was said to somebody who is gone."""
+    """Only 0 means whoever is there. It may be a replay of what was claimed to somebody who is gone."""
     one, two, world = pair()
-    one.say(Peer(0xDEAD, two.address), Hello(one.record, 5))
+    one.send(Peer(0xDEAD, two.address), Hello(one.record, 5))
     assert kinds(world.run(lost=lambda delivery: delivery.source == two.address)) == ["Hello", "Challenge"]
     assert two.count("receiver") == 1
 
@@ -234,8 +234,8 @@ def test_nobody_speaks_for_another_session(message: type) -> None:
     """The record in a handshake is the one of who sealed it. Also a proved node can't bind another's session."""
     one, two, world = acquainted()
     forged = one.record._replace(session=0xF0F0)
-    said = Hello(forged, 5) if message is Hello else Echo(forged, 5, 6)
-    one.say(Peer(two.session, two.address), said)
+    claimed = Hello(forged, 5) if message is Hello else Echo(forged, 5, 6)
+    one.send(Peer(two.session, two.address), claimed)
     assert len(world.run()) == 1
     assert two.count("record") == 1
     assert two.count("sessions") == 1
@@ -256,7 +256,7 @@ def test_a_kind_of_a_later_version_is_a_sign_of_life_and_no_more() -> None:
 
 def test_an_echo_that_nobody_asked_for_proves_nothing() -> None:
     one, two, world = pair()
-    one.say(Peer(two.session, two.address), Echo(one.record, 12345, 678))
+    one.send(Peer(two.session, two.address), Echo(one.record, 12345, 678))
     assert kinds(world.run()) == ["Echo"]
     assert (two.proofs(), two.count("nonce")) == ([], 1)
 
@@ -275,20 +275,20 @@ def test_an_echo_that_comes_too_late_proves_nothing() -> None:
 
 
 def test_what_was_sealed_before_a_proof_is_past() -> None:
-    """Forgetting a session forgets its window. Still nothing that it ever said is taken again when it comes back."""
+    """Forgetting a session forgets its window. Still nothing that it ever claimed is taken again when it comes back."""
     one, two, world = acquainted()
     for plane in Plane:
         one.ping(two, 5, plane)
-    said = world.run()
+    claimed = world.run()
     two.sessions.forget(one.session)
     one.ping(two, 6)
     world.run()
     assert two.knows(one)
     before = len(two.taken)
-    for delivery in said:
+    for delivery in claimed:
         world.deliver(delivery)
     assert len(two.taken) == before
-    assert two.count("replay") == len(said)
+    assert two.count("replay") == len(claimed)
 
 
 def test_a_proof_can_not_be_replayed_after_its_session_was_forgotten() -> None:
@@ -297,7 +297,7 @@ def test_a_proof_can_not_be_replayed_after_its_session_was_forgotten() -> None:
     one.sessions.greet(two.address, world.now)
     world.run()
     proof = world.log[-1]
-    assert isinstance(proof.letter.message, Echo)
+    assert isinstance(proof.out.message, Echo)
     assert two.knows(one)
     two.sessions.forget(one.session)
     assert world.deliver(proof) is None
@@ -310,7 +310,7 @@ def test_no_later_proof_can_be_replayed_either() -> None:
     one, two, world = pair()
     nonce = two.sessions._challenges.ask(one.session, world.now)
     for _ in range(2):
-        one.say(Peer(two.session, two.address), Echo(one.record, nonce, 0))
+        one.send(Peer(two.session, two.address), Echo(one.record, nonce, 0))
     _, second = world.run()
     assert two.knows(one)
     two.sessions.forget(one.session)
@@ -319,7 +319,7 @@ def test_no_later_proof_can_be_replayed_either() -> None:
 
 
 def test_a_session_of_the_past_can_not_be_replayed_into_being() -> None:
-    """All that a node ever said, after it is gone: it is not proved, and what it said is not taken."""
+    """All that a node ever claimed, after it is gone: it is not proved, and what it claimed is not taken."""
     one, two, world = acquainted()
     one.ping(two)
     one.sessions.greet(two.address, world.now)
@@ -375,7 +375,7 @@ def test_a_reflected_greeting_does_not_keep_us_from_who_lives_there() -> None:
     world.run()
     one.receive(hello.data, two.address, Plane.DATAGRAM, world.now)
     world.now += GREET_INTERVAL_S
-    assert one.sessions.greet(two.address, world.now), "it was heard after the greeting"
+    assert one.sessions.greet(two.address, world.now), "it was received after the greeting"
 
 
 def test_own_addresses_are_bounded() -> None:
@@ -389,7 +389,7 @@ SERVICE = ("10.96.0.1", 7946)
 
 
 def reflect(node: Node, address: Address, now: float) -> None:
-    """The node greets an address, and hears its own greeting."""
+    """The node greets an address, and gets_updates its own greeting."""
     assert node.sessions.greet(address, now)
     (hello,) = node.drain(now)
     assert node.receive(hello.data, ("10.0.0.9", 1234), Plane.DATAGRAM, now) is None
@@ -397,7 +397,7 @@ def reflect(node: Node, address: Address, now: float) -> None:
 
 
 def test_other_packets_of_our_own_are_only_counted() -> None:
-    """Somebody sends us back what we said to others."""
+    """Somebody sends us back what we claimed to others."""
     one, two, world = acquainted()
     one.ping(two)
     (delivery,) = world.run()
@@ -420,7 +420,7 @@ def test_a_restarted_node_displaces_its_old_session() -> None:
 
 
 def test_of_two_sessions_with_one_name_the_lower_epoch_displaces_nothing() -> None:
-    """It came back without its state, with an epoch of the past. Membership tells it; until then both are heard."""
+    """It came back without its state, with an epoch of the past. Membership tells it; until then both are received."""
     one, two, world = acquainted()
     again = world.put(Node("two", 0xB3, two.address, epoch=1))
     again.sessions.greet(one.address, world.now)
@@ -456,12 +456,12 @@ def test_a_session_moves_only_by_another_proof() -> None:
     one, two, world = acquainted()
     old, new = one.address, ("10.7.7.7", 7000)
     one.sessions.me = one.record._replace(host=new[0], port=new[1], incarnation=1)
-    one.say(Peer(two.session, two.address), Echo(one.sessions.me, 4711, 0))  # proves nothing: it repeats no number
+    one.send(Peer(two.session, two.address), Echo(one.sessions.me, 4711, 0))  # proves nothing: it repeats no number
     world.run()
     assert two.sessions.session_at(old) == one.session
     one.sessions.greet(two.address, world.now)
     world.run(lost=lambda delivery: delivery.to == new)
-    assert two.sessions.session_at(old) == one.session  # said, not proved
+    assert two.sessions.session_at(old) == one.session  # claimed, not proved
     world.nodes[new] = one
     del world.nodes[old]
     one.address = new

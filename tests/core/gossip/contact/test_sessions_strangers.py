@@ -1,4 +1,4 @@
-"""What strangers are told: never more than they sent, not too often, and nothing in the name of others."""
+"""What strangers are reported: never more than they sent, not too often, and nothing in the name of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranvier_py.core.gossip.wire.messages import (
 from tests.core.gossip.contact.contact_world import ELSEWHERE, Node, acquainted, kinds, pair
 from tests.core.gossip.wire.wire_samples import EXAMPLES, LONGEST
 
-# --- what strangers are told ------------------------------------------------------------------------------------------
+# --- what strangers are answered ------------------------------------------------------------------------------------
 
 
 def test_no_answer_to_a_stranger_is_longer_than_what_it_sent() -> None:
@@ -91,10 +91,10 @@ def test_answers_to_strangers_are_paced() -> None:
 
 
 def test_a_stranger_on_a_stream_is_not_answered() -> None:
-    """The port it comes from hears nothing, and its address is not known yet."""
+    """The port it comes from gets_updates nothing, and its address is not known yet."""
     one, two, world = acquainted()
     two.sessions.forget(one.session)
-    one.say(Peer(two.session, two.address), RouteUpdates(5, 1, ()), Plane.BULK)
+    one.send(Peer(two.session, two.address), RouteUpdates(5, 1, ()), Plane.BULK)
     assert kinds(world.run()) == ["RouteUpdates"]
     assert (two.messages(), two.count("stranger")) == ([], 1)
 
@@ -111,12 +111,12 @@ def test_a_challenge_from_where_we_sent_nothing_is_not_heeded() -> None:
         packet = stranger.sealer.seal(Plane.DATAGRAM, one.session, kind, body)
         one.receive(packet, ELSEWHERE, Plane.DATAGRAM, world.now + wait_s)
         assert one.drain(world.now) == []
-        one.say(Peer(stranger.session, ELSEWHERE), Ping(1))  # heeded only for a while
+        one.send(Peer(stranger.session, ELSEWHERE), Ping(1))  # heeded only for a while
         one.drain(world.now)
     assert one.count("unsolicited") == 2
 
 
-def test_one_letter_is_said_again_once() -> None:
+def test_one_message_is_sent_again_once() -> None:
     one, two, world = acquainted()
     two.sessions.forget(one.session)
     one.ping(two, 1)
@@ -133,7 +133,7 @@ def test_one_letter_is_said_again_once() -> None:
     assert two.messages() == [Ping(2)]
 
 
-def test_a_letter_for_an_old_session_is_not_said_to_the_new_one() -> None:
+def test_a_message_for_an_old_session_is_not_sent_to_the_new_one() -> None:
     """It comes back at the same address: the challenge brings it the proof alone."""
     one, two, world = acquainted()
     again = world.put(Node("two", 0xB3, two.address, epoch=2))
@@ -146,15 +146,15 @@ def test_a_letter_for_an_old_session_is_not_said_to_the_new_one() -> None:
 
 def test_a_challenge_of_a_peer_is_answered_where_it_is_proved_to_be() -> None:
     one, two, world = acquainted()
-    two.say(Peer(one.session, one.address), Challenge(5))
+    two.send(Peer(one.session, one.address), Challenge(5))
     (delivery,) = two.drain(world.now)
     assert one.receive(delivery.data, ELSEWHERE, delivery.plane, world.now) == Incoming(Peer(two.session, two.address))
-    assert [(answer.to, answer.letter.message) for answer in one.drain(world.now)] == [
+    assert [(answer.to, answer.out.message) for answer in one.drain(world.now)] == [
         (two.address, Echo(one.record, 5, 0))
     ]
 
 
-def test_letters_kept_for_saying_again_are_bounded() -> None:
+def test_messages_kept_for_saying_again_are_bounded() -> None:
     one, two, world = acquainted()
     for port in range(1, RESEND_MAX + 50):
         one.sessions.sent(Outgoing(("10.3.0.1", port), two.session, Plane.DATAGRAM, Ping(port)), world.now)

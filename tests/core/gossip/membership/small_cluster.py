@@ -1,6 +1,6 @@
 """Several `Members` on one seeded event heap: enough of a network to tell the stories of membership.
 
-Letters arrive after a delay, or not. Streams do not lose but deliver late. A letter to another session than the one
+Letters arrive after a delay, or not. Streams do not lose but deliver late. A out to another session than the one
 that lives at the address, or from a session that is not proved there, is dropped and leads to a handshake, as
 `sessions` does it. Packets of a paused host wait and are received before its timers run.
 """
@@ -73,7 +73,7 @@ class Host:
         return None if member is None else member.state
 
     def saw(self, what: str, name: str | None = None) -> list[float]:
-        """When the operator was told this."""
+        """When the operator was reported this."""
         return [at for at, change in self.changes if change.what == what and name in (None, change.record.name)]
 
 
@@ -101,7 +101,7 @@ class Cluster:
         self.hosts: list[Host] = []
         self.at: dict[Address, Host] = {}
         self.blocked: Callable[[Address, Address, Plane], bool] = lambda *_: False
-        self.refuses = False  # nobody at an address: the sender hears of it
+        self.refuses = False  # nobody at an address: the sender gets_updates of it
         self.delivered = 0
         self.sent: dict[str, int] = {}
         self.watch: Callable[[Host, Peer, Message], None] | None = None
@@ -198,8 +198,8 @@ class Cluster:
         """What the composition does after every call."""
         members = host.members
         if host.up:
-            for letter in host.outbox:
-                self._send(host, letter)
+            for out in host.outbox:
+                self._send(host, out)
         host.outbox.clear()
         host.changes += [(self.now, change) for change in members.changes]
         members.changes.clear()
@@ -224,13 +224,13 @@ class Cluster:
 
     # --- the network
 
-    def _send(self, host: Host, letter: Outgoing) -> None:
+    def _send(self, host: Host, out: Outgoing) -> None:
         peer = Peer(host.session, host.address)
-        self.sent[type(letter.message).__name__] = self.sent.get(type(letter.message).__name__, 0) + 1
-        delay_s = self._delay(host.address, letter.to, letter.plane)
+        self.sent[type(out.message).__name__] = self.sent.get(type(out.message).__name__, 0) + 1
+        delay_s = self._delay(host.address, out.to, out.plane)
         if delay_s is None:
             return
-        self.later(delay_s, lambda: self._arrive(host, peer, letter))
+        self.later(delay_s, lambda: self._arrive(host, peer, out))
 
     def _delay(self, source: Address, to: Address, plane: Plane) -> float | None:
         """None: lost."""
@@ -247,17 +247,17 @@ class Cluster:
             wait_s *= 2
         return delay_s
 
-    def _arrive(self, source: Host, peer: Peer, letter: Outgoing) -> None:
-        host = self.at.get(letter.to)
+    def _arrive(self, source: Host, peer: Peer, out: Outgoing) -> None:
+        host = self.at.get(out.to)
         if host is None:
             if self.refuses and source.up:
-                source.members.unreachable(letter.to, self.now, letter.plane)
+                source.members.unreachable(out.to, self.now, out.plane)
                 self.after_call(source)
             return
         if self.now < host.paused_until:
-            host.backlog.append((peer, letter.session, letter.message, letter.plane))
+            host.backlog.append((peer, out.session, out.message, out.plane))
         else:
-            self._hand_over(host, peer, letter.session, letter.message, letter.plane)
+            self._hand_over(host, peer, out.session, out.message, out.plane)
 
     def _hand_over(self, host: Host, peer: Peer, session: int, message: Message, plane: Plane) -> None:
         if session != host.session or peer.session not in host.known:

@@ -37,7 +37,7 @@ class Listener:
         for record in self.peers.values():
             self.members.receive(Peer(record.session, (record.host, 7946)), MemberList((record,), False), self.now)
 
-    def told(self, by: int, *records: Record, accuser: int = 0) -> None:
+    def reported(self, by: int, *records: Record, accuser: int = 0) -> None:
         peer = Peer(by, (self.peers[by].host, 7946))
         for record in records:
             self.members.receive(peer, Push((Update(record, accuser),)), self.now)
@@ -51,27 +51,27 @@ def strangers(count: int, first: int = 10_000) -> list[Record]:
     return [record_of(f"n{number}", number) for number in range(first, first + count)]
 
 
-def test_a_peer_that_tells_of_ever_new_members_is_heard_up_to_its_bound_and_others_as_before() -> None:
+def test_a_peer_that_tells_of_ever_new_members_is_received_up_to_its_bound_and_others_as_before() -> None:
     """Or one of them fills everybody's table, and each entry is greeted, probed, suspected and spread."""
     node = Listener()
-    node.told(1, *strangers(20_000))
+    node.reported(1, *strangers(20_000))
     before = node.members.size()
     assert BURST < before < 2000
     assert node.refused == 20_000 - (before - 4)
-    node.told(2, record_of("n7", 7))
+    node.reported(2, record_of("n7", 7))
     assert node.members.size() == before + 1
-    node.told(1, record_of("n8", 8))
+    node.reported(1, record_of("n8", 8))
     assert node.members.size() == before + 1
 
 
-def test_what_was_too_much_is_taken_when_it_is_told_again_later() -> None:
+def test_what_was_too_much_is_taken_when_it_is_reported_again_later() -> None:
     node = Listener()
-    node.told(1, *strangers(4000))
+    node.reported(1, *strangers(4000))
     late = record_of("n8", 8)
-    node.told(1, late)
+    node.reported(1, late)
     assert node.members.member(8) is None
     node.now += 1.0
-    node.told(1, late)
+    node.reported(1, late)
     assert node.members.member(8) is not None
 
 
@@ -79,7 +79,7 @@ def test_what_is_known_already_costs_nothing() -> None:
     node = Listener()
     known = strangers(100)
     for _ in range(200):
-        node.told(1, *known)
+        node.reported(1, *known)
     assert node.refused == 0
 
 
@@ -88,7 +88,7 @@ def test_a_peer_that_refutes_without_end_is_believed_a_few_times_a_second() -> N
     node = Listener()
     for second in range(20):
         for number in range(100):
-            node.told(1, node.peers[1]._replace(incarnation=100 * second + number + 1))
+            node.reported(1, node.peers[1]._replace(incarnation=100 * second + number + 1))
         node.now += 1.0
     believed = 2000 - node.refused
     most = BURST + BURST_PER_MEMBER * 4
@@ -99,23 +99,23 @@ def test_a_peer_that_refutes_without_end_is_believed_a_few_times_a_second() -> N
 
 
 def test_whoever_accuses_this_node_without_end_is_answered_a_few_times_a_second() -> None:
-    """Each answer costs an incarnation, health and news to everybody."""
+    """Each answer costs an incarnation, health and updates to everybody."""
     node = Listener()
     for _ in range(1000):
-        node.told(1, node.members.me._replace(state=State.SUSPECT), accuser=1)
+        node.reported(1, node.members.me._replace(state=State.SUSPECT), accuser=1)
     refutations = node.members.statistics().refutations
     assert refutations == node.members.me.incarnation < 50
-    node.told(2, node.members.me._replace(state=State.DEAD))
+    node.reported(2, node.members.me._replace(state=State.DEAD))
     assert node.members.me.incarnation == refutations + 1, "an accusation by somebody else is"
 
 
 def test_the_operator_hears_of_a_flood_once() -> None:
     node = Listener()
     node.members.changes.clear()
-    node.told(1, *strangers(3000))
+    node.reported(1, *strangers(3000))
     for round_ in range(5):
         node.now += 0.1
-        node.told(1, *strangers(3000, 20_000 + 3000 * round_))
+        node.reported(1, *strangers(3000, 20_000 + 3000 * round_))
     warnings = [change.record.name for change in node.members.changes if change.what == "flooding"]
     assert warnings == ["n1"]
 
@@ -132,8 +132,8 @@ def test_a_list_read_while_joining_is_taken_whole() -> None:
 
 def test_a_name_is_not_taken_from_anybody_by_who_may_change_no_more() -> None:
     node = Listener()
-    node.told(1, *strangers(4000))
-    node.told(1, node.peers[1]._replace(name="n2", epoch=9))
+    node.reported(1, *strangers(4000))
+    node.reported(1, node.peers[1]._replace(name="n2", epoch=9))
     assert named(node.members, "n2") == node.members.member(2)
     assert node.members.member(2) is not None
 
@@ -141,7 +141,7 @@ def test_a_name_is_not_taken_from_anybody_by_who_may_change_no_more() -> None:
 def test_an_accusation_can_not_rename_the_accused() -> None:
     """At one incarnation only the state may differ; a name of somebody else would put two members under it."""
     node = Listener()
-    node.told(1, node.peers[2]._replace(name="n3", state=State.SUSPECT), accuser=1)
+    node.reported(1, node.peers[2]._replace(name="n3", state=State.SUSPECT), accuser=1)
     accused = node.members.member(2)
     assert accused is not None
     assert (accused.record.name, accused.state) == ("n2", State.SUSPECT)

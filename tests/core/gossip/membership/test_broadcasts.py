@@ -53,7 +53,7 @@ def test_a_newer_update_replaces_the_older_one_and_starts_again() -> None:
     assert taken == [(update(1, 4),)] * 8 + [()]
 
 
-def test_the_latest_news_leaves_first_and_what_was_sent_often_last() -> None:
+def test_the_latest_update_leaves_first_and_what_was_sent_often_last() -> None:
     """A refutation must not wait behind a thousand joins."""
     broadcasts, _ = queue(members=100)
     for session in range(1, 40):
@@ -132,7 +132,7 @@ def test_a_packet_holds_each_subject_once_and_no_more_than_its_room(
         assert len(broadcasts) <= max(SLOTS_MIN, 2 * members)
 
 
-def test_in_a_storm_what_others_spread_too_is_soon_said_no_more() -> None:
+def test_in_a_storm_what_others_spread_too_is_soon_sent_no_more() -> None:
     """A thousand nodes that start at once would repeat themselves for a minute."""
     broadcasts, _ = queue(members=1000)
     for session in range(1, STORM + 2):

@@ -36,7 +36,7 @@ def roster_of(count: int) -> Roster:
 
 
 def greeted(greetings: Greetings, roster: Roster, until: float) -> list[tuple[float, Address]]:
-    """Everything that is greeted when the owner wakes as it is told."""
+    """Everything that is greeted when the owner wakes as it is reported."""
     found = []
     while (now := greetings.wake_at) <= until:
         found += [(now, address) for address in greetings.due(roster, MESH, now)]

@@ -16,7 +16,7 @@ from tests.core.gossip.membership.small_cluster import ROOM_BYTES, record_of
 
 
 class Prober:
-    """A node with so many others, all proved, all silent unless told otherwise."""
+    """A node with so many others, all proved, all silent unless reported otherwise."""
 
     def __init__(self, others: int, *, seed: int = 1, proved: bool = True) -> None:
         self.outbox: list[Outgoing] = []
@@ -41,34 +41,34 @@ class Prober:
             self.members.tick(at)
             self.greeted += self.members.needs_greeting(at)
         self.now = end
-        letters = [letter for letter in self.outbox if isinstance(letter.message, Ping | PingRequest)]
+        sends = [out for out in self.outbox if isinstance(out.message, Ping | PingRequest)]
         self.outbox.clear()
-        return letters
+        return sends
 
     def first_ping(self) -> Outgoing:
         while True:
-            letters = self.run(0.01)
-            if letters:
-                return letters[0]
+            sends = self.run(0.01)
+            if sends:
+                return sends[0]
 
     def until_pinged(self) -> list[Outgoing]:
         """All that leaves with the next probe."""
-        while not (letters := self.run(0.01)):
+        while not (sends := self.run(0.01)):
             pass
-        return letters
+        return sends
 
-    def answers_on_stream(self, letters: list[Outgoing]) -> None:
+    def answers_on_stream(self, sends: list[Outgoing]) -> None:
         """To the pings among these that went there."""
-        for letter in letters:
-            if isinstance(letter.message, Ping) and letter.plane is Plane.PROBE:
-                self.says(letter.session, Ack(seq_of(letter)), Plane.PROBE)
+        for out in sends:
+            if isinstance(out.message, Ping) and out.plane is Plane.PROBE:
+                self.gets(out.session, Ack(seq_of(out)), Plane.PROBE)
 
-    def answers_by_datagram(self, letters: list[Outgoing]) -> None:
-        for letter in letters:
-            if isinstance(letter.message, Ping) and letter.plane is Plane.DATAGRAM:
-                self.says(letter.session, Ack(seq_of(letter)))
+    def answers_by_datagram(self, sends: list[Outgoing]) -> None:
+        for out in sends:
+            if isinstance(out.message, Ping) and out.plane is Plane.DATAGRAM:
+                self.gets(out.session, Ack(seq_of(out)))
 
-    def says(self, session: int, message: Ack | Nack | Push, plane: Plane = Plane.DATAGRAM) -> None:
+    def gets(self, session: int, message: Ack | Nack | Push, plane: Plane = Plane.DATAGRAM) -> None:
         record = self.others[session]
         self.members.receive(Peer(session, (record.host, record.port)), message, self.now, plane)
 
@@ -76,12 +76,12 @@ class Prober:
         return [member.session for member in self.members.alive() if member.state is State.SUSPECT]
 
     def suspect(self, record: Record) -> None:
-        self.says(2, Push((Update(record._replace(state=State.SUSPECT), 2),)))
+        self.gets(2, Push((Update(record._replace(state=State.SUSPECT), 2),)))
 
 
-def seq_of(letter: Outgoing) -> int:
-    assert isinstance(letter.message, Ping | PingRequest)
-    return letter.message.seq
+def seq_of(out: Outgoing) -> int:
+    assert isinstance(out.message, Ping | PingRequest)
+    return out.message.seq
 
 
 def test_a_probe_asks_directly_then_on_the_stream_and_three_others_all_in_one_interval() -> None:
@@ -91,12 +91,12 @@ def test_a_probe_asks_directly_then_on_the_stream_and_three_others_all_in_one_in
     assert ping.plane is Plane.DATAGRAM
     assert node.run(0.17) == []
     help_wanted = node.run(0.05)
-    again = [letter for letter in help_wanted if isinstance(letter.message, Ping)]
-    asked = [letter for letter in help_wanted if isinstance(letter.message, PingRequest)]
-    assert [(letter.to, letter.plane) for letter in again] == [(ping.to, Plane.PROBE)]
-    assert len({letter.session for letter in asked}) == 3
-    assert ping.session not in {letter.session for letter in asked}
-    assert all(seq_of(letter) == seq_of(ping) for letter in asked)
+    again = [out for out in help_wanted if isinstance(out.message, Ping)]
+    asked = [out for out in help_wanted if isinstance(out.message, PingRequest)]
+    assert [(out.to, out.plane) for out in again] == [(ping.to, Plane.PROBE)]
+    assert len({out.session for out in asked}) == 3
+    assert ping.session not in {out.session for out in asked}
+    assert all(seq_of(out) == seq_of(ping) for out in asked)
     assert node.suspects() == []
     node.run(0.3)
     assert node.suspects() == [ping.session]
@@ -107,12 +107,12 @@ def test_any_answer_within_the_interval_ends_the_probe(who: str) -> None:
     node = Prober(5)
     ping = node.first_ping()
     help_wanted = node.run(0.25)
-    relay = next(letter for letter in help_wanted if isinstance(letter.message, PingRequest))
-    stream = next(letter for letter in help_wanted if isinstance(letter.message, Ping))
+    relay = next(out for out in help_wanted if isinstance(out.message, PingRequest))
+    stream = next(out for out in help_wanted if isinstance(out.message, Ping))
     if who == "a relay":
-        node.says(relay.session, Ack(seq_of(ping)))
+        node.gets(relay.session, Ack(seq_of(ping)))
     else:
-        node.says(ping.session, Ack(seq_of(ping if who == "itself" else stream)))
+        node.gets(ping.session, Ack(seq_of(ping if who == "itself" else stream)))
     node.run(0.24)
     assert node.suspects() == []
     assert node.members.statistics().probes_helped == 1
@@ -121,10 +121,10 @@ def test_any_answer_within_the_interval_ends_the_probe(who: str) -> None:
 def test_an_answer_by_whoever_was_not_asked_is_none() -> None:
     node = Prober(8)
     ping = node.first_ping()
-    asked = {letter.session for letter in node.run(0.25)} | {ping.session}
+    asked = {out.session for out in node.run(0.25)} | {ping.session}
     for session in set(node.others) - asked:
-        node.says(session, Ack(seq_of(ping)))
-        node.says(session, Nack(seq_of(ping)))
+        node.gets(session, Ack(seq_of(ping)))
+        node.gets(session, Nack(seq_of(ping)))
     node.run(0.3)
     assert node.suspects() == [ping.session]
 
@@ -134,7 +134,7 @@ def test_the_last_relay_there_is_is_always_found() -> None:
     for seed in range(60):
         node = Prober(2, seed=seed)
         ping = node.first_ping()
-        asked = [letter.session for letter in node.run(0.25) if isinstance(letter.message, PingRequest)]
+        asked = [out.session for out in node.run(0.25) if isinstance(out.message, PingRequest)]
         assert asked == [3 - ping.session]
 
 
@@ -144,13 +144,13 @@ def test_healthy_relays_are_asked_before_suspects() -> None:
         node.suspect(node.others[session])
     for _ in range(12):
         ping = node.first_ping()
-        asked = [letter.session for letter in node.run(0.25) if isinstance(letter.message, PingRequest)]
-        node.says(ping.session, Ack(seq_of(ping)))
+        asked = [out.session for out in node.run(0.25) if isinstance(out.message, PingRequest)]
+        node.gets(ping.session, Ack(seq_of(ping)))
         if ping.session not in (4, 5):
             assert set(asked) <= {1, 2, 3, 6}
 
 
-def test_whoever_failed_is_told_at_once() -> None:
+def test_whoever_failed_is_reported_at_once() -> None:
     """It may only have lost a packet or two; then it refutes before anybody else asks."""
     node = Prober(1)
     ping = node.first_ping()
@@ -158,9 +158,9 @@ def test_whoever_failed_is_told_at_once() -> None:
     while not node.suspects():
         node.members.tick(node.now)
         node.now += 0.01
-    told = [letter for letter in node.outbox if letter.session == ping.session and isinstance(letter.message, Push)]
+    reported = [out for out in node.outbox if out.session == ping.session and isinstance(out.message, Push)]
     accusation = Update(node.others[1]._replace(state=State.SUSPECT), 1000)
-    assert [letter.message for letter in told if letter.message == Push((accusation,))]
+    assert [out.message for out in reported if out.message == Push((accusation,))]
 
 
 def test_silent_relays_point_to_trouble_of_our_own_and_nacks_do_not() -> None:
@@ -169,10 +169,10 @@ def test_silent_relays_point_to_trouble_of_our_own_and_nacks_do_not() -> None:
     for nacks in (0, 1, 3):
         node = Prober(5)
         ping = node.first_ping()
-        relays = [letter.session for letter in node.run(0.25) if isinstance(letter.message, PingRequest)]
+        relays = [out.session for out in node.run(0.25) if isinstance(out.message, PingRequest)]
         for session in relays[:nacks]:
-            node.says(session, Nack(seq_of(ping)))
-            node.says(session, Nack(seq_of(ping)))  # a doubled packet counts once
+            node.gets(session, Nack(seq_of(ping)))
+            node.gets(session, Nack(seq_of(ping)))  # a doubled packet counts once
         node.run(0.26)
         found[nacks] = node.members.statistics().health
     assert found == {0: 3, 1: 2, 3: 0}
@@ -212,7 +212,7 @@ def test_a_refusal_by_somebody_else_makes_it_the_next_to_be_probed() -> None:
         ping = node.first_ping()
         other = node.others[session]
         node.members.unreachable((other.host, other.port), node.now)
-        node.says(ping.session, Ack(seq_of(ping)))
+        node.gets(ping.session, Ack(seq_of(ping)))
         if session != ping.session:
             assert node.first_ping().session == session
 
@@ -228,10 +228,10 @@ def test_a_member_without_proof_is_greeted_instead_of_pinged_and_may_fail() -> N
     """Not at the first time: the greeting may have gone by datagram, where these do not pass."""
     node = Prober(1, proved=False)
     node.greeted.clear()
-    letters = node.run(1.4)
+    sends = node.run(1.4)
     assert node.suspects() == []
-    letters += node.run(0.7)
-    assert letters == []
+    sends += node.run(0.7)
+    assert sends == []
     assert node.greeted.count((node.others[1].host, node.others[1].port)) >= GREETINGS
     assert node.suspects() == [1]
     assert node.members.statistics().probes_repeated == GREETINGS - 1
@@ -248,7 +248,7 @@ def test_proving_itself_answers_the_probe() -> None:
     assert node.members.statistics().probes_spared == 0, "answered, not merely excused"
 
 
-def test_a_suspicion_heard_of_is_checked_next() -> None:
+def test_a_suspicion_reported_is_checked_next() -> None:
     """So that it is shared or refuted soon: in small clusters by everybody, in large ones by a few."""
     checked = 0
     for seed in range(40):
@@ -263,13 +263,13 @@ def test_a_suspicion_heard_of_is_checked_next() -> None:
 
 
 def test_a_member_that_only_the_stream_answers_for_is_probed_on_it_at_once() -> None:
-    """Or every probe of it waits for the time-out of a datagram, and half of its news is lost."""
+    """Or every probe of it waits for the time-out of a datagram, and half of its updates is lost."""
     node = Prober(1)
     node.first_ping()
     node.answers_on_stream(node.run(0.25))
     began = node.now
     first = node.until_pinged()
-    assert {letter.plane for letter in first} == {Plane.DATAGRAM, Plane.PROBE}, "with the first trial"
+    assert {out.plane for out in first} == {Plane.DATAGRAM, Plane.PROBE}, "with the first trial"
     assert node.now - began < LAN.probe_interval_s
     node.answers_on_stream(first)
     member = node.members.member(1)
@@ -285,9 +285,9 @@ def test_datagrams_that_do_not_pass_are_tried_ever_more_seldom() -> None:
     tried = []
     end = node.now + 600.0
     while node.now < end:
-        letters = node.run(0.25)
-        tried += [node.now for letter in letters if letter.plane is Plane.DATAGRAM]
-        node.answers_on_stream(letters)
+        sends = node.run(0.25)
+        tried += [node.now for out in sends if out.plane is Plane.DATAGRAM]
+        node.answers_on_stream(sends)
     assert len(tried) < 20
     assert tried[-1] - tried[-2] == pytest.approx(60, abs=2)
     assert node.suspects() == []
@@ -301,7 +301,7 @@ def test_one_datagram_in_answer_brings_a_member_back() -> None:
     member = node.members.member(1)
     assert member is not None
     assert member.datagrams
-    assert {letter.plane for letter in node.until_pinged()} == {Plane.DATAGRAM}
+    assert {out.plane for out in node.until_pinged()} == {Plane.DATAGRAM}
 
 
 def test_one_lost_datagram_proves_nothing_of_a_member_that_answered_some() -> None:
@@ -337,30 +337,30 @@ def test_where_most_pass_the_few_that_do_not_are_nobody_elses_matter() -> None:
     """Two nodes of one host and six elsewhere, a firewall around one of them: each way is known for itself."""
     node = Prober(8)
     for _ in range(80):
-        letters = node.until_pinged()
-        if letters[0].session == 3:
-            node.answers_on_stream([*letters, *node.run(0.25)])
+        sends = node.until_pinged()
+        if sends[0].session == 3:
+            node.answers_on_stream([*sends, *node.run(0.25)])
         else:
-            node.answers_by_datagram(letters)
+            node.answers_by_datagram(sends)
     assert [member.session for member in node.members.alive() if not member.datagrams] == [3]
     assert node.members.statistics().datagrams_given_up == 0
 
 
-def test_a_silent_member_is_asked_on_both_ways_before_it_is_suspected() -> None:
+def test_a_silent_member_is_asked_on_both_paths_before_it_is_suspected() -> None:
     """On whichever it is usually asked."""
     node = Prober(1)
     node.first_ping()
     node.answers_on_stream(node.run(0.25))
     for _ in range(4):
         node.answers_on_stream(node.until_pinged())
-    letters = [*node.until_pinged(), *node.run(0.25)]
-    assert [letter.plane for letter in letters] == [Plane.PROBE, Plane.DATAGRAM]
+    sends = [*node.until_pinged(), *node.run(0.25)]
+    assert [out.plane for out in sends] == [Plane.PROBE, Plane.DATAGRAM]
     assert node.suspects() == []
     node.run(0.3)
     assert node.suspects() == [1]
 
 
-def test_an_accusation_takes_both_ways_where_datagrams_may_not_pass() -> None:
+def test_an_accusation_takes_both_paths_where_datagrams_may_not_pass() -> None:
     node = Prober(1)
     node.answers_by_datagram([node.first_ping()])
     node.until_pinged()
@@ -370,17 +370,17 @@ def test_an_accusation_takes_both_ways_where_datagrams_may_not_pass() -> None:
         node.outbox.clear()
         node.members.tick(node.now)
         node.now += 0.01
-    told = [letter for letter in node.outbox if isinstance(letter.message, Push) and letter.session == 1]
-    assert {letter.plane for letter in told} == {Plane.DATAGRAM, Plane.PROBE}
+    reported = [out for out in node.outbox if isinstance(out.message, Push) and out.session == 1]
+    assert {out.plane for out in reported} == {Plane.DATAGRAM, Plane.PROBE}
 
 
 def test_a_datagram_that_is_only_slow_is_no_lost_one() -> None:
     node = Prober(1)
     for _ in range(12):
         ping = node.first_ping()
-        stream = next(letter for letter in node.run(0.25) if letter.plane is Plane.PROBE)
-        node.says(1, Ack(seq_of(stream)), Plane.PROBE)
-        node.says(1, Ack(seq_of(ping)))
+        stream = next(out for out in node.run(0.25) if out.plane is Plane.PROBE)
+        node.gets(1, Ack(seq_of(stream)), Plane.PROBE)
+        node.gets(1, Ack(seq_of(ping)))
     member = node.members.member(1)
     assert member is not None
     assert member.datagrams

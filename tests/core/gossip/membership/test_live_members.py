@@ -35,7 +35,7 @@ def sim_nodes() -> list[SimNode]:
 
 def test_a_restart_that_one_node_saw_is_known_to_all() -> None:
     """Facts go to neighbours, and on from there."""
-    assert [node.peer.facts.boot(BACKEND) for node in sim_nodes()] == [2] * NODES
+    assert [node.peer.facts.generation(BACKEND) for node in sim_nodes()] == [2] * NODES
 
 
 def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
@@ -50,11 +50,11 @@ def test_neighbours_have_met_and_others_are_met_by_and_by() -> None:
     assert count < NODES * (NODES - 1)
 
 
-def test_route_updates_are_told_on_however_few_the_neighbours_are() -> None:
-    """A node with less peers than a mesh has took the cluster for one, and told on nothing."""
+def test_route_updates_are_reported_on_however_few_the_neighbours_are() -> None:
+    """A node with less peers than a mesh has took the cluster for one, and reported on nothing."""
     for node in sim_nodes():
-        assert node.gossip.routes._post.relays
-        assert len(node.gossip.routes._post.listeners) == 3
+        assert node.gossip.routes._outbox.relays
+        assert len(node.gossip.routes._outbox.targets) == 3
 
 
 def test_routes_are_shared_with_neighbours_and_a_few_guests() -> None:
@@ -71,4 +71,4 @@ def test_who_deals_with_us_is_admitted_though_we_would_not_have_chosen_it() -> N
         set(node.gossip.live_members.sharing) - set(node.gossip.members.neighbours.near()) for node in sim_nodes()
     ]
     assert any(guests)
-    assert [node.gossip.routes.statistics().strangers for node in sim_nodes()] == [0] * NODES
+    assert [node.gossip.routes.counters.strangers for node in sim_nodes()] == [0] * NODES

@@ -32,7 +32,7 @@ class Lister:
         self.members.changes.clear()
 
     def lists(self) -> list[Outgoing]:
-        found = [letter for letter in self.outbox if isinstance(letter.message, MemberList)]
+        found = [out for out in self.outbox if isinstance(out.message, MemberList)]
         self.outbox.clear()
         return found
 
@@ -42,9 +42,9 @@ class Lister:
             self.now = at
             self.members.tick(at)
             self.members.needs_greeting(at)
-            for letter in list(self.outbox):
-                if isinstance(letter.message, Ping):
-                    self.members.receive(Peer(letter.session, letter.to), Ack(letter.message.seq), at)
+            for out in list(self.outbox):
+                if isinstance(out.message, Ping):
+                    self.members.receive(Peer(out.session, out.to), Ack(out.message.seq), at)
             self.outbox = self.members._outbox._sends
         self.now = end
 
@@ -57,9 +57,9 @@ def test_a_large_list_goes_in_parts_on_the_bulk_stream_and_asks_once() -> None:
     node, others = Lister(), thousand()
     node.reads(others[0], others)
     node.members.proved(others[0], node.now)
-    letters = node.lists()
-    assert {letter.plane for letter in letters} == {Plane.BULK}
-    parts = [letter.message for letter in letters if isinstance(letter.message, MemberList)]
+    sends = node.lists()
+    assert {out.plane for out in sends} == {Plane.BULK}
+    parts = [out.message for out in sends if isinstance(out.message, MemberList)]
     assert [part.reply for part in parts] == [False] * (len(parts) - 1) + [True]
     sessions = [record.session for part in parts for record in part.records]
     assert sorted(sessions) == sorted([ME.session, *(record.session for record in others)])
@@ -73,11 +73,11 @@ def test_a_small_list_fits_a_datagram_and_a_larger_one_does_not() -> None:
     for count in range(1, 40):
         node, others = Lister(), thousand(count)
         node.reads(others[0], others, reply=True)
-        letter = node.lists()[0]
-        assert isinstance(letter.message, MemberList)
-        size_bytes = sum(size_of(Update(record)) for record in letter.message.records)
-        planes[count] = letter.plane
-        assert (letter.plane is Plane.DATAGRAM) == (size_bytes <= ROOM_BYTES - 96)
+        out = node.lists()[0]
+        assert isinstance(out.message, MemberList)
+        size_bytes = sum(size_of(Update(record)) for record in out.message.records)
+        planes[count] = out.plane
+        assert (out.plane is Plane.DATAGRAM) == (size_bytes <= ROOM_BYTES - 96)
     assert {planes[1], planes[39]} == {Plane.DATAGRAM, Plane.BULK}
 
 
@@ -88,10 +88,10 @@ def test_a_joining_node_reads_a_few_lists_quickly_and_then_seldom() -> None:
     asked = []
     for _ in range(40):
         node.run(1.0)
-        for letter in node.lists():
+        for out in node.lists():
             asked.append(node.now)
             if node.now > 103.0:
-                sender = next(record for record in others if record.session == letter.session)
+                sender = next(record for record in others if record.session == out.session)
                 node.reads(sender, others)
     quick = [at for at in asked if at < 115.0]
     assert 4 <= len(quick) <= 9
@@ -109,7 +109,7 @@ def test_a_large_cluster_that_grows_is_read_about_again_until_it_does_not() -> N
     node.reads(others[0], others)
     node.members._lists.wake_at = node.now
     node.run(40.0)
-    asked = [letter for letter in node.lists() if isinstance(letter.message, MemberList) and letter.message.reply]
+    asked = [out for out in node.lists() if isinstance(out.message, MemberList) and out.message.reply]
     assert len(asked) == 2
 
 
@@ -128,7 +128,7 @@ def test_a_small_list_takes_the_stream_where_datagrams_do_not_arrive() -> None:
     for record in others:
         node.members.proved(record, node.now)
     node.run(10.0)
-    first, *more = [letter.plane for letter in node.lists()]
+    first, *more = [out.plane for out in node.lists()]
     assert first is Plane.DATAGRAM
     assert more
     assert set(more) == {Plane.BULK}
@@ -150,7 +150,7 @@ def test_a_question_that_came_on_the_stream_is_answered_there() -> None:
     for number, plane in enumerate((Plane.DATAGRAM, Plane.BULK)):
         peer = Peer(others[number].session, (others[number].host, others[number].port))
         node.members.receive(peer, MemberList((others[number],), True), node.now, plane)
-        assert [letter.plane for letter in node.lists()] == [plane]
+        assert [out.plane for out in node.lists()] == [plane]
 
 
 def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> None:
@@ -178,7 +178,7 @@ def test_lists_are_compared_soon_after_somebody_came_back_from_the_dead() -> Non
 
 
 def test_lists_are_exchanged_at_once_with_somebody_held_for_dead() -> None:
-    """Both sides of a cut learn from the first pair that meets what the other side has said of them."""
+    """Both sides of a cut learn from the first pair that meets what the other side has claimed of them."""
     node, others = Lister(), thousand(5)
     for record in others:
         node.members.proved(record, node.now)
@@ -217,7 +217,7 @@ def test_answers_are_bounded_by_records_a_second() -> None:
 
 
 def test_the_last_dead_are_listed_too() -> None:
-    """Or a newcomer would believe stale news of their lives, and could not heal a cut that is older than itself."""
+    """Or a newcomer would believe stale updates of their lives, and could not heal a cut that is older than itself."""
     node, others = Lister(), thousand(20)
     node.reads(others[0], others)
     peer = Peer(1, ("10.0.0.1", 7946))
@@ -248,11 +248,11 @@ def test_a_thousand_members_cost_microseconds_a_message() -> None:
     node.outbox.clear()
     start = perf_counter()
     for number in range(5000):
-        news = Update(others[number * 7 % 999]._replace(incarnation=1 + number // 999))
-        node.members.receive(peers[number % 999], Push((news,)), node.now)
-    news_s = perf_counter() - start
+        updates = Update(others[number * 7 % 999]._replace(incarnation=1 + number // 999))
+        node.members.receive(peers[number % 999], Push((updates,)), node.now)
+    fresh_s = perf_counter() - start
     assert pings_s / 5000 < 100e-6
-    assert news_s / 5000 < 200e-6
+    assert fresh_s / 5000 < 200e-6
     assert node.members.statistics().alive == 999
 
 

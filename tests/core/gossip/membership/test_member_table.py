@@ -31,7 +31,7 @@ def join(table: MemberTable, number: int, now: float = 0.0) -> None:
 def bury(table: MemberTable, number: int, now: float, state: State = State.DEAD) -> None:
     member = table.roster.get(number)
     assert member is not None
-    table.bury(member, member.record._replace(state=state), now, "said so")
+    table.bury(member, member.record._replace(state=state), now, "claimed so")
 
 
 def test_the_dead_are_forgotten_above_after_ten_minutes_and_here_after_a_day() -> None:
@@ -139,7 +139,7 @@ def test_only_so_many_pings_for_others_are_under_way() -> None:
     assert (len(relays), counts.relayed, counts.relays_dropped) == (RELAYS_MAX, RELAYS_MAX, 10)
     outbox.clear()
     relays.tick(0.2)
-    planes = [(type(letter.message).__name__, letter.plane) for letter in outbox]
+    planes = [(type(out.message).__name__, out.plane) for out in outbox]
     assert planes == [("Nack", Plane.DATAGRAM), ("Ping", Plane.PROBE)] * RELAYS_MAX
     assert counts.nacks == RELAYS_MAX
     relays.tick(1.0)

@@ -1,4 +1,4 @@
-"""Joining, leaving, restarting, dying: the life of a member, told on small clusters."""
+"""Joining, leaving, restarting, dying: the life of a member, reported on small clusters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.core.gossip.membership.small_cluster import Cluster, Host
 
 
 def known_to_all(hosts: list[Host], what: str, name: str) -> float:
-    """When the last of these hosts was told this. Fails if one was not."""
+    """When the last of these hosts was reported this. Fails if one was not."""
     times = [host.saw(what, name) for host in hosts]
     assert all(times), f"{sum(not seen for seen in times)} of {len(hosts)} never saw that {name} {what}"
     return max(seen[0] for seen in times)
@@ -89,7 +89,7 @@ def test_a_lonely_node_keeps_its_timers_and_recovers() -> None:
     cluster.until(lambda: a.state_of(new) is State.DEAD, 15.0)
 
 
-def test_a_member_known_by_hearsay_only_is_greeted_until_it_proves_itself() -> None:
+def test_a_member_known_by_report_only_is_greeted_until_it_proves_itself() -> None:
     """So that its first probe is not its first contact."""
     cluster = Cluster(2)
     hosts = cluster.grow(4)
@@ -106,7 +106,7 @@ def test_a_member_known_by_hearsay_only_is_greeted_until_it_proves_itself() -> N
     assert new.session in hosts[1].known
 
 
-def test_a_member_that_only_ever_was_hearsay_dies() -> None:
+def test_a_member_that_only_ever_was_report_dies() -> None:
     """The last one who had met it is gone, too: nobody else would notice."""
     cluster = Cluster(2)
     hosts = cluster.grow(4)
@@ -297,7 +297,7 @@ def test_a_restarted_node_is_a_new_member_whatever_its_epoch(epoch: int, down_s:
     hosts[2] = new = cluster.restart(old, epoch=epoch, join=[hosts[0]])
     assert cluster.until(lambda: cluster.agree(hosts), 2.0) <= 2.0
     assert new.members.me.epoch >= epoch
-    assert all(old.session not in host.known for host in hosts), "the planes above were told to forget it"
+    assert all(old.session not in host.known for host in hosts), "the planes above were reported to forget it"
     assert all(host.view(old) is None for host in hosts)
     cluster.run(30.0)
     assert cluster.agree(hosts)

@@ -80,7 +80,7 @@ def test_a_cluster_without_any_datagrams_works_on_streams() -> None:
 
 @pytest.mark.parametrize("deaf", [True, False])
 def test_a_one_way_link_kills_nobody_else(deaf: bool) -> None:
-    """One that can't be heard is dead. One that can't hear takes the others for dead, which they must survive."""
+    """One that can't be received is dead. One that can't hear takes the others for dead, which they must survive."""
     cluster = Cluster(4)
     hosts = cluster.grow(6)
     odd = hosts[1]
@@ -137,7 +137,7 @@ def test_suspicions_wait_while_a_node_does_not_run() -> None:
 
 
 def test_nodes_that_slept_at_the_same_time_do_not_believe_that_the_others_died() -> None:
-    """What was said about them meanwhile waits in their sockets, and none of them was heard lately."""
+    """What was claimed about them meanwhile waits in their sockets, and none of them was received lately."""
     cluster = Cluster(6)
     hosts = cluster.grow(8)
     for host in hosts[:4]:
@@ -150,7 +150,7 @@ def test_nodes_that_slept_at_the_same_time_do_not_believe_that_the_others_died()
 
 
 def test_the_first_tick_may_come_late() -> None:
-    """snapchain#889: the loop started long after the node said hello."""
+    """snapchain#889: the loop started long after the node claimed hello."""
     cluster = Cluster(1)
     hosts = cluster.grow(3)
     slow = cluster.start("n9", join=[hosts[0]])
@@ -247,7 +247,7 @@ def test_three_sides_come_together() -> None:
 
 
 def test_after_a_cut_has_healed_the_traffic_is_what_it_was() -> None:
-    """foca#25: two nodes told each other «you are dead» for ever."""
+    """foca#25: two nodes reported each other «you are dead» for ever."""
     cluster = Cluster(4)
     hosts = cluster.grow(10)
     cluster.run(40.0)
@@ -307,7 +307,7 @@ def test_three_with_one_name_end_with_three_names() -> None:
 
 
 def test_two_nodes_at_one_address_poison_nobody() -> None:
-    """consul#2430. The packets reach only one of them; the other is heard, but can't be reached."""
+    """consul#2430. The packets reach only one of them; the other is received, but can't be reached."""
     cluster = Cluster(5)
     hosts = cluster.grow(6)
     squatter = cluster.start("n77", host=hosts[3].address[0], join=[hosts[0]])

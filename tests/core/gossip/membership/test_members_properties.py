@@ -19,18 +19,18 @@ HOSTS = st.integers(0, 3)
 
 
 class Recorder(Cluster):
-    """A cluster whose letters wait until they are picked: any of them, in any order, also twice."""
+    """A cluster whose sends wait until they are picked: any of them, in any order, also twice."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.waiting: list[tuple[Host, Peer, Outgoing]] = []
         self.held = False
 
-    def _send(self, host: Host, letter: Outgoing) -> None:
+    def _send(self, host: Host, out: Outgoing) -> None:
         if self.held:
-            self.waiting = [*self.waiting[-200:], (host, Peer(host.session, host.address), letter)]
+            self.waiting = [*self.waiting[-200:], (host, Peer(host.session, host.address), out)]
         else:
-            super()._send(host, letter)
+            super()._send(host, out)
 
 
 class AnyDelivery(RuleBasedStateMachine):
@@ -46,8 +46,8 @@ class AnyDelivery(RuleBasedStateMachine):
     def deliver(self, index: int, again: bool) -> None:
         if self.cluster.waiting:
             index %= len(self.cluster.waiting)
-            letter = self.cluster.waiting[index] if again else self.cluster.waiting.pop(index)
-            self.cluster._arrive(*letter)
+            out = self.cluster.waiting[index] if again else self.cluster.waiting.pop(index)
+            self.cluster._arrive(*out)
 
     @rule(index=st.integers(0, 200))
     def lose(self, index: int) -> None:

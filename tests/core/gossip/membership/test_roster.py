@@ -34,16 +34,16 @@ def drawn(turns: ProbeOrder, roster: Roster, count: int) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
 def test_between_two_probes_of_one_member_lie_at_most_2n_minus_2_others(count: int) -> None:
-    """SWIM's bound: 2n - 1 periods. Whatever is heard of whom meanwhile must not break it."""
+    """SWIM's bound: 2n - 1 periods. Whatever is received of whom meanwhile must not break it."""
     roster, rng = filled(count), Random(1)
     turns = ProbeOrder(Random(2))
     order = []
     for now in range(count * 40):
         session = drawn(turns, roster, 1)[0]
         order.append(session)
-        heard = roster.get(rng.randint(1, count))
-        assert heard is not None
-        heard.received_at = float(now)
+        received = roster.get(rng.randint(1, count))
+        assert received is not None
+        received.received_at = float(now)
     for session in range(1, count + 1):
         at = [position for position, probed in enumerate(order) if probed == session]
         assert max(later - earlier for earlier, later in pairwise(at)) <= 2 * count - 1

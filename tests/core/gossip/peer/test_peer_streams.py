@@ -10,9 +10,9 @@ from ranvier_py.core.engine_cache.residency import Residency
 from ranvier_py.core.engine_cache.snapshot import SnapshotWriter
 from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
 from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.peer.reader_sync import SharedStreams
-from ranvier_py.core.gossip.peer.registry_sync import SharedBackends
 from ranvier_py.core.gossip.readers.ownership import ReaderState
 from ranvier_py.core.gossip.readers.reader_claims import ReaderGossip
 from ranvier_py.core.gossip.wire.codec import decode, encode
@@ -34,7 +34,7 @@ class Node:
         rng = Random(session)
         self.registry = Registry(BackendLimits())
         facts = BackendFacts(session, FactSettings(), self.outbox, rng, 0.0)
-        self.backends = SharedBackends(self.registry, facts, KEY)
+        self.backends = RegistrySync(self.registry, facts, KEY)
         for url in Random(session).sample(ENGINES, len(ENGINES)):
             self.registry.add(url)
         self.backends.look(0.0)

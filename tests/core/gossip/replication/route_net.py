@@ -1,6 +1,8 @@
-"""A few nodes that gossip routes, over a network that loses, doubles and delays: one process, one clock, no waiting.
+"""Nodes that gossip routes, over a network that loses, doubles and delays: one process, one clock, no waiting.
 
-Every message is encoded and decoded on its way. Frames between two nodes stay in order unless `jitter_s` is given.
+A `RouteNode` is what a node has of routes and backends, without members; `meet` and `tell` hand over what it sends
+without a network. In a `Net` nodes gossip: every message is encoded and decoded on its way, and frames between two
+nodes stay in order unless `jitter_s` is given.
 """
 
 from __future__ import annotations
@@ -11,87 +13,128 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-import numpy as np
-
+from ranvier_py.core.gossip.backend_state.fact_settings import FactSettings
+from ranvier_py.core.gossip.backend_state.facts import BackendFacts
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.route_gossip import RouteGossip
 from ranvier_py.core.gossip.replication.route_settings import RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, decode, encode
-from ranvier_py.core.gossip.replication.table_copy import TableCopy
-from ranvier_py.core.gossip.wire.codec import decode as unwire
-from ranvier_py.core.gossip.wire.codec import encode as wire
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
+from ranvier_py.core.gossip.wire.codec import decode, encode
 from ranvier_py.core.gossip.wire.frame import OVERHEAD_BYTES
-from ranvier_py.core.gossip.wire.messages import Message, Rows
+from ranvier_py.core.gossip.wire.messages import Fact, Facts, Message, Rows
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
-from ranvier_py.core.routing.route_table.orphans import Orphans
-from ranvier_py.core.routing.route_table.scan import U64, Names
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.backends import Backend, BackendLimits, ProbeResult, Registry
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 
+KEY = b"a cluster secret"
 FRAME_LENGTH_BYTES = 4
 BACKENDS = 4
-
-
-def key_of(backend: int) -> int:
-    return mix(5000 + backend)
+URLS = [f"http://127.0.0.1:{9001 + number}" for number in range(BACKENDS)]
+ENGINE, OTHER = URLS[:2]
+CHAT: list[PrefixKey] = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
+NEXT_TURN: list[PrefixKey] = [(96, 106, 206), *CHAT]
 
 
 def peer_of(session: int) -> Peer:
     return Peer(session, (f"10.0.{session >> 8}.{session & 255}", 7946))
 
 
-class Backends:
-    """Each node numbers the backends in its own order."""
+class RouteNode:
+    """Each node numbers its backends in its own order."""
 
-    def __init__(self, order: Sequence[int], boots: dict[int, int]) -> None:
-        self.order = list(order)
-        self.boots = boots
+    def __init__(
+        self, session: int, urls: Sequence[str] = URLS, capacity: int = 100_000, ttl_s: float = 3600.0
+    ) -> None:
+        self.session = session
+        self.peer = peer_of(session)
+        self.outbox: list[Outgoing] = []
+        self.registry = Registry(BackendLimits())
+        self.facts = BackendFacts(session, FactSettings(), self.outbox, Random(session), 0.0)
+        self.backends = RegistrySync(self.registry, self.facts, KEY)
+        self.table = RouteTable(capacity=capacity, ttl_s=ttl_s)
+        self.table.outgoing.collect()
+        self.sync = RouteSync(self.table, self.backends)
+        self.up = True
+        for url in urls:
+            self.registry.add(url)
+        self.backends.look(0.0)
 
-    def names(self) -> Names:
-        return Names(
-            np.array([key_of(backend) for backend in self.order], U64),
-            np.array([self.boots[backend] for backend in self.order], U64),
-            np.array([self.boots[backend] for backend in self.order], np.int32),
-        )
+    def engine(self, url: str = ENGINE) -> Backend:
+        backend = self.registry.find(url)
+        assert backend is not None
+        return backend
 
-    def holder(self, key: int, boot: int, now: float) -> tuple[int, int] | None:
-        for local, backend in enumerate(self.order):
-            if key_of(backend) == key and boot >= self.boots[backend]:
-                self.boots[backend] = boot
-                return local, boot
-        return None
+    def id(self, number: int) -> BackendId:
+        """Of one of URLS."""
+        return self.engine(URLS[number]).id
 
+    def key(self, url: str = ENGINE) -> int:
+        key = self.backends.key_of(self.engine(url).id)
+        assert key is not None
+        return key
 
-class Memory(TableCopy):
-    """A route table bound to gossip, as a node does it."""
+    def serve(self, chain: Sequence[PrefixKey], now: float = 10.0, url: str = ENGINE) -> None:
+        self.learn(chain, now, Trust.LOCAL, url)
 
-    def __init__(self, table: RouteTable, backends: Backends) -> None:
-        super().__init__(table, backends)
-        self.table = table
-        self.orphans = Orphans(table)
-        self.names = backends
-        self.heard: list[bytes] = []
+    def learn(self, chain: Sequence[PrefixKey], now: float, trust: Trust, url: str = ENGINE) -> None:
+        engine = self.engine(url)
+        self.table.learn(chain, engine.id, engine.generation, trust, now)
 
-    def hear(self, route_update: bytes, age_s: float, now: float) -> bool:
-        self.heard.append(route_update)
-        key, boot, parent, chain = decode(route_update)
-        holder = self.names.holder(key, boot, now)
-        if holder is None:
-            return False
-        return self.orphans.learn(chain, parent, BackendId(holder[0]), holder[1], now - age_s) > 0
+    def restart(self, now: float, url: str = ENGINE) -> None:
+        """This node sees that another process is there."""
+        self.registry.restart(self.engine(url), "test", now)
+        self.backends.look(now)
 
+    def probe(self, now: float, started_at: float) -> None:
+        self.registry.probed(self.engine().id, ProbeResult(ok=True, started_at=started_at), now)
 
-@dataclass
-class Node:
-    session: int
-    table: RouteTable
-    memory: Memory
-    gossip: RouteGossip
-    outbox: list[Outgoing]
-    up: bool = True
+    def meet(self, other: RouteNode, now: float = 0.0) -> None:
+        """Each sends the other what it knows of its backends, as peers do at once."""
+        for one, two in ((self, other), (other, self)):
+            two.facts.receive(one.peer, Facts(one.session, 1, tuple(one.facts.known())), now)
+            two.backends.follow(now)
+
+    def hear(self, other: RouteNode, now: float, **changes: object) -> None:
+        """A fact about ENGINE that the other might send."""
+        fact = Fact(self.key(), 1, 0.0, 1, False, 0)._replace(**changes)  # type: ignore[arg-type]
+        self.facts.receive(other.peer, Facts(other.session, 1, (fact,)), now)
+        self.backends.follow(now)
+
+    def updates(self, now: float = 10.0, *, everything: bool = False) -> list[tuple[bytes, float]]:
+        return list(self.sync.updates(now, everything=everything))
+
+    def tell(self, *others: RouteNode, now: float = 10.0) -> int:
+        """Hand over what may be sent now. Returns its bytes."""
+        updates = self.updates(now)
+        for update, at in updates:
+            for other in others:
+                other.sync.receive(update, now - at, now)
+        return sum(len(update) for update, _ in updates)
+
+    def holders(self, chain: Sequence[PrefixKey], now: float = 10.0) -> list[tuple[str, int, int]]:
+        found = self.table.match(chain, self.registry.pool("", now).generations, now, wanted=9)
+        return [(self.registry[holder.backend].url, holder.tokens, holder.trust) for holder in found]
+
+    def knows(self, fingerprint: int) -> bool:
+        return fingerprint in self.table.names()
 
     def sums(self, now: float) -> bytes:
-        return next(sums for sums in self.memory.sums(now) if sums is not None)
+        return next(sums for sums in self.sync.copy.sums(now) if sums is not None)
+
+
+class GossipNode(RouteNode):
+    """The same with the gossip of routes."""
+
+    def __init__(
+        self, session: int, urls: Sequence[str], capacity: int, settings: RouteGossipSettings, now: float
+    ) -> None:
+        super().__init__(session, urls, capacity, settings.ttl_s)
+        self.facts.receive(peer_of(0), Facts(0, 1, tuple(self.facts.known())), now)  # so that they count
+        self.backends.follow(now)
+        self.gossip = RouteGossip(session, self.sync, settings, self.outbox, Random(session), now)
+        self.outbox.clear()
 
 
 @dataclass
@@ -121,7 +164,7 @@ class Net:
         self.rng = Random(seed)
         self.now = now
         self.link = Link()
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, GossipNode] = {}
         self.settings: dict[str, float] = {"ttl_s": 600.0, "audit_interval_s": 1e6, "soon_interval_s": 1e6, **settings}
         self.sent: list[tuple[float, int, int, Message, int]] = []  # at, source, target, message, bytes
         self.capacity = 100_000
@@ -132,36 +175,33 @@ class Net:
             self.add(session, meet=False)
         self.meet()
 
-    def add(self, session: int, *, meet: bool = True, backends: int = BACKENDS, **settings: float) -> Node:
-        order = list(range(backends))
-        self.rng.shuffle(order)
+    def add(self, session: int, *, meet: bool = True, backends: int = BACKENDS, **settings: float) -> GossipNode:
+        urls = self.rng.sample(URLS[:backends], backends)
         chosen = RouteGossipSettings(**{**self.settings, **settings})  # type: ignore[arg-type]
-        table = RouteTable(capacity=self.capacity, ttl_s=chosen.ttl_s)
-        memory = Memory(table, Backends(order, dict.fromkeys(range(BACKENDS), 1)))
-        outbox: list[Outgoing] = []
-        gossip = RouteGossip(session, memory, chosen, outbox, Random(session), self.now)
-        node = self.nodes[session] = Node(session, table, memory, gossip, outbox)
+        node = self.nodes[session] = GossipNode(session, urls, self.capacity, chosen, self.now)
         if meet:
             self.meet()
         return node
 
+    def up(self) -> list[GossipNode]:
+        return [node for node in self.nodes.values() if node.up]
+
     def meet(self) -> None:
         """Everybody who is up sees everybody who is up and not cut off, at once."""
-        up = [session for session, node in self.nodes.items() if node.up]
-        for session in up:
-            others = [peer_of(other) for other in up if other != session and not self.link.cut(session, other)]
-            self.nodes[session].gossip.peers(others, self.now)
+        for node in self.up():
+            others = [other.peer for other in self.up() if not self.link.cut(node.session, other.session)]
+            node.gossip.peers([peer for peer in others if peer != node.peer], self.now)
 
     def kill(self, session: int) -> None:
         self.nodes[session].up = False
         self.meet()
 
-    def learn(self, session: int, chain: Sequence[PrefixKey], backend: int = 0, parent: int = 0) -> None:
-        """A node serves a path and tells of it."""
+    def learn(self, session: int, chain: Sequence[PrefixKey], backend: int = 0) -> None:
+        """A node serves a path and sends it."""
         node = self.nodes[session]
-        boot = node.memory.names.boots[backend]
-        node.table.learn(chain, BackendId(node.memory.names.order.index(backend)), boot, Trust.LOCAL, self.now)
-        node.gossip.announce(encode(RouteUpdate(key_of(backend), boot, parent, tuple(chain))), self.now)
+        node.serve(chain, self.now, URLS[backend])
+        for update, at in node.updates(self.now, everything=True):
+            node.gossip.announce(update, at)
 
     def run(self, seconds: float) -> None:
         """Let time pass. Steps that are due at once take a tenth of a millisecond."""
@@ -198,22 +238,22 @@ class Net:
 
     def equal(self) -> bool:
         """Whether all who are up know the same routes and the same numbers."""
-        up = [node for node in self.nodes.values() if node.up]
+        up = self.up()
         return len({node.sums(self.now) for node in up}) == 1 and all(
             node.gossip.vector() == up[0].gossip.vector() for node in up
         )
 
-    def _post(self, node: Node) -> None:
-        letters = list(node.outbox)
+    def _post(self, node: GossipNode) -> None:
+        messages = list(node.outbox)
         node.outbox.clear()
-        for letter in letters if node.up else ():
-            kind, body = wire(letter.message)
+        for each in messages if node.up else ():
+            kind, body = encode(each.message)
             size = len(body) + OVERHEAD_BYTES + FRAME_LENGTH_BYTES
-            self.sent.append((self.now, node.session, letter.session, letter.message, size))
+            self.sent.append((self.now, node.session, each.session, each.message, size))
             for _ in range(1 + (self.rng.random() < self.link.double)):
-                dropped = self.link.drop(node.session, letter.session, letter.message)
+                dropped = self.link.drop(node.session, each.session, each.message)
                 if self.rng.random() >= self.link.loss and not dropped:
-                    self._send(node.session, letter.session, kind, body)
+                    self._send(node.session, each.session, kind, body)
 
     def _send(self, source: int, target: int, kind: int, body: bytes) -> None:
         at = self.now + self.link.delay_s + self.rng.uniform(0, self.link.jitter_s)
@@ -225,7 +265,7 @@ class Net:
     def _deliver(self, event: Event) -> None:
         node = self.nodes.get(event.target)
         if node is not None and node.up and not self.link.cut(event.source, event.target):
-            node.gossip.receive(peer_of(event.source), unwire(event.kind, event.body), self.now)
+            node.gossip.receive(peer_of(event.source), decode(event.kind, event.body), self.now)
 
 
 def turn(rng: Random, *, chain: int = 2) -> list[PrefixKey]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.gossip_values import FRAME_BYTES_MAX, Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import SLOTS_PER_S, Window, wire_bytes
-from ranvier_py.core.gossip.replication.route_outbox import Rings, RoutePost
+from ranvier_py.core.gossip.replication.route_outbox import Rings, RouteOutbox
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, ORIGINS_MAX
@@ -99,9 +99,9 @@ def test_a_message_takes_no_more_than_is_reckoned(message: Message) -> None:
     assert size <= FRAME_BYTES_MAX
 
 
-def post_of(**changes: int) -> tuple[RoutePost, list[Outgoing]]:
+def post_of(**changes: int) -> tuple[RouteOutbox, list[Outgoing]]:
     outbox: list[Outgoing] = []
-    return RoutePost(1, RouteGossipSettings(**changes), outbox), outbox
+    return RouteOutbox(1, RouteGossipSettings(**changes), outbox), outbox
 
 
 def test_letters_keep_both_budgets() -> None:
@@ -111,7 +111,7 @@ def test_letters_keep_both_budgets() -> None:
     size = wire_bytes(message)
     accepted = {peer.session: sum(post.send(peer, message, 10.0) for _ in range(20)) for peer in PEERS[:4]}
     assert accepted == {2: 6, 3: 6, 4: 150_000 // size - 12, 5: 0}
-    assert post.over_budget == 80 - len(outbox) == 80 - 150_000 // size
+    assert post.counters.over_budget == 80 - len(outbox) == 80 - 150_000 // size
     assert post.room(PEERS[0], 10.0) == min(MIN_BYTES_PER_S - 6 * size, 150_000 - len(outbox) * size)
     assert post.send(PEERS[3], message, 11.1)
     assert not post.send(PEERS[5], message, 11.1), "no live peer"
@@ -129,9 +129,9 @@ def test_what_was_spent_on_a_peer_stays_spent_when_others_come() -> None:
 def test_few_nodes_tell_everybody_and_many_tell_some() -> None:
     post, _ = post_of()
     post.meet(PEERS[:15])
-    assert (list(post.listeners), post.relays) == (PEERS[:15], False)
+    assert (list(post.targets), post.relays) == (PEERS[:15], False)
     post.meet(PEERS[:16])
-    assert (len(post.listeners), post.relays) == (3, True)
+    assert (len(post.targets), post.relays) == (3, True)
 
 
 @pytest.mark.parametrize("count", [17, 40, 100])

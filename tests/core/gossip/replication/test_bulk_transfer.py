@@ -7,10 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from ranvier_py.core.gossip.replication.pull import ALONE_S, NEW_UPDATES_MAX, PATIENCE_S, PROGRESS_S, RESUMES_MAX
-from ranvier_py.core.gossip.replication.route_store import WINDOW_CHUNKS
+from ranvier_py.core.gossip.replication.pull import ALONE_S, JOIN_LIMIT_S, NEW_UPDATES_MAX, PROGRESS_S, RESUMES_MAX
 from ranvier_py.core.gossip.replication.snapshot_source import SILENCE_S, TRANSFERS_MAX
-from ranvier_py.core.gossip.replication.table_copy import MARGIN_S
+from ranvier_py.core.gossip.replication.table_copy import MARGIN_S, WINDOW_CHUNKS
 from ranvier_py.core.gossip.wire.messages import (
     Busy,
     Message,
@@ -22,7 +21,7 @@ from ranvier_py.core.gossip.wire.messages import (
     Vector,
 )
 from ranvier_py.core.routing.route_table.scan import BUCKETS, CHUNK_CLAIMS
-from tests.core.gossip.replication.route_net import Net, claims, key_of, peer_of, sent, turn
+from tests.core.gossip.replication.route_net import URLS, Net, claims, peer_of, sent, turn
 
 
 def filled(count: int, turns: int, seed: int = 1, log_entries_max: int = 10, **settings: float) -> Net:
@@ -50,7 +49,7 @@ def test_a_newcomer_gets_the_whole_table_from_one_peer() -> None:
     assert took_s < 0.2
     assert net.equal()
     assert claims(sent(net, Rows)) == 6000
-    assert net.nodes[2].gossip.statistics().joins == 1
+    assert net.nodes[2].gossip.counters.joins == 1
     net.run(5.0)
     assert sent(net, Reset) == sent(net, TotalSum) == [], "the numbers came with the rows"
     assert sent(net, RouteUpdates) == []
@@ -125,8 +124,8 @@ def test_twenty_newcomers_do_not_hold_up_the_one_that_has_the_table() -> None:
     snapshot_source = net.nodes[1].gossip
     while not all(node.gossip.synced for node in net.nodes.values()):
         net.run(0.005)
-        most = max(most, snapshot_source.statistics().transfers)
-        assert net.now < 1000.0 + PATIENCE_S
+        most = max(most, snapshot_source.counters.transfers)
+        assert net.now < 1000.0 + JOIN_LIMIT_S
     assert most == TRANSFERS_MAX
     assert net.equal()
     given = len({to for _, source, to, message, _ in net.sent if isinstance(message, Rows) and source == 1})
@@ -182,8 +181,8 @@ def test_lost_chunks_are_sent_again_from_where_they_were_lost() -> None:
     assert net.equal()
     chunks = 12_000 / CHUNK_CLAIMS
     assert chunks < len(sent(net, Rows)) <= chunks + 2 * WINDOW_CHUNKS + 8
-    assert net.nodes[1].gossip.statistics().chunks_resent > 0
-    assert net.nodes[2].gossip.statistics().stray_chunks > 0
+    assert net.nodes[1].gossip.counters.chunks_resent > 0
+    assert net.nodes[2].gossip.counters.stray_chunks > 0
 
 
 def test_a_lost_last_chunk_is_sent_again() -> None:
@@ -204,9 +203,9 @@ def test_chunks_of_another_attempt_are_not_mixed_in() -> None:
     newcomer = net.nodes[2].gossip
     net.run_until(lambda: claims(sent(net, Rows)) > 0, step_s=0.0005)
     request = next(message.request for message in sent(net, RowsWanted) if isinstance(message, RowsWanted))
-    column = np.array([key_of(9)], "<u8").tobytes()
+    column = np.array([12345], "<u8").tobytes()
     two = b"\0\0"
-    wrong = Rows(0, 0, True, ((key_of(0), 1),), bytes(8), b"\x10\0\0\0", column, bytes(8), two, two)
+    wrong = Rows(0, 0, True, ((net.nodes[1].key(), 1),), bytes(8), b"\x10\0\0\0", column, bytes(8), two, two)
     for stray in (
         wrong._replace(request=request - 1),
         wrong._replace(request=request, chunk=50),
@@ -214,7 +213,7 @@ def test_chunks_of_another_attempt_are_not_mixed_in() -> None:
     ):
         newcomer.receive(peer_of(1), stray, net.now)
     newcomer.receive(peer_of(7), wrong._replace(request=request), net.now)
-    assert newcomer.statistics().stray_chunks == 3
+    assert newcomer.counters.stray_chunks == 3
     assert not newcomer.synced
     net.run_until(lambda: newcomer.synced)
     newcomer.receive(peer_of(1), wrong._replace(request=request), net.now)
@@ -232,11 +231,11 @@ def test_a_sync_survives_loss_doubles_and_disorder() -> None:
 def test_who_is_refused_by_all_for_long_goes_on_without() -> None:
     net = filled(2, NEW_UPDATES_MAX + 10)
     net.link.drop = lambda source, target, message: isinstance(message, Rows | RowsWanted)
-    took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * PATIENCE_S, step_s=0.2)
-    assert took_s == pytest.approx(PATIENCE_S, abs=5.0)
+    took_s = net.run_until(lambda: net.nodes[2].gossip.synced, limit_s=2 * JOIN_LIMIT_S, step_s=0.2)
+    assert took_s == pytest.approx(JOIN_LIMIT_S, abs=5.0)
     net.link.drop = lambda source, target, message: False
     net.run_until(net.equal, limit_s=5.0)
-    assert net.nodes[2].gossip.statistics().repairs == 1, "repair brought what joining did not"
+    assert net.nodes[2].gossip.counters.repairs == 1, "repair brought what joining did not"
 
 
 def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
@@ -244,11 +243,11 @@ def test_a_transfer_nobody_wants_any_more_is_ended() -> None:
     net.run_until(lambda: len(sent(net, Rows)) > 3, step_s=0.0005)
     net.link.drop = lambda source, target, message: source == 2
     net.run(0.5)
-    assert net.nodes[1].gossip.statistics().transfers == 1
+    assert net.nodes[1].gossip.counters.transfers == 1
     assert len(sent(net, Rows)) <= 2 * WINDOW_CHUNKS
     net.run(SILENCE_S)
-    assert net.nodes[1].gossip.statistics().transfers == 0
-    assert net.nodes[1].gossip.statistics().broken_transfers == 1
+    assert net.nodes[1].gossip.counters.transfers == 0
+    assert net.nodes[1].gossip.counters.broken_transfers == 1
 
 
 def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
@@ -276,8 +275,11 @@ def test_rows_keep_their_budget_and_one_transfer_its_share() -> None:
 
 def evidence(net: Net, session: int, fingerprint: int) -> float:
     """When a node believes that its first holder last served this prefix."""
-    rows, _, _, _ = net.nodes[session].table.parts()
-    return rows.evidence[rows.index[fingerprint]]
+    table = net.nodes[session].table
+    (view,) = table.subtree(fingerprint, limit=1)
+    claim = table.claim(fingerprint, view.holders[0].backend)
+    assert claim is not None
+    return claim.evidence
 
 
 def test_tables_compared_for_ever_make_nothing_younger() -> None:
@@ -291,10 +293,10 @@ def test_tables_compared_for_ever_make_nothing_younger() -> None:
     net.link.delay_s = 0.7
     for _ in range(12):
         for session, other in ((1, 2), (2, 1)):
-            pull = net.nodes[session].gossip._pull
-            pull._ask(peer_of(other), np.array([name >> 52 for name in chain[0][1:]], "<u2").tobytes(), net.now)
+            gossip = net.nodes[session].gossip
+            gossip._pull._ask(peer_of(other), np.array([name >> 52 for name in chain[0][1:]], "<u2").tobytes(), net.now)
             net.run(4.0)
-            assert pull.repairs > 0
+            assert gossip.counters.repairs > 0
     for session in (1, 2):
         for _, token, _ in chain:
             assert evidence(net, session, token) <= learned
@@ -316,20 +318,24 @@ def test_rows_of_unknown_backends_are_left_out() -> None:
     assert node.gossip.synced
     holders = {holder.backend for view in node.table.subtree(0, limit=1000) for holder in view.holders}
     assert len(holders) == 2
-    assert node.memory.unknown_backends > 0
+    assert node.sync.copy.unknown_backends > 0
 
 
-def test_rows_of_an_earlier_boot_are_left_out_and_a_later_boot_is_adopted() -> None:
+def test_rows_of_an_earlier_generation_are_left_out_and_a_later_one_is_adopted() -> None:
     """T-epoch-bump (bitcask#82): what a restart voided does not come back with an old table."""
-    net = filled(1, 100)
+    net = Net(0)
+    source = net.add(1)
+    source.restart(net.now, URLS[1])
+    net.run(ALONE_S + 0.1)
+    for backend in (0, 1):
+        net.learn(1, turn(net.rng), backend)
     earlier, later = net.add(2, meet=False), net.add(3, meet=False)
-    earlier.memory.names.boots[0] = 2
-    later.memory.names.boots[1] = 0
+    earlier.restart(net.now, URLS[0])
     net.meet()
     net.run(1.0)
-    local = earlier.memory.names.order.index(0)
-    assert all(holder.backend != local for view in earlier.table.subtree(0, limit=1000) for holder in view.holders)
-    assert later.memory.names.boots[1] == 1
+    assert {holder.backend for view in earlier.table.subtree(0) for holder in view.holders} == {earlier.id(1)}
+    assert later.facts.generation(later.key(URLS[1])) == 2
+    assert {holder.backend for view in later.table.subtree(0) for holder in view.holders} == {later.id(0), later.id(1)}
 
 
 def test_a_large_table_is_there_within_its_time() -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from ranvier_py.core.gossip.replication.pull import ALONE_S, AUDIT_BUCKETS_MAX
-from ranvier_py.core.gossip.replication.route_updates import RouteUpdate, encode
+from ranvier_py.core.gossip.replication.route_updates import UpdateRow, encode_rows
 from ranvier_py.core.gossip.wire.messages import (
     Digest,
     Message,
@@ -19,9 +19,8 @@ from ranvier_py.core.gossip.wire.messages import (
     TotalSum,
     Vector,
 )
-from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.route_table import Trust
-from tests.core.gossip.replication.route_net import Net, claims, key_of, peer_of, sent, turn
+from tests.core.gossip.replication.route_net import Net, claims, peer_of, sent, turn
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
@@ -52,7 +51,7 @@ def test_an_audit_asks_for_no_vector() -> None:
     """Nothing was adopted that route updates could follow; some 200 bytes among ten nodes, as often as they compare."""
     net = differing(1e6, 80)
     net.link.drop = lambda source, target, message: isinstance(message, Digest)
-    net.nodes[2].gossip._pull._audit(net.now)
+    net.nodes[2].gossip.compare_now(net.now)
     net.run_until(net.equal, limit_s=2.0)
     net.run(1.0)
     assert sent(net, Vector) == []
@@ -66,7 +65,7 @@ def test_after_a_trimmed_log_only_what_differs_is_sent() -> None:
     assert len(wanted) == 1
     assert 300 <= len(wanted[0].buckets) // 2 <= 400
     assert claims(sent(net, Rows, 1, 2)) < 3200 / 3
-    assert net.nodes[2].gossip.statistics().repairs == 1
+    assert net.nodes[2].gossip.counters.repairs == 1
     net.sent.clear()
     net.run(5.0)
     assert sent(net, TotalSum) == sent(net, Reset) == [], "once is enough"
@@ -89,7 +88,7 @@ def test_both_sides_of_a_partition_get_what_the_other_learned() -> None:
     net.link.cut = lambda source, target: False
     net.meet()
     net.run_until(net.equal, limit_s=5.0)
-    assert all(1 <= node.gossip.statistics().repairs <= 3 for node in net.nodes.values())
+    assert all(1 <= node.gossip.counters.repairs <= 3 for node in net.nodes.values())
 
 
 def test_equal_tables_end_the_comparison_without_rows() -> None:
@@ -98,12 +97,12 @@ def test_equal_tables_end_the_comparison_without_rows() -> None:
     node = net.nodes[1]
     chain = turn(Random(4))
     for each in net.nodes.values():
-        local = BackendId(each.memory.names.order.index(0))
-        each.table.learn(chain, local, 1, Trust.REMOTE, net.now)
+        each.learn(chain, net.now, Trust.REMOTE)
+    update = encode_rows([UpdateRow((node.key(), 1), 0, *key) for key in chain])
     for _ in range(60):
-        node.gossip.announce(encode(RouteUpdate(key_of(0), 1, 0, tuple(chain))), net.now)
+        node.gossip.announce(update, net.now)
     net.link.drop = lambda source, target, message: isinstance(message, RouteUpdates)
-    net.run_until(lambda: net.nodes[2].gossip.statistics().repairs == 1, limit_s=3.0)
+    net.run_until(lambda: net.nodes[2].gossip.counters.repairs == 1, limit_s=3.0)
     assert sent(net, Rows) == []
     assert net.nodes[2].gossip.vector()[1] == node.gossip.vector()[1] - 50, "the rest is to be had as route updates"
 
@@ -162,7 +161,7 @@ def test_comparing_while_more_is_learned_leaves_no_hole(log_entries_max: int) ->
         net.run(0.003)
     net.link.drop = hear
     net.run_until(net.equal, limit_s=10.0)
-    assert sum(node.gossip.statistics().repairs for node in net.nodes.values()) > 3
+    assert sum(node.gossip.counters.repairs for node in net.nodes.values()) > 3
 
 
 def test_a_reset_that_says_nothing_new_starts_nothing() -> None:
@@ -182,16 +181,16 @@ def test_comparing_again_and_again_is_limited() -> None:
     net = parted(2500)
     rng = Random(8)
     net.run_until(net.equal, limit_s=3.0)
-    moved = net.nodes[1].gossip.statistics().sent_rows_bytes
+    moved = net.nodes[1].gossip.counters.sent_rows_bytes
     net.link.drop = lambda source, target, message: isinstance(message, RouteUpdates)
     for _ in range(60):
         for _ in range(60):
             net.learn(1, turn(rng), 1)
         net.run(0.1)
-    pulls = net.nodes[2].gossip.statistics().repairs
+    pulls = net.nodes[2].gossip.counters.repairs
     assert 2 <= pulls <= 40
-    assert net.nodes[1].gossip.statistics().sent_rows_bytes - moved < 7 * 4 * 1024 * 1024
-    assert net.nodes[2].gossip.statistics().resets_deferred >= 0
+    assert net.nodes[1].gossip.counters.sent_rows_bytes - moved < 7 * 4 * 1024 * 1024
+    assert net.nodes[2].gossip.counters.resets_deferred >= 0
 
 
 def test_a_comparison_that_breaks_off_is_tried_again() -> None:
@@ -199,7 +198,7 @@ def test_a_comparison_that_breaks_off_is_tried_again() -> None:
     net = parted(100)
     net.link.drop = lambda source, target, message: isinstance(message, Rows)
     before = net.nodes[2].gossip.vector()
-    net.run_until(lambda: net.nodes[2].gossip.statistics().given_up >= 1, limit_s=10.0)
+    net.run_until(lambda: net.nodes[2].gossip.counters.given_up >= 1, limit_s=10.0)
     assert net.nodes[2].gossip.vector() == before
     net.link.drop = lambda source, target, message: False
     net.run_until(net.equal, limit_s=10.0)
@@ -209,14 +208,14 @@ def test_equal_tables_are_seen_to_be_equal_by_a_few_bytes() -> None:
     net = differing(1e6, 0)
     for asker in (1, 2):
         net.sent.clear()
-        before = net.nodes[asker].gossip.statistics().audits
-        net.nodes[asker].gossip._pull._audit(net.now)
+        before = net.nodes[asker].gossip.counters.audits
+        net.nodes[asker].gossip.compare_now(net.now)
         net.run(0.2)
         compared = [(source, size) for _, source, _, message, size in net.sent if isinstance(message, TotalSum)]
         assert [source for source, _ in compared] == [asker, 3 - asker]
         assert sum(size for _, size in compared) < 150
         assert sent(net, PartSums) == []
-        assert net.nodes[asker].gossip.statistics().audits == before + 1
+        assert net.nodes[asker].gossip.counters.audits == before + 1
 
 
 @pytest.mark.parametrize("turns", [4, 40, 400, 4000])
@@ -224,7 +223,7 @@ def test_sums_are_told_of_groups_that_differ(turns: int) -> None:
     """One turn that one node lacks, then ten, a hundred, a thousand."""
     net = differing(1e6, turns)
     differ = len({fingerprint >> 58 for fingerprint in lacking(net)})
-    net.nodes[2].gossip._pull._audit(net.now)
+    net.nodes[2].gossip.compare_now(net.now)
     net.run(0.2)
     parts = [message for message in sent(net, PartSums) if isinstance(message, PartSums)]
     assert [len(part.groups) for part in parts] == [differ, differ]
@@ -234,16 +233,16 @@ def test_sums_are_told_of_groups_that_differ(turns: int) -> None:
 def test_a_question_for_which_there_was_no_room_is_asked_later() -> None:
     """Rows of a transfer may have taken all of the budget when the groups are known."""
     net = differing(1e6, 80)
-    pull, bulk = net.nodes[2].gossip._pull, net.nodes[2].gossip._post.bulk
-    pull._audit(net.now)
+    bulk = net.nodes[2].gossip._outbox.bulk
+    net.nodes[2].gossip.compare_now(net.now)
     bulk.spend(bulk.per_s, net.now)
     net.run(0.5)
     assert sent(net, TotalSum) == []
     net.run(1.0)
     assert net.equal()
     net = differing(1e6, 80)
-    pull, bulk = net.nodes[2].gossip._pull, net.nodes[2].gossip._post.bulk
-    pull._audit(net.now)
+    bulk = net.nodes[2].gossip._outbox.bulk
+    net.nodes[2].gossip.compare_now(net.now)
     net.run_until(lambda: sent(net, TotalSum) != [], step_s=0.0005)
     bulk.spend(bulk.per_s, net.now)
     net.run(0.5)
@@ -256,17 +255,17 @@ def test_an_answer_that_says_nothing_of_what_differs_ends_nothing() -> None:
     """Else the numbers of a reset would be adopted without its route updates."""
     net = differing(1e6, 80)
     gossip = net.nodes[2].gossip
-    before = gossip.statistics().audits
+    before = gossip.counters.audits
     net.link.drop = lambda source, target, message: source == 1
-    gossip._pull._audit(net.now)
+    gossip.compare_now(net.now)
     net.run(0.1)
     (question,) = (message for message in sent(net, TotalSum, 2) if isinstance(message, TotalSum))
     for wrong in (question, question._replace(reply=False, request=question.request - 1)):
         gossip.receive(peer_of(1), wrong, net.now)
     gossip.receive(peer_of(1), question._replace(reply=False, total=question.total ^ 1), net.now)
-    assert gossip.statistics().audits == before
+    assert gossip.counters.audits == before
     gossip.receive(peer_of(1), question._replace(reply=False), net.now)
-    assert gossip.statistics().audits == before + 1, "it is equal, and ours"
+    assert gossip.counters.audits == before + 1, "it is equal, and ours"
 
 
 # --- auditing ---------------------------------------------------------------------------------------------------------
@@ -278,21 +277,21 @@ def differing(audit_interval_s: float, turns: int) -> Net:
     net.run(1.0)
     net.sent.clear()
     rng = Random(1)
-    for node in net.nodes.values():
-        node.table.collect_news()
     for number in range(turns):
         chain = turn(rng)
         for session, node in net.nodes.items():
             if session == 1 or number % 4:
-                node.table.learn(chain, BackendId(node.memory.names.order.index(0)), 1, Trust.REMOTE, net.now)
+                node.learn(chain, net.now, Trust.REMOTE)
     assert net.equal() is (turns == 0)
     return net
 
 
 def lacking(net: Net) -> list[int]:
     """The fingerprints of all rows that the second node of `differing` has not."""
-    first, second = (node.table.parts()[0].index for node in net.nodes.values())
-    return [fingerprint for fingerprint in first if fingerprint not in second]
+    first, second = net.nodes.values()
+    views = first.table.subtree(0, limit=len(first.table))
+    names = [name for view in views for name in (view.token_fingerprint, *view.text_fingerprints)]
+    return [name for name in names if not second.knows(name)]
 
 
 def test_an_audit_finds_what_no_number_tells() -> None:
@@ -300,7 +299,7 @@ def test_an_audit_finds_what_no_number_tells() -> None:
     net.run_until(net.equal, limit_s=25.0)
     assert len(sent(net, TotalSum)) == len(sent(net, PartSums)) == 2
     assert claims(sent(net, Rows)) < 80
-    assert 70 < net.nodes[2].gossip.statistics().differing_buckets <= 80
+    assert 70 < net.nodes[2].gossip.counters.differing_buckets <= 80
     assert sent(net, Reset) == []
 
 
@@ -315,7 +314,7 @@ def test_an_audit_asks_for_a_part_of_what_differs() -> None:
 def test_audits_are_rare_and_cheap() -> None:
     net = Net(5, audit_interval_s=60.0)
     net.run(600.0)
-    audits = sum(node.gossip.statistics().audits for node in net.nodes.values())
+    audits = sum(node.gossip.counters.audits for node in net.nodes.values())
     assert 40 <= audits <= 65
     assert sum(size for *_, size in net.sent) / 5 / 600.0 < 1500
     assert sent(net, Rows) == []
@@ -325,8 +324,7 @@ def test_audits_are_rare_and_cheap() -> None:
 def test_one_comparison_makes_both_equal(asker: int) -> None:
     """Whoever asks: who is asked compares as well."""
     net = differing(1e6, 80)
-    pull = net.nodes[asker].gossip._pull
-    pull._audit(net.now)
+    net.nodes[asker].gossip.compare_now(net.now)
     net.run(1.0)
     assert net.equal()
     assert len(sent(net, TotalSum)) == len(sent(net, PartSums)) == 2
@@ -342,8 +340,7 @@ def test_after_a_disturbance_all_have_what_one_alone_had_within_seconds(count: i
     net.run(10.0 if came_back else 0.0)
     for number in range(40):
         node = net.nodes[1 + number % min(2, count)]
-        local = BackendId(node.memory.names.order.index(0))
-        node.table.learn(turn(Random(number)), local, 1, Trust.REMOTE, net.now)
+        node.learn(turn(Random(number)), net.now, Trust.REMOTE)
     if came_back:
         net.nodes[count + 1].up = True
         net.meet()

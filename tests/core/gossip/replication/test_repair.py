@@ -8,11 +8,11 @@ import pytest
 
 from ranvier_py.core.gossip.gossip_values import Outgoing, Peer
 from ranvier_py.core.gossip.replication.budget import wire_bytes
-from ranvier_py.core.gossip.replication.eager_push import ON_ITS_WAY_S, Eager
+from ranvier_py.core.gossip.replication.eager_push import ON_ITS_WAY_S, EagerPush
 from ranvier_py.core.gossip.replication.repair import ASK_INTERVAL_S, REPAIR_S, Repair
-from ranvier_py.core.gossip.replication.route_outbox import RoutePost
+from ranvier_py.core.gossip.replication.route_outbox import RouteOutbox
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
-from ranvier_py.core.gossip.replication.update_log import Kept, Logs
+from ranvier_py.core.gossip.replication.update_log import LoggedUpdate, UpdateLogs
 from ranvier_py.core.gossip.wire.messages import Digest, Entry, Message, Reset, RouteUpdates, Vector
 
 ME, B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (1, 2, 3, 4))
@@ -26,14 +26,16 @@ class Side:
     def __init__(self, entries_max: int = 10_000, **settings: float) -> None:
         chosen = RouteGossipSettings(schema=SCHEMA, ttl_s=100.0, **settings)  # type: ignore[arg-type]
         self.outbox: list[Outgoing] = []
-        self.logs = Logs(ME.session, entries_max=entries_max, ttl_s=100.0, forget_after_s=60.0)
-        self.post = RoutePost(ME.session, chosen, self.outbox)
-        self.eager = Eager(self.logs, self.post, chosen.tick_s)
-        self.repair = Repair(self.logs, self.post, self.eager, chosen, Random(1), NOW)
+        self.route_outbox = RouteOutbox(ME.session, chosen, self.outbox)
+        self.logs = UpdateLogs(
+            ME.session, self.route_outbox.counters, entries_max=entries_max, ttl_s=100.0, forget_after_s=60.0
+        )
+        self.eager = EagerPush(self.logs, self.route_outbox, chosen.tick_s)
+        self.repair = Repair(self.logs, self.route_outbox, self.eager, chosen, Random(1), NOW)
         self.meet(B, C)
 
     def meet(self, *peers: Peer) -> None:
-        self.post.meet(peers)
+        self.route_outbox.meet(peers)
         self.logs.present([peer.session for peer in peers], NOW)
         self.eager.meet()
         self.repair.meet()
@@ -44,7 +46,7 @@ class Side:
 
     def of(self, origin: int, count: int, at: float = NOW) -> None:
         assert self.logs.open(origin, NOW)
-        self.logs.extend(origin, [Kept(b"y" * 10, at, at)] * count)
+        self.logs.extend(origin, [LoggedUpdate(b"y" * 10, at, at)] * count)
 
     def said(self) -> list[tuple[int, Message]]:
         said = [(letter.session, letter.message) for letter in self.outbox]
@@ -81,7 +83,7 @@ def test_digests_of_another_schema_are_counted_and_ignored() -> None:
     side = Side()
     side.repair.digest(B, Digest(1, SCHEMA + 1), NOW)
     assert side.said() == []
-    assert side.repair.foreign == 1
+    assert side.route_outbox.counters.foreign == 1
 
 
 def test_a_node_that_knows_nothing_is_brought_up_to_date() -> None:
@@ -173,7 +175,7 @@ def test_a_trimmed_log_is_answered_with_its_base() -> None:
     ):
         side.repair.vector(B, Vector(((1, have),), reply=False), NOW)
         assert side.messages() == answer
-    assert side.repair.resets == 1
+    assert side.route_outbox.counters.resets_sent == 1
 
 
 def test_other_origins_are_supplied_beside_a_reset() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from random import Random
 
 import pytest
@@ -11,16 +11,15 @@ from ranvier_py.core.gossip.gossip_values import Outgoing, Peer, Plane
 from ranvier_py.core.gossip.replication.budget import wire_bytes
 from ranvier_py.core.gossip.replication.pull import ALONE_S
 from ranvier_py.core.gossip.replication.route_gossip import (
-    HEARD_AT_ONCE_MAX,
     INTAKE_SHARES,
     ROUTE_MESSAGES,
     ROWS_AT_ONCE_MAX,
+    TAKEN_AT_ONCE_MAX,
     RouteGossip,
 )
 from ranvier_py.core.gossip.replication.route_settings import MIN_BYTES_PER_S, RouteGossipSettings
-from ranvier_py.core.gossip.replication.route_store import RowsWalk
-from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
-from ranvier_py.core.gossip.replication.update_batches import ROWS_MAX
+from ranvier_py.core.gossip.replication.route_sync import RouteSync
+from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX, ROWS_MAX, UpdateRow, encode_rows
 from ranvier_py.core.gossip.replication.update_log import BATCH_BYTES_MAX
 from ranvier_py.core.gossip.wire.messages import (
     Busy,
@@ -35,40 +34,24 @@ from ranvier_py.core.gossip.wire.messages import (
     TotalSum,
     Vector,
 )
-from ranvier_py.core.routing.route_table.scan import SUMS_BYTES
-from tests.core.gossip.replication.test_update_batches import batch_of
+from tests.core.gossip.replication.route_net import RouteNode
 
 ME = 1
 B, C, D = (Peer(session, ("10.0.0.1", 7000 + session)) for session in (2, 3, 4))
 NOW = 1000.0
 
 
-class Walk:
-    def take(self, now: float) -> Rows | None:
-        return Rows(0, 0, True, (), b"", b"", b"", b"", b"", b"")
-
-    def back(self, chunks: int) -> None:
-        return None
-
-
-class Memory:
-    """Notes what it hears."""
+class NotedSync(RouteSync):
+    """Notes what it gets."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[bytes, float]] = []
+        node = RouteNode(ME, capacity=10)
+        super().__init__(node.table, node.backends)
+        self.received: list[tuple[bytes, float]] = []
 
-    def hear(self, route_update: bytes, age_s: float, now: float) -> bool:
-        self.heard.append((route_update, age_s))
+    def receive(self, data: bytes, age_s: float, now: float) -> bool:  # as its parent
+        self.received.append((data, age_s))
         return True
-
-    def sums(self, now: float) -> Iterator[bytes | None]:
-        yield bytes(SUMS_BYTES)
-
-    def rows(self, buckets: bytes) -> RowsWalk:
-        return Walk()
-
-    def merge(self, rows: Rows, since: float, now: float) -> int:
-        return 0
 
 
 class One:
@@ -76,9 +59,9 @@ class One:
 
     def __init__(self, *peers: Peer, **settings: float) -> None:
         chosen = RouteGossipSettings(**{"ttl_s": 100.0, **settings})  # type: ignore[arg-type]
-        self.memory = Memory()
+        self.sync = NotedSync()
         self.outbox: list[Outgoing] = []
-        self.gossip = RouteGossip(ME, self.memory, chosen, self.outbox, Random(1), NOW - 2 * ALONE_S)
+        self.gossip = RouteGossip(ME, self.sync, chosen, self.outbox, Random(1), NOW - 2 * ALONE_S)
         self.gossip.tick(NOW)
         assert self.gossip.synced
         self.gossip.peers(peers or (B, C), NOW)
@@ -89,7 +72,7 @@ class One:
         return said
 
     def route_updates(self) -> list[bytes]:
-        return [route_update for route_update, _ in self.memory.heard]
+        return [route_update for route_update, _ in self.sync.received]
 
 
 def batch(first: int, last: int, origin: int = B.session, age_s: int = 0, held_ms: int = 0) -> RouteUpdates:
@@ -158,7 +141,7 @@ def test_what_no_peer_could_read_is_not_announced(size: int) -> None:
     one.gossip.announce(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
     one.gossip.tick(NOW + 0.1)
     assert [len(m.entries) for _, m in one.said(RouteUpdates) if isinstance(m, RouteUpdates)] == [1, 1]
-    assert one.gossip.statistics().poison == 1
+    assert one.gossip.counters.oversized == 1
 
 
 def test_a_peer_without_room_is_left_to_repair() -> None:
@@ -170,13 +153,13 @@ def test_a_peer_without_room_is_left_to_repair() -> None:
     for peer in (B, C):
         told = sum(wire_bytes(message) for session, message in said if session == peer.session)
         assert MIN_BYTES_PER_S - BATCH_BYTES_MAX < told <= MIN_BYTES_PER_S, "no more than the budget of each"
-    assert one.gossip.statistics().lazy_peers == 2
+    assert one.gossip.counters.lazy_peers == 2
     one.gossip.announce(b"later", NOW + 2)
     one.gossip.tick(NOW + 2.05)
     assert one.said(RouteUpdates) == [], "it would not join"
     have = max(m.after + len(m.entries) for _, m in said if isinstance(m, RouteUpdates))
     one.gossip.receive(B, Vector(((ME, have),), reply=False), NOW + 3)
-    assert one.gossip.statistics().lazy_peers == 1
+    assert one.gossip.counters.lazy_peers == 1
     one.gossip.announce(b"last", NOW + 3)
     one.said()
     one.gossip.tick(NOW + 3.05)
@@ -214,8 +197,8 @@ def test_each_route_update_is_heard_once_and_in_order() -> None:
     for first, last in ((1, 3), (1, 3), (2, 5), (4, 4), (6, 6)):
         one.gossip.receive(B, batch(first, last), NOW)
     assert one.route_updates() == [b"%d" % number for number in range(1, 7)]
-    statistics = one.gossip.statistics()
-    assert (statistics.heard, statistics.duplicates, statistics.gaps) == (6, 3 + 2 + 1, 0)
+    statistics = one.gossip.counters
+    assert (statistics.received, statistics.duplicates, statistics.gaps) == (6, 3 + 2 + 1, 0)
     assert one.gossip.vector() == {B.session: 6}
 
 
@@ -226,7 +209,7 @@ def test_a_batch_that_does_not_join_is_dropped_and_its_sender_is_asked() -> None
     one.gossip.receive(B, batch(5, 6), NOW)
     assert one.route_updates() == [b"1", b"2", b"3"]
     assert one.gossip.vector() == {B.session: 3}
-    assert one.gossip.statistics().gaps == 1
+    assert one.gossip.counters.gaps == 1
     one.said()
     one.gossip.tick(NOW + 0.06)
     assert one.said(Vector) == [(B.session, Vector(((B.session, 3),), reply=False))]
@@ -236,7 +219,7 @@ def test_what_we_taught_ourselves_is_not_heard_again() -> None:
     one = One()
     one.gossip.announce(b"x", NOW)
     one.gossip.receive(B, batch(1, 9, origin=ME), NOW)
-    assert one.memory.heard == []
+    assert one.sync.received == []
     assert one.gossip.vector() == {ME: 1}
 
 
@@ -244,9 +227,9 @@ def test_expired_route_updates_count_but_are_not_heard() -> None:
     one = One()
     message = RouteUpdates(B.session, 0, (Entry(3, b"a"), Entry(100, b"b"), Entry(200, b""), Entry(99, b"c")))
     one.gossip.receive(B, message, NOW)
-    assert one.memory.heard == [(b"a", 3), (b"c", 99)]
+    assert one.sync.received == [(b"a", 3), (b"c", 99)]
     assert one.gossip.vector() == {B.session: 4}
-    assert one.gossip.statistics().expired == 2
+    assert one.gossip.counters.expired == 2
 
 
 def test_a_route_update_too_large_is_marked_as_handled() -> None:
@@ -256,7 +239,7 @@ def test_a_route_update_too_large_is_marked_as_handled() -> None:
     one.gossip.receive(B, message, NOW)
     assert one.route_updates() == [b"a", b"b"]
     assert one.gossip.vector() == {B.session: 3}
-    assert one.gossip.statistics().poison == 1
+    assert one.gossip.counters.oversized == 1
     one.gossip.receive(C, Vector(((C.session, 0),), reply=False), NOW)
     (supplied,) = one.said(RouteUpdates)
     assert supplied[1] == RouteUpdates(B.session, 0, (Entry(0, b"a"), Entry(0, b""), Entry(0, b"b")))
@@ -267,7 +250,7 @@ def test_route_updates_of_one_instant_are_all_heard() -> None:
     one = One()
     for origin in (B.session, C.session):
         one.gossip.receive(B, batch(1, 5, origin=origin), NOW)
-    assert len(one.memory.heard) == 10
+    assert len(one.sync.received) == 10
 
 
 def test_the_order_of_ways_does_not_matter() -> None:
@@ -291,8 +274,8 @@ def test_one_peer_brings_no_more_than_its_share() -> None:
     for first in range(1, 1001, 100):
         one.gossip.receive(B, batch(first, first + 99), now)
     assert one.route_updates() == [b"%d" % number for number in range(1, limit + 1)]
-    assert one.gossip.statistics().limited == 100
-    assert one.gossip.statistics().gaps == 5
+    assert one.gossip.counters.limited == 100
+    assert one.gossip.counters.gaps == 5
     one.gossip.receive(C, batch(1, 50, origin=C.session), now)
     assert one.gossip.vector()[C.session] == 50, "others are not held up"
     one.gossip.receive(B, batch(limit + 1, limit + 100), now + 1.1)
@@ -303,23 +286,23 @@ def test_a_long_message_is_heard_in_part() -> None:
     """The loop must not stand still for longer than 2 ms, whatever a peer sends."""
     one = One()
     one.gossip.receive(B, batch(1, 4000), NOW)
-    assert len(one.memory.heard) == HEARD_AT_ONCE_MAX
-    assert one.gossip.vector() == {B.session: HEARD_AT_ONCE_MAX}
+    assert len(one.sync.received) == TAKEN_AT_ONCE_MAX
+    assert one.gossip.vector() == {B.session: TAKEN_AT_ONCE_MAX}
 
 
-def test_the_rows_of_update_batches_count_as_route_updates() -> None:
-    """One of them takes as long as some twenty route updates."""
-    batch = batch_of(9, 1, [(1, 2 + number, 3) for number in range(ROWS_MAX)])
-    one = One(B, C, D, intake_per_s=300)
-    assert INTAKE_SHARES * 300 // 3 == 5 * ROWS_MAX + 65
-    one.gossip.receive(B, RouteUpdates(0, 0, (Entry(0, batch),) * 9), NOW)
-    assert len(one.memory.heard) == 5
+def test_the_rows_of_an_update_count_each() -> None:
+    """One of many rows takes as long as many of one."""
+    update = encode_rows([UpdateRow((9, 1), 1, 3, 0, 2 + number) for number in range(ROWS_MAX)])
+    one = One(B, C, D, intake_per_s=480)
+    assert INTAKE_SHARES * 480 // 3 == 5 * ROWS_MAX
+    one.gossip.receive(B, RouteUpdates(0, 0, (Entry(0, update),) * 9), NOW)
+    assert len(one.sync.received) == 5
     assert one.gossip.vector() == {B.session: 5}
-    assert one.gossip.statistics().limited == 4
+    assert one.gossip.counters.limited == 4
     free = One(B)
-    free.gossip.receive(B, RouteUpdates(0, 0, (Entry(0, batch),) * 100), NOW)
-    assert len(free.memory.heard) == ROWS_AT_ONCE_MAX // ROWS_MAX
-    assert len(batch) * len(free.memory.heard) > BATCH_BYTES_MAX, "what a node of ours sends is heard at once"
+    free.gossip.receive(B, RouteUpdates(0, 0, (Entry(0, update),) * 100), NOW)
+    assert len(free.sync.received) == ROWS_AT_ONCE_MAX // ROWS_MAX
+    assert len(update) * len(free.sync.received) > BATCH_BYTES_MAX, "what a node of ours sends is taken at once"
 
 
 def test_messages_of_strangers_are_counted_and_ignored() -> None:
@@ -339,15 +322,15 @@ def test_messages_of_strangers_are_counted_and_ignored() -> None:
     assert {type(message) for message in messages} == set(ROUTE_MESSAGES)
     for message in messages:
         one.gossip.receive(D, message, NOW)
-    assert (one.said(), one.memory.heard, one.gossip.vector()) == ([], [], {})
-    assert one.gossip.statistics().strangers == len(messages)
+    assert (one.said(), one.sync.received, one.gossip.vector()) == ([], [], {})
+    assert one.gossip.counters.strangers == len(messages)
 
 
 def test_routes_of_another_schema_are_not_asked_for() -> None:
     one = One(schema=1)
     one.gossip.receive(B, Digest(5, 2), NOW)
     assert one.said() == []
-    assert one.gossip.statistics().foreign == 1
+    assert one.gossip.counters.foreign == 1
 
 
 # --- lag --------------------------------------------------------------------------------------------------------------
@@ -364,9 +347,8 @@ def test_the_lag_adds_up_over_all_who_held_a_route_update() -> None:
 
 
 def test_half_a_round_trip_belongs_to_the_lag() -> None:
-    memory = Memory()
     gossip = RouteGossip(
-        ME, memory, RouteGossipSettings(), [], Random(1), NOW, round_trip_s=lambda session: 0.08 * (session == 2)
+        ME, NotedSync(), RouteGossipSettings(), [], Random(1), NOW, round_trip_s=lambda session: 0.08 * (session == 2)
     )
     gossip.peers((B, C), NOW)
     gossip.receive(B, batch(1, 1, held_ms=10), NOW)
@@ -412,9 +394,9 @@ def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
     ]
     parts += [
         gossip._eager.lazy,
-        gossip._snapshot_source._transfers,
-        gossip._snapshot_source._sums_wanted,
-        gossip._post._windows,
+        gossip._source._transfers,
+        gossip._source._sums_wanted,
+        gossip._outbox._windows,
     ]
     assert all(set(part) <= {B.session} for part in parts)
     for _ in range(3):
@@ -422,7 +404,7 @@ def test_nothing_is_kept_of_a_thousand_peers_that_came_and_went() -> None:
         gossip.tick(now)
         gossip.tick(now + 1)
     assert gossip.vector() == {}
-    assert gossip.statistics().logged == 0
+    assert gossip.counters.logged == 0
 
 
 def test_a_pushed_range_survives_a_trimmed_log() -> None:

@@ -1,7 +1,8 @@
-"""Route updates as bytes: what goes in comes out, and what is no route update is refused."""
+"""Route updates and removals as bytes: what goes in comes out, and what is none is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import pack
 
 import pytest
@@ -9,143 +10,149 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.gossip.replication.route_updates import (
-    CHAIN_KEYS_MAX,
+    REMOVED_MAX,
     ROUTE_UPDATE_BYTES_MAX,
+    ROWS_MAX,
     BadRouteUpdate,
-    RouteUpdate,
-    decode,
-    encode,
-    pieces,
+    Removal,
+    UpdateRow,
+    decode_removal,
+    decode_rows,
+    encode_removal,
+    encode_rows,
+    is_removal,
+    row_count,
 )
 
 FINGERPRINTS = st.integers(1, 2**64 - 1)
-CHAIN = st.one_of(
-    st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, FINGERPRINTS).filter(lambda key: key[1] != key[2]),
-    st.tuples(st.integers(1, 2**30 - 1), FINGERPRINTS, st.just(0)),
-    st.tuples(st.integers(1, 2**30 - 1), st.just(0), FINGERPRINTS),
+BACKENDS = st.tuples(st.integers(1, 2**64 - 1), st.integers(0, 255))
+NAMES = st.one_of(
+    st.tuples(FINGERPRINTS, FINGERPRINTS).filter(lambda names: names[0] != names[1]),
+    st.tuples(FINGERPRINTS, st.just(0)),
+    st.tuples(st.just(0), FINGERPRINTS),
 )
-ROUTE_UPDATES = st.builds(
-    RouteUpdate,
-    FINGERPRINTS,
-    st.integers(0, 255),
+ROW = st.builds(
+    lambda backend, parent, tokens, names: UpdateRow(backend, parent, tokens, *names),
+    BACKENDS,
     st.integers(0, 2**64 - 1),
-    st.lists(CHAIN, min_size=1, max_size=CHAIN_KEYS_MAX).map(tuple),
-)
-SHARED_ROWS = st.builds(
-    lambda tokens, token, texts: RouteUpdate(7, 1, 5, tuple((tokens, token, text) for text in texts)),
-    st.integers(1, 2**30 - 1),
-    st.integers(1, 3),
-    st.lists(st.integers(4, 9), min_size=1, max_size=4),
-)
-EITHER = st.one_of(ROUTE_UPDATES, SHARED_ROWS)
-TURN = RouteUpdate(7, 1, 5, ((320, 11, 12), (288, 13, 14)))
+    st.integers(1, 2**32 - 1),
+    NAMES,
+).filter(lambda row: not row.parent or row.parent not in row[3:])
+ROWS = st.lists(ROW, min_size=1, max_size=ROWS_MAX)
+REMOVALS = st.builds(Removal, BACKENDS, st.lists(FINGERPRINTS, min_size=1, max_size=REMOVED_MAX).map(tuple))
+ENGINE = (7, 1)
+TURN = [UpdateRow(ENGINE, 5, 288, 13, 14), UpdateRow(ENGINE, 13, 320, 11, 12)]
 
 
-def spelled(
-    key: int = 7, count: int = 0x82, parent: int = 5, number: bytes = b"\x83\x0a", token: int = 11, second: bytes = b""
-) -> bytes:
-    """TURN, or something wrong."""
-    first = pack("<QBBQ", key, 1, count, parent) + number + pack("<QQ", token, 12)
-    return first + (second or b"\x83\x02" + pack("<QQ", 13, 14))
+def test_a_path_names_one_parent_and_is_spelled_so() -> None:
+    """The protocol: what other nodes read and write."""
+    head = pack("<BBQB", 3, 1, 7, 1)
+    assert encode_rows(TURN) == head + pack("<Q2I4Q", 5, 288, 320, 13, 11, 14, 12)
+    assert encode_rows([row._replace(text=0) for row in TURN]) == pack("<BBQB", 1, 1, 7, 1) + pack(
+        "<Q2I2Q", 5, 288, 320, 13, 11
+    )
 
 
-def test_a_turn_is_spelled_so() -> None:
-    """The protocol: what other versions read and write."""
-    assert encode(TURN) == spelled()
-    assert decode(spelled(second=pack("<BQ", 0, 14))).chain == ((320, 11, 12), (320, 11, 14))
-    assert len(encode(TURN._replace(parent=0))) == len(spelled()) - 8
-
-
-def test_a_stop_that_seems_deeper_than_the_one_before_is_told_as_it_is() -> None:
-    """Depths of texts are estimates until their tokens are known."""
-    route_update = TURN._replace(chain=((320, 0, 12), (352, 13, 14), (16, 15, 0)))
-    assert decode(encode(route_update)) == route_update
+def test_rows_of_several_chats_and_backends_name_their_own() -> None:
+    rows = [TURN[0], UpdateRow((8, 2), 6, 64, 0, 9)]
+    head = pack("<BBQBQB", 7, 2, 7, 1, 8, 2)
+    assert encode_rows(rows) == head + pack("<2Q2I4Q2B", 5, 6, 288, 64, 13, 0, 14, 9, 0, 1)
+    assert encode_removal(Removal(ENGINE, (3, 4))) == pack("<BBQB2Q", 0, 1, 7, 1, 3, 4)
 
 
 @settings(max_examples=100, deadline=None)
-@given(EITHER)
-def test_a_route_update_comes_back_from_its_bytes(route_update: RouteUpdate) -> None:
-    data = encode(route_update)
-    assert decode(data) == route_update
+@given(ROWS)
+def test_rows_come_back_from_their_bytes(rows: Sequence[UpdateRow]) -> None:
+    data = encode_rows(rows)
+    assert decode_rows(data) == rows
+    assert row_count(data) == len(rows)
     assert len(data) <= ROUTE_UPDATE_BYTES_MAX
+    assert not is_removal(data)
+    with pytest.raises(BadRouteUpdate):
+        decode_removal(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
+@given(REMOVALS)
+def test_a_removal_comes_back_from_its_bytes(removal: Removal) -> None:
+    data = encode_removal(removal)
+    assert decode_removal(data) == removal
+    assert is_removal(data)
+    assert row_count(data) == len(removal.fingerprints)
+    assert len(data) <= ROUTE_UPDATE_BYTES_MAX
+    with pytest.raises(BadRouteUpdate):
+        decode_rows(data)
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=120),
-        st.tuples(st.one_of(ROUTE_UPDATES, SHARED_ROWS), st.binary(max_size=8)).map(lambda x: encode(x[0]) + x[1]),
+        st.tuples(st.integers(0, 8), st.integers(0, 3), st.binary(max_size=120)).map(lambda x: bytes(x[:2]) + x[2]),
+        st.tuples(st.one_of(ROWS.map(encode_rows), REMOVALS.map(encode_removal)), st.binary(max_size=8)).map(b"".join),
     )
 )
-def test_bytes_are_a_route_update_in_one_spelling_or_none(data: bytes) -> None:
-    """Two spellings of one route update would count as two; anything but BadLesson would end a receiver."""
+def test_arbitrary_bytes_are_sound_rows_or_a_removal_or_refused(data: bytes) -> None:
+    """Anything but BadRouteUpdate would end a receiver."""
+    assert row_count(data) >= 1
     try:
-        route_update = decode(data)
+        if is_removal(data):
+            assert encode_removal(decode_removal(data)) == data
+        else:
+            rows = decode_rows(data)
+            assert decode_rows(encode_rows(rows)) == rows
     except BadRouteUpdate:
         return
-    assert encode(route_update) == data
-
-
-def test_a_route_update_cut_short_anywhere_is_none() -> None:
-    data = encode(TURN)
-    assert len(data) == 54
-    for size in range(len(data)):
-        with pytest.raises(BadRouteUpdate):
-            decode(data[:size])
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "rows",
     [
-        TURN._replace(chain=()),
-        TURN._replace(chain=((1, 2, 3),) * (CHAIN_KEYS_MAX + 1)),
-        TURN._replace(chain=((0, 2, 3),)),
-        TURN._replace(chain=((2**30, 2, 3),)),
-        TURN._replace(chain=((16, 0, 0),)),
-        TURN._replace(chain=((16, 3, 3),)),
-        TURN._replace(chain=((16, -1, 3),)),
-        TURN._replace(chain=((16, 2**64, 3),)),
-        TURN._replace(backend_key=0),
-        TURN._replace(boot=256),
-        TURN._replace(parent=2**64),
+        [],
+        [TURN[0]] * (ROWS_MAX + 1),
+        [TURN[0]._replace(tokens=0)],
+        [TURN[0]._replace(tokens=2**32)],
+        [TURN[0]._replace(token=0, text=0)],
+        [TURN[0]._replace(token=14)],
+        [TURN[0]._replace(parent=13)],
+        [TURN[0]._replace(parent=14)],
+        [TURN[0]._replace(parent=2**64)],
+        [TURN[0]._replace(token=-1)],
+        [TURN[0]._replace(backend=(0, 1))],
+        [TURN[0]._replace(backend=(7, 256))],
     ],
 )
-def test_what_has_no_place_in_a_route_update_is_not_encoded(wrong: RouteUpdate) -> None:
+def test_rows_that_break_a_rule_are_not_written(rows: list[UpdateRow]) -> None:
+    """Without a backend, a name, a depth, or hung under itself."""
     with pytest.raises(BadRouteUpdate):
-        encode(wrong)
+        encode_rows(rows)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        spelled(count=0x80),  # no stops, bytes left over
-        spelled(parent=0),  # of a parent without a name
-        spelled(number=b"\x80\x0a"),  # a stop of neither kind, and the first
-        spelled(number=b"\x03"),  # of no tokens
-        spelled(number=b"\x83\x8a\x00"),  # a number with a byte too many
-        spelled(number=b"\x83\x8a\x80\x80\x80\x00"),
-        spelled(number=b"\xff\xff\xff\xff\x7f"),  # deeper than any
-        spelled(token=0),  # its token fingerprint is «not known»
-        spelled(token=12),  # both fingerprints are one
-        spelled(second=pack("<BQQ", 3, 11, 14)),  # the same token at the same depth, spelled out
-        spelled(second=pack("<BQ", 0, 11)),  # another text that is the token
-        spelled(second=pack("<BQ", 0, 0)),
-        spelled(second=pack("<BQ", 4, 14)),  # another text elsewhere
-        spelled(second=b"\x83\x14" + pack("<QQ", 13, 14)),  # as deep as the prompt is long: of no tokens
-        spelled(key=0),
-        encode(TURN) + b"\0",
-        bytes(ROUTE_UPDATE_BYTES_MAX + 1),
+        pack("<BBQBQIQQ", 3, 1, 0, 1, 5, 288, 13, 14),  # no backend
+        pack("<BBQBQIQQ", 3, 1, 7, 1, 5, 0, 13, 14),  # of no tokens
+        pack("<BBQBQIQQ", 3, 1, 7, 1, 5, 288, 0, 0),  # without a name
+        pack("<BBQBQIQQ", 3, 1, 7, 1, 5, 288, 13, 13),  # both fingerprints are one
+        pack("<BBQBQIQQ", 3, 1, 7, 1, 13, 288, 13, 14),  # its own parent
+        pack("<BBQBQI", 4, 1, 7, 1, 5, 288),  # of neither fingerprint
+        pack("<BBQBQIQQ", 11, 1, 7, 1, 5, 288, 13, 14),  # of unknown kinds
+        pack("<BBQIQQ", 3, 0, 5, 288, 13, 14),  # of no backend at all
+        pack("<BBQBQBQIQB", 5, 2, 7, 1, 8, 1, 5, 288, 13, 2),  # of a backend that is not there
+        encode_rows(TURN) + b"\0",
+        bytes([3, 1]) + bytes(ROUTE_UPDATE_BYTES_MAX),
     ],
 )
-def test_what_breaks_one_rule_of_the_form_is_refused(data: bytes) -> None:
+def test_what_breaks_one_rule_is_refused(data: bytes) -> None:
     with pytest.raises(BadRouteUpdate):
-        decode(data)
+        decode_rows(data)
 
 
-@pytest.mark.parametrize("count", [1, CHAIN_KEYS_MAX, CHAIN_KEYS_MAX + 1, 3 * CHAIN_KEYS_MAX + 5])
-def test_a_long_path_goes_in_pieces_each_under_the_one_before(count: int) -> None:
-    chain = tuple((16 * depth, depth, 0) for depth in range(count, 0, -1))
-    found = list(pieces(RouteUpdate(7, 1, 999_999, chain)))
-    assert [key for piece in reversed(found) for key in piece.chain] == list(chain)
-    assert all(len(piece.chain) <= CHAIN_KEYS_MAX and decode(encode(piece)) == piece for piece in found)
-    assert [piece.parent for piece in found] == [999_999, *(piece.chain[0][1] for piece in found[:-1])]
+@pytest.mark.parametrize(
+    "removal",
+    [Removal((0, 1), (1,)), Removal(ENGINE, ()), Removal(ENGINE, (1, 0)), Removal(ENGINE, (1,) * (REMOVED_MAX + 1))],
+)
+def test_what_has_no_place_in_a_removal_is_not_written(removal: Removal) -> None:
+    with pytest.raises(BadRouteUpdate):
+        encode_removal(removal)

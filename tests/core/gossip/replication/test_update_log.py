@@ -1,4 +1,4 @@
-"""Logs of route updates and version vectors: contiguous, bounded, forgotten in time."""
+"""UpdateLogs of route updates and version vectors: contiguous, bounded, forgotten in time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ranvier_py.core.gossip.replication.route_settings import RouteGossipCounters
 from ranvier_py.core.gossip.replication.route_updates import ROUTE_UPDATE_BYTES_MAX
 from ranvier_py.core.gossip.replication.update_log import (
     AGE_MAX_S,
@@ -23,11 +24,12 @@ from ranvier_py.core.gossip.replication.update_log import (
     ORIGINS_MAX,
     PRUNED_AT_ONCE_MAX,
     ROUTE_UPDATE_BYTES_MEAN,
-    Kept,
-    Logs,
+    LoggedUpdate,
+    UpdateLogs,
+    VersionVector,
     fits,
+    term,
 )
-from ranvier_py.core.gossip.replication.vector import VersionVector, term
 from ranvier_py.core.gossip.wire.messages import Entry
 
 ME, OTHER, THIRD = 1, 2, 3
@@ -35,21 +37,21 @@ NOW = 1000.0
 TTL_S = 100.0
 
 
-def logs(entries_max: int = 1000, forget_after_s: float = 60.0) -> Logs:
-    return Logs(ME, entries_max=entries_max, ttl_s=TTL_S, forget_after_s=forget_after_s)
+def logs(entries_max: int = 1000, forget_after_s: float = 60.0) -> UpdateLogs:
+    return UpdateLogs(ME, RouteGossipCounters(), entries_max=entries_max, ttl_s=TTL_S, forget_after_s=forget_after_s)
 
 
-def kept(number: int, at: float = NOW) -> Kept:
-    return Kept(b"%d" % number, at, at)
+def kept(number: int, at: float = NOW) -> LoggedUpdate:
+    return LoggedUpdate(b"%d" % number, at, at)
 
 
-def extend(target: Logs, origin: int, count: int, at: float = NOW) -> None:
+def extend(target: UpdateLogs, origin: int, count: int, at: float = NOW) -> None:
     assert target.open(origin, at)
     first = target.vector[origin] + 1
     target.extend(origin, [kept(number, at) for number in range(first, first + count)])
 
 
-def read(source: Logs, origin: int, after: int, now: float = NOW) -> list[bytes]:
+def read(source: UpdateLogs, origin: int, after: int, now: float = NOW) -> list[bytes]:
     """Everything after a number, batch by batch."""
     found: list[bytes] = []
     while batch := source.batch(origin, after + len(found), now):
@@ -155,12 +157,14 @@ def test_of_what_has_expired_only_the_number_is_sent() -> None:
     """The number must arrive, or what follows would not join."""
     source = logs()
     assert source.open(OTHER, NOW)
-    source.extend(OTHER, [Kept(b"young", NOW, NOW), Kept(b"old", NOW - 60, NOW), Kept(b"young", NOW, NOW)])
+    source.extend(
+        OTHER, [LoggedUpdate(b"young", NOW, NOW), LoggedUpdate(b"old", NOW - 60, NOW), LoggedUpdate(b"young", NOW, NOW)]
+    )
     batch = source.batch(OTHER, 0, NOW + 50)
     assert batch is not None
     assert batch.entries == (Entry(50, b"young"), Entry(110, b""), Entry(50, b"young"))
-    assert Logs(ME, entries_max=9, ttl_s=1e6, forget_after_s=1).batch(ME, 0, NOW) is None
-    ancient = Logs(ME, entries_max=9, ttl_s=1e6, forget_after_s=1)
+    assert UpdateLogs(ME, RouteGossipCounters(), entries_max=9, ttl_s=1e6, forget_after_s=1).batch(ME, 0, NOW) is None
+    ancient = UpdateLogs(ME, RouteGossipCounters(), entries_max=9, ttl_s=1e6, forget_after_s=1)
     ancient.append(b"x", 0.0)
     batch = ancient.batch(ME, 0, 100_000.0)
     assert batch is not None
@@ -194,7 +198,7 @@ def test_each_origin_keeps_a_share_by_its_activity() -> None:
         extend(target, THIRD, 1)
     shares = [target.vector[origin] - target.base(origin) for origin in (OTHER, THIRD)]
     assert shares == [75, 25]
-    assert target.trimmed == 300
+    assert target._counters.trimmed == 300
 
 
 def calls_of(action: Callable[[], object]) -> int:
@@ -270,7 +274,7 @@ def test_route_updates_go_when_they_expire() -> None:
         target.append(b"x", NOW + second)
     target.prune(NOW + TTL_S + 4)
     assert (target.base(ME), target.own, len(target)) == (5, 10, 5)
-    assert target.trimmed == 0, "they were not lost"
+    assert target._counters.trimmed == 0, "they were not lost"
 
 
 def test_much_that_expired_at_once_goes_in_steps() -> None:
@@ -300,7 +304,7 @@ def test_what_a_dead_origin_taught_is_kept_until_it_expires() -> None:
 
 def test_a_dead_origin_is_not_forgotten_before_its_death_is_settled() -> None:
     """chitchat#155: two nodes disagree for a while on who is dead; a short TTL must not make that a difference."""
-    target = Logs(ME, entries_max=10, ttl_s=1.0, forget_after_s=60.0)
+    target = UpdateLogs(ME, RouteGossipCounters(), entries_max=10, ttl_s=1.0, forget_after_s=60.0)
     extend(target, OTHER, 1)
     target.prune(NOW + 59)
     assert target.vector[OTHER] == 1
@@ -363,7 +367,6 @@ def test_origins_and_forgotten_ones_are_bounded() -> None:
     for session in range(2, ORIGINS_MAX + 10):
         target.open(session, NOW)
     assert len(target.origins()) == ORIGINS_MAX
-    assert target.refused_origins == 9
     for round_number in range(1, 4):
         target.prune(NOW + TTL_S * round_number)
         for session in range(ORIGINS_MAX * round_number, ORIGINS_MAX * (round_number + 1)):
@@ -405,7 +408,7 @@ def test_what_logs_keep_is_bounded_in_bytes(calls: list[tuple[str, int]]) -> Non
         elif call == "extend":
             for origin in (OTHER, THIRD):
                 if target.open(origin, now):
-                    target.extend(origin, [Kept(bytes(min(size, ROUTE_UPDATE_BYTES_MAX)), now, now)] * 3)
+                    target.extend(origin, [LoggedUpdate(bytes(min(size, ROUTE_UPDATE_BYTES_MAX)), now, now)] * 3)
         elif call == "adopt":
             target.adopt(OTHER, target.vector[OTHER] + 5)
         elif call == "prune":
@@ -427,7 +430,7 @@ def test_turns_alone_reach_the_bound_in_route_updates_first() -> None:
     target = logs(entries_max=40)
     for _ in range(50):
         target.append(bytes(60), NOW)
-    assert (target.base(ME), target.trimmed) == (10, 10)
+    assert (target.base(ME), target._counters.trimmed) == (10, 10)
     for _ in range(10):
         target.append(bytes(ROUTE_UPDATE_BYTES_MAX), NOW)
     assert target.own - target.base(ME) == 40 * (ROUTE_UPDATE_BYTES_MEAN + ENTRY_BYTES) // (

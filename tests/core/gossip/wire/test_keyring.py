@@ -53,7 +53,7 @@ def test_the_number_of_a_key_is_the_same_in_every_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("", "there is no key in it"),
         ("# only words\n\n", "there is no key in it"),
@@ -80,11 +80,11 @@ def test_the_number_of_a_key_is_the_same_in_every_version() -> None:
         ("\n".join(key.hex() for key in KEYS), "line 5 is one key too many"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_with_its_line(text: str, says: str) -> None:
-    assert [problem for problem in problems_of(text) if says in problem], problems_of(text)
+def test_what_is_wrong_is_reported_with_its_line(text: str, expected: str) -> None:
+    assert [problem for problem in problems_of(text) if expected in problem], problems_of(text)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert len(problems_of(f"short\n{KEYS[0].hex()}\n0:{KEYS[1].hex()}\nshort")) == 3
 
 
@@ -102,8 +102,8 @@ def test_no_key_is_part_of_an_error_or_of_a_repr() -> None:
     assert repr(ring) == str(ring) == "KeyRing(ids=[222], primary=222)"
 
 
-def test_two_keys_whose_numbers_collide_are_told_apart_by_hand() -> None:
-    """It happens to 1 pair in 255: the operator has to be told what to do, and it has to work."""
+def test_two_keys_whose_numbers_collide_are_reported_apart_by_hand() -> None:
+    """It happens to 1 pair in 255: the operator has to be reported what to do, and it has to work."""
     twin = next(key for key in (bytes((0, number // 256, number % 256)) + KEYS[0][3:] for number in range(9999))
                 if id_of(key) == id_of(KEYS[0]))  # fmt: skip
     (problem,) = problems_of(f"{KEYS[0].hex()}\n{twin.hex()}")

@@ -106,7 +106,7 @@ def test_arbitrary_bytes_are_refused_and_leave_nothing_behind(data: bytes, plane
     assert len(subkeys) == 0
 
 
-def test_reasons_of_refusal_are_told_apart() -> None:
+def test_reasons_of_refusal_are_reported_apart() -> None:
     reader = sealer(2)
     packet = sealer().seal(Plane.PROBE, 9, 16, b"body")
     assert refusal(reader, packet[:-1], Plane.PROBE) is Reason.TAG
@@ -131,7 +131,7 @@ def test_a_packet_passes_only_on_the_plane_it_was_sealed_for(sealed_for: Plane, 
 # --- clusters ---------------------------------------------------------------------------------------------------------
 
 
-def test_two_clusters_with_one_key_and_two_labels_do_not_hear_each_other() -> None:
+def test_two_clusters_with_one_key_and_two_labels_do_not_understand_each_other() -> None:
     """grafana/mimir#6187: clusters merged when addresses of pods were used again."""
     packet = sealer(label="tenant-a/prod").seal(Plane.DATAGRAM, 0, 1, b"hello")
     assert refusal(sealer(2, label="tenant-b/prod"), packet) is Reason.TAG
@@ -139,7 +139,7 @@ def test_two_clusters_with_one_key_and_two_labels_do_not_hear_each_other() -> No
     assert sealer(2, label="tenant-a/prod").open(packet, Plane.DATAGRAM).body == b"hello"
 
 
-def test_a_label_is_told_even_from_bytes_moved_between_it_and_the_packet() -> None:
+def test_a_label_is_reported_even_from_bytes_moved_between_it_and_the_packet() -> None:
     """AAD is header | label: its border is fixed, because the header has one length."""
     packet = sealer(label="ab").seal(Plane.DATAGRAM, 0, 1, b"")
     assert refusal(sealer(2, label="b"), packet) is Reason.TAG
@@ -147,7 +147,7 @@ def test_a_label_is_told_even_from_bytes_moved_between_it_and_the_packet() -> No
         sealer(label="ä" * 33)
 
 
-def test_a_cluster_without_a_key_and_one_with_a_key_do_not_hear_each_other() -> None:
+def test_a_cluster_without_a_key_and_one_with_a_key_do_not_understand_each_other() -> None:
     bare, keyed = sealer(1, insecure_ring()), sealer(2)
     assert refusal(keyed, bare.seal(Plane.DATAGRAM, 0, 1, b"")) is Reason.KEY
     assert refusal(bare, keyed.seal(Plane.DATAGRAM, 0, 1, b"")) is Reason.KEY

@@ -11,27 +11,29 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
-from ranvier_py.core.routing.route_table.bulk_writes import merge
-from ranvier_py.core.routing.route_table.scan import U64, Chunk, Columns, Names, RowsScan, SumsScan
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, RouteColumns
+from ranvier_py.core.routing.route_table.scan import Chunk
+from tests.core.routing.route_table.looks import claims_of
 from tests.core.routing.route_table.test_routes_properties import check
 
 TTL_S = 20.0  # as that check has it
 NOW = 100.0
 BACKENDS = 3
 GENERATIONS = [2, 0, 5]
-NAMES = Names(np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(GENERATIONS, np.int32))
+NAMES = BackendNames(np.array([mix(n) for n in range(1, 4)], U64), np.zeros(3, U64), np.array(GENERATIONS, np.int32))
 
 
 def sums_of(table: RouteTable, now: float = NOW) -> bytes:
-    scan = SumsScan(table, NAMES, 0.0)
+    scan = table.sums(NAMES, 0.0)
     while (found := scan.step(now)) is None:
         pass
     return found
 
 
-def chunks_of(table: RouteTable, now: float = NOW) -> list[Columns]:
-    scan = RowsScan(table, NAMES, 0.0, np.array((), np.uint16))
+def chunks_of(table: RouteTable, now: float = NOW) -> list[RouteColumns]:
+    scan = table.scan(NAMES, 0.0, np.array((), np.uint16))
     found: list[Chunk] = []
     while not found or not found[-1].last:
         chunk = scan.take(now)
@@ -40,28 +42,23 @@ def chunks_of(table: RouteTable, now: float = NOW) -> list[Columns]:
     return [chunk.columns for chunk in found]
 
 
-def merge_all(table: RouteTable, chunks: list[Columns], now: float = NOW) -> int:
-    return sum(merge(table, columns, NAMES.generation, now) for columns in chunks)
+def merge_all(table: RouteTable, chunks: list[RouteColumns], now: float = NOW) -> int:
+    return sum(table.merge(columns, NAMES.generation, now) for columns in chunks)
 
 
 def pairs_of(table: RouteTable, now: float = NOW) -> dict[tuple[int, int], tuple[int, int]]:
     """(fingerprint, backend) -> (trust, evidence) of live claims, by looking at every row."""
-    rows, _, claims, _ = table.parts()
     return {
         (fingerprint, backend): (claim.trust, claim.evidence)
-        for row in range(1, rows.top)
-        if rows.parent[row] >= 0
-        for backend, claim in claims.of(row)
+        for fingerprint, backend, claim in claims_of(table)
         if claim.generation == GENERATIONS[backend] and claim.evidence > now - TTL_S
-        for fingerprint in (rows.token[row], *rows.texts(row))
-        if fingerprint
     }
 
 
-def columns(*claims: tuple[int, int, int, int, int, float]) -> Columns:
+def columns(*claims: tuple[int, int, int, int, int, float]) -> RouteColumns:
     """(parent, tokens, token, text, backend, age)"""
     parent, tokens, token, text, backend, age = zip(*claims, strict=True) if claims else ((),) * 6
-    return Columns(
+    return RouteColumns(
         np.array(parent, U64),
         np.array(tokens, np.uint32),
         np.array(token, U64),
@@ -158,7 +155,7 @@ def test_any_columns_leave_a_sound_table(
     table = table_of(mine, capacity)
     generations = np.array([*GENERATIONS, -1], np.int32)
     for claims in theirs:
-        merge(table, columns(*claims), generations, NOW)
+        table.merge(columns(*claims), generations, NOW)
         check(table, GENERATIONS, NOW)
     while len(table):
         table.sweep(NOW + 2 * TTL_S, GENERATIONS)
@@ -179,7 +176,7 @@ def test_any_columns_leave_a_sound_table(
 )
 def test_what_is_no_live_claim_is_left_out(claim: tuple[int, int, int, int, int, float]) -> None:
     table = RouteTable(ttl_s=TTL_S)
-    assert merge(table, columns(claim, (0, 16, 7, 8, 0, 0.0)), np.array([*GENERATIONS, -1], np.int32), NOW) == 1
+    assert table.merge(columns(claim, (0, 16, 7, 8, 0, 0.0)), np.array([*GENERATIONS, -1], np.int32), NOW) == 1
     assert set(pairs_of(table)) == {(7, 0), (8, 0)}
 
 
@@ -230,8 +227,8 @@ def test_a_full_table_stays_full_and_keeps_the_newest() -> None:
         claims = [(0, 16, rng.getrandbits(64) | 1, 0, 0, 19.0 - start // 100 * 0.9) for _ in range(100)]
         merge_all(table, [columns(*claims)])
         check(table, GENERATIONS, NOW)
-    statistics = table.statistics()
-    assert (statistics.rows, statistics.evicted.remote, statistics.created) == (500, 1500, 2000)
+    statistics = table.counters
+    assert (statistics.rows, statistics.evicted["remote"], statistics.created) == (500, 1500, 2000)
     assert min(evidence for _, evidence in pairs_of(table).values()) >= NOW - 6
 
 
@@ -253,7 +250,7 @@ def test_more_rows_than_the_table_has_are_refused_not_mixed_up() -> None:
     table = RouteTable(capacity=5, ttl_s=TTL_S)
     merge_all(table, [columns(*((0, 16, mix(number), 0, 0, 0.0) for number in range(1, 10)))])
     check(table, GENERATIONS, NOW)
-    assert (len(table), table.statistics().refused) == (5, 4)
+    assert (len(table), table.counters.refused) == (5, 4)
 
 
 def test_the_table_grows_by_doubling_while_it_merges() -> None:
@@ -261,7 +258,7 @@ def test_the_table_grows_by_doubling_while_it_merges() -> None:
     for start in range(1, 3000, 512):
         key = min(start + 512, 3001)
         merge_all(table, [columns(*((mix(n - 1), 16, mix(n), mix(n + 10**6), n % 3, 0.0) for n in range(start, key)))])
-    assert len(table) == 3000 == table.statistics().created
+    assert len(table) == 3000 == table.counters.created
     check(table, GENERATIONS, NOW)
 
 

@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import News, RouteTable, Trust
-from ranvier_py.core.routing.route_table.outgoing import NEWS_MAX
+from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
+from ranvier_py.core.routing.route_table.outgoing import QUEUE_MAX
 
 ENGINE, OTHER = BackendId(0), BackendId(1)
 CHAT = [(64, 104, 204), (32, 102, 202), (16, 101, 201)]
@@ -13,7 +13,7 @@ NEXT_TURN = [(96, 106, 206), (80, 105, 0), *CHAT]
 
 def table(ttl_s: float = 1000.0) -> RouteTable:
     routes = RouteTable(capacity=100, ttl_s=ttl_s)
-    routes.collect_news()
+    routes.outgoing.collect()
     return routes
 
 
@@ -24,40 +24,40 @@ def learn(routes: RouteTable, chain: list[tuple[int, int, int]], now: float = 10
 def test_a_new_chat_is_news_from_top_to_end() -> None:
     routes = table()
     learn(routes, CHAT)
-    assert list(routes.news) == [News(ENGINE, 0, CHAT, 0, 10.0)]
+    assert list(routes.outgoing.new) == [NewRoutes(ENGINE, 0, CHAT, 0, 10.0)]
 
 
 def test_a_next_turn_is_news_only_where_it_is_new_and_says_what_stands_above() -> None:
     routes = table()
     learn(routes, CHAT)
-    routes.news.clear()
+    routes.outgoing.new.clear()
     learn(routes, NEXT_TURN, 11.0)
-    assert list(routes.news) == [News(ENGINE, 0, NEXT_TURN[:2], 104, 11.0)]
+    assert list(routes.outgoing.new) == [NewRoutes(ENGINE, 0, NEXT_TURN[:2], 104, 11.0)]
 
 
 def test_the_same_prompt_again_is_no_news() -> None:
     routes = table()
     learn(routes, CHAT)
-    routes.news.clear()
+    routes.outgoing.new.clear()
     learn(routes, CHAT, 12.0)
-    assert not routes.news
+    assert not routes.outgoing.new
 
 
 def test_tokens_that_join_a_text_are_news() -> None:
     """Peers that know the text alone could not match in mid-message."""
     routes = table()
     learn(routes, [(60, 0, 204), (30, 0, 202)])
-    routes.news.clear()
+    routes.outgoing.new.clear()
     learn(routes, [(64, 104, 204), (32, 102, 202)], 11.0)
-    assert [key for news in routes.news for key in news.chain] == [(64, 104, 204), (32, 102, 202)]
+    assert [key for news in routes.outgoing.new for key in news.chain] == [(64, 104, 204), (32, 102, 202)]
 
 
 def test_another_backend_that_serves_a_known_prompt_is_news() -> None:
     routes = table()
     learn(routes, CHAT)
-    routes.news.clear()
+    routes.outgoing.new.clear()
     routes.learn(CHAT, OTHER, 0, Trust.LOCAL, 11.0)
-    (news,) = routes.news
+    (news,) = routes.outgoing.new
     assert news.backend == OTHER
     assert news.chain[0] == CHAT[0]
 
@@ -65,18 +65,18 @@ def test_another_backend_that_serves_a_known_prompt_is_news() -> None:
 def test_a_restarted_backend_that_serves_again_is_news() -> None:
     routes = table()
     learn(routes, CHAT)
-    routes.news.clear()
+    routes.outgoing.new.clear()
     routes.learn(CHAT, ENGINE, 1, Trust.LOCAL, 11.0)
-    assert routes.news
-    assert routes.news[0].generation == 1
+    assert routes.outgoing.new
+    assert routes.outgoing.new[0].generation == 1
 
 
 def test_what_peers_said_is_no_news_of_ours() -> None:
     routes = table()
     learn(routes, CHAT, trust=Trust.REMOTE)
-    assert not routes.news
+    assert not routes.outgoing.new
     learn(routes, CHAT, 11.0)
-    assert not routes.news
+    assert not routes.outgoing.new
 
 
 def test_a_route_in_steady_use_is_told_again_within_every_half_of_its_life() -> None:
@@ -85,8 +85,8 @@ def test_a_route_in_steady_use_is_told_again_within_every_half_of_its_life() -> 
     told: list[float] = []
     for second in range(10, 1000, 3):
         learn(routes, CHAT, float(second))
-        told += [news.at for news in routes.news if CHAT[0] in news.chain]
-        routes.news.clear()
+        told += [news.at for news in routes.outgoing.new if CHAT[0] in news.chain]
+        routes.outgoing.new.clear()
     gaps = [later - earlier for earlier, later in pairwise(told)]
     assert max(gaps[1:]) <= 53
     assert min(gaps[1:]) >= 47
@@ -95,26 +95,26 @@ def test_a_route_in_steady_use_is_told_again_within_every_half_of_its_life() -> 
 def test_without_peers_nothing_is_collected() -> None:
     routes = RouteTable(capacity=100)
     learn(routes, CHAT)
-    assert not routes.news
+    assert not routes.outgoing.new
 
 
 def test_news_nobody_fetches_are_bounded_and_counted() -> None:
     routes = RouteTable(capacity=100_000)
-    routes.collect_news()
-    for number in range(NEWS_MAX + 7):
+    routes.outgoing.collect()
+    for number in range(QUEUE_MAX + 7):
         learn(routes, [(16, number + 1, 0)])
-    assert len(routes.news) == NEWS_MAX
-    assert routes.news_dropped == 7
+    assert len(routes.outgoing.new) == QUEUE_MAX
+    assert routes.counters.new_routes_dropped == 7
 
 
 def test_whoever_collects_is_told_of_the_first_news_only() -> None:
     """It is on a request's path, and the rest goes out with the first."""
     routes = RouteTable(capacity=100)
     calls: list[int] = []
-    routes.collect_news(lambda: calls.append(len(routes.news)))
+    routes.outgoing.collect(lambda: calls.append(len(routes.outgoing.new)))
     learn(routes, CHAT)
     learn(routes, NEXT_TURN, 11.0)
     assert calls == [1]
-    routes.news.clear()
+    routes.outgoing.new.clear()
     learn(routes, [(16, 900, 901)], 12.0)
     assert calls == [1, 1]

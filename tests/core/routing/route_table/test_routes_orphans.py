@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.orphans import LOOKS_EACH, ORPHANS_MAX, Orphan, Orphans
 from tests.core.routing.route_table.test_routes_properties import check
 
@@ -49,8 +50,7 @@ def test_the_claim_climbs_with_its_own_evidence() -> None:
     table, orphans = table_of()
     orphans.learn([DEEP], 2, B, 0, NOW - 8)
     orphans.learn([MIDDLE, TOP], 0, A, 0, NOW)
-    rows, _, claims, _ = table.parts()
-    claim = claims.get(rows.index[2], B)
+    claim = table.claim(2, B)
     assert claim is not None
     assert (claim.evidence, claim.trust) == (NOW - 8, Trust.REMOTE)
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.outcomes import evidence_of, refute
 
 A, B = BackendId(0), BackendId(1)
 GENERATIONS = [1, 1]
@@ -31,7 +30,7 @@ def test_siblings_below_a_cold_prefix_go_and_everything_else_stays() -> None:
         for backend in (A, B):
             table.learn(chain, backend, 1, Trust.LOCAL, 10.0)
     table.learn(cold, A, 1, Trust.LOCAL, 50.0)  # it was served, so it is there again
-    assert refute(table, (32, 2, 0), A, before=40) == 1
+    assert table.refute((32, 2, 0), A, before=40) == 1
     assert depth(table, sibling, A) == 32
     assert depth(table, cold, A) == 48
     assert depth(table, other, A) == 32
@@ -43,23 +42,23 @@ def test_what_was_served_meanwhile_stays() -> None:
     table.learn(chain_of(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
     table.learn(chain_of(1, 2, 4), A, 1, Trust.LOCAL, 45.0)
     table.learn(chain_of(1, 2, 4, 5), A, 1, Trust.LOCAL, 10.0)
-    assert refute(table, (32, 2, 0), A, before=40) == 1
+    assert table.refute((32, 2, 0), A, before=40) == 1
     assert depth(table, chain_of(1, 2, 4, 5), A) == 48
-    assert refute(table, (32, 2, 0), A, before=46) == 1
+    assert table.refute((32, 2, 0), A, before=46) == 1
     assert depth(table, chain_of(1, 2, 4), A) == 32
 
 
 def test_peers_are_told_of_what_was_withdrawn_as_of_the_request_that_found_out() -> None:
     table = RouteTable()
-    table.collect_news()
+    table.outgoing.collect()
     table.learn(chain_of(1, 2, 3), A, 1, Trust.LOCAL, 50.0)
     table.learn(chain_of(1, 2, 4), A, 1, Trust.LOCAL, 10.0)
-    assert refute(table, (32, 2, 0), A, before=40) == 1
-    assert [(news.fingerprint, news.at) for news in table.withdrawn_news] == [(4, 40)]
+    assert table.refute((32, 2, 0), A, before=40) == 1
+    assert [(news.fingerprint, news.at) for news in table.outgoing.withdrawn] == [(4, 40)]
 
 
 def test_an_unknown_prefix_refutes_nothing() -> None:
-    assert refute(RouteTable(), (16, 9, 0), A, before=40) == 0
+    assert RouteTable().refute((16, 9, 0), A, before=40) == 0
 
 
 def test_evidence_is_told_where_it_changes_deepest_first() -> None:
@@ -67,8 +66,8 @@ def test_evidence_is_told_where_it_changes_deepest_first() -> None:
     table.learn(chain_of(1, 2, 3, 4), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain_of(1, 2), A, 1, Trust.LOCAL, 30.0)
     table.learn(chain_of(1), B, 1, Trust.LOCAL, 40.0)
-    assert evidence_of(table, chain_of(1, 2, 3, 4, 5), A, 1) == [(64, 10), (32, 30)]
-    assert evidence_of(table, chain_of(1, 2), A, 2) == []
+    assert table.uses.evidence_of(chain_of(1, 2, 3, 4, 5), A, 1) == [(64, 10), (32, 30)]
+    assert table.uses.evidence_of(chain_of(1, 2), A, 2) == []
 
 
 @settings(max_examples=60, deadline=None)

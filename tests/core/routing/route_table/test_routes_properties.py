@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.placement import Holder
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
+from ranvier_py.core.routing.route_table import RouteTable, Trust
 from ranvier_py.core.routing.route_table.leaves import LANES
 
 BACKENDS = 3
@@ -147,7 +148,7 @@ def check(table: RouteTable, generations: list[int], now: float) -> None:
     """All invariants of the table, by looking at every row."""
     rows, claims = table._rows, table._claims
     placed = [row for row in range(1, len(rows.parent)) if rows.parent[row] >= 0]
-    assert len(placed) == len(table) == table.statistics().rows <= table.statistics().capacity
+    assert len(placed) == len(table) == table.counters.rows <= table.counters.capacity
     counts: Counter[int] = Counter()
     children: Counter[int] = Counter()
     names = 0
@@ -164,10 +165,10 @@ def check(table: RouteTable, generations: list[int], now: float) -> None:
         names += len(fingerprints)
         check_monotone(table, row, generations, now)
         check_queued(table, row)
-    assert names == len(rows.index) == table.statistics().fingerprints
+    assert names == len(rows.index) == table.counters.fingerprints
     assert all(len(list(rows.children(row))) == children[row] for row in (0, *placed))
-    stored = table.statistics().claims
-    assert (stored.remote, stored.local, stored.confirmed) == tuple(counts[trust] for trust in LANES)
+    stored = table.counters.claims
+    assert tuple(stored.values()) == tuple(counts[trust] for trust in LANES)
     assert not table._tree._pinned
     assert not table._tree._moved
     assert set(claims._others) == {row for row in placed if len(list(claims.of(row))) > 1}

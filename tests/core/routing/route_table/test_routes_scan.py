@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.fingerprint import mix
-from ranvier_py.core.routing.route_table import PrefixKey, RouteTable, Trust
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table import RouteTable, Trust
+from ranvier_py.core.routing.route_table.route_values import U64, BackendNames, RouteColumns
 from ranvier_py.core.routing.route_table.scan import (
     BUCKETS,
     CHUNK_CLAIMS,
@@ -20,13 +22,9 @@ from ranvier_py.core.routing.route_table.scan import (
     EXTRA_CLAIMS_MAX,
     SUMS_BYTES,
     SUMS_ROWS,
-    U64,
-    Columns,
-    Names,
-    RowsScan,
-    SumsScan,
     bucket_of,
 )
+from tests.core.routing.route_table.looks import claims_of
 
 TTL_S = 20.0
 MARGIN_S = 5.0
@@ -35,26 +33,28 @@ GENERATIONS = [2, 0, 5, 1]
 Pair = tuple[int, int]  # fingerprint, backend
 
 
-def names(order: tuple[int, ...] = (0, 1, 2), told: tuple[bool, ...] = (True, True, True)) -> Names:
+def names(order: tuple[int, ...] = (0, 1, 2), told: tuple[bool, ...] = (True, True, True)) -> BackendNames:
     """`order[i]` is the backend that has local id i."""
-    return Names(
+    return BackendNames(
         np.array([told[backend] * mix(1000 + backend) for backend in order], U64),
         np.array([7 + backend for backend in order], U64),
         np.array([GENERATIONS[backend] for backend in order], np.int32),
     )
 
 
-def sums_of(table: RouteTable, now: float, whom: Names | None = None) -> bytes:
-    scan = SumsScan(table, whom or names(), MARGIN_S)
+def sums_of(table: RouteTable, now: float, whom: BackendNames | None = None) -> bytes:
+    scan = table.sums(whom or names(), MARGIN_S)
     while (found := scan.step(now)) is None:
         pass
     assert len(found) == SUMS_BYTES
     return found
 
 
-def chunks_of(table: RouteTable, now: float, buckets: tuple[int, ...] = (), whom: Names | None = None) -> list[Columns]:
-    scan = RowsScan(table, whom or names(), MARGIN_S, np.array(buckets, np.uint16))
-    found: list[Columns] = []
+def chunks_of(
+    table: RouteTable, now: float, buckets: tuple[int, ...] = (), whom: BackendNames | None = None
+) -> list[RouteColumns]:
+    scan = table.scan(whom or names(), MARGIN_S, np.array(buckets, np.uint16))
+    found: list[RouteColumns] = []
     while True:
         chunk = scan.take(now)
         if chunk:
@@ -65,15 +65,10 @@ def chunks_of(table: RouteTable, now: float, buckets: tuple[int, ...] = (), whom
 
 def pairs_of(table: RouteTable, now: float, margin_s: float = MARGIN_S) -> set[Pair]:
     """By looking at every row."""
-    rows, _, claims, _ = table.parts()
     return {
         (fingerprint, backend)
-        for row in range(1, rows.top)
-        if rows.parent[row] >= 0
-        for backend, claim in claims.of(row)
+        for fingerprint, backend, claim in claims_of(table)
         if backend < BACKENDS and claim.generation == GENERATIONS[backend] and claim.evidence > now - TTL_S + margin_s
-        for fingerprint in (rows.token[row], *rows.texts(row))
-        if fingerprint
     }
 
 
@@ -84,7 +79,7 @@ def brute_sums(pairs: set[Pair]) -> bytes:
     return np.array(sums, "<u8").tobytes()
 
 
-def told_by(chunks: list[Columns]) -> set[Pair]:
+def told_by(chunks: list[RouteColumns]) -> set[Pair]:
     return {
         (fingerprint, backend)
         for columns in chunks
@@ -126,7 +121,7 @@ def test_sums_and_columns_are_those_of_a_look_at_every_row(
     assert sums_of(table, NOW) == brute_sums(pairs)
     chunks = chunks_of(table, NOW)
     firsts = {pair for pair in pairs if pair in told_by(chunks)}
-    further = {text for row, texts in table.parts()[0].aliases.items() for text in texts}
+    further = {text for view in table.subtree(0, limit=1000) for text in view.text_fingerprints[1:]}
     assert {pair for pair in pairs if pair[0] not in further} <= firsts
     assert told_by(chunks) <= pairs
     assert {name for name, _ in pairs} == {name for name, _ in told_by(chunks)}, "each name comes with some claim"
@@ -225,7 +220,7 @@ def test_only_the_wanted_buckets_are_told() -> None:
 
 def test_lost_chunks_come_again() -> None:
     table = big_table(15_000, 5, churn=True)
-    scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
+    scan = table.scan(names(), MARGIN_S, np.array((), np.uint16))
     taken = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT + 4)]
     scan.back(CHUNKS_KEPT)
     again = [scan.take(NOW + 1) for _ in range(CHUNKS_KEPT)]
@@ -239,14 +234,14 @@ def test_the_table_changes_and_grows_between_steps() -> None:
     """An array with a numpy view left over can't grow: learning would raise BufferError."""
     table = RouteTable(ttl_s=TTL_S)
     rng = Random(6)
-    scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
-    sums = SumsScan(table, names(), MARGIN_S)
+    scan = table.scan(names(), MARGIN_S, np.array((), np.uint16))
+    sums = table.sums(names(), MARGIN_S)
     for number in range(60):
         for _ in range(100):
             chain = [(16 * level, rng.getrandbits(64) | 1, 0) for level in range(5, 0, -1)]
             table.learn(chain, BackendId(0), 2, Trust.LOCAL, NOW)
         if number % 7 == 6:
-            scan = RowsScan(table, names(), MARGIN_S, np.array((), np.uint16))
+            scan = table.scan(names(), MARGIN_S, np.array((), np.uint16))
         scan.take(NOW)
         sums.step(NOW)
 
@@ -259,7 +254,7 @@ def test_a_step_ends_behind_many_further_claims() -> None:
         for backend in range(BACKENDS):
             table.learn([(16, mix(number), 0)], BackendId(backend), GENERATIONS[backend], Trust.LOCAL, NOW)
     assert rows < SUMS_ROWS
-    scan = SumsScan(table, names(), MARGIN_S)
+    scan = table.sums(names(), MARGIN_S)
     steps = 1
     while (found := scan.step(NOW)) is None:
         steps += 1
@@ -273,7 +268,7 @@ def test_a_row_with_more_claims_than_a_chunk_comes_whole() -> None:
     count = CHUNK_CLAIMS + 50
     for backend in range(count):
         table.learn([(16, mix(1), 0)], BackendId(backend), 2, Trust.LOCAL, NOW)
-    whom = Names(np.arange(1, count + 1, dtype=U64), np.zeros(count, U64), np.full(count, 2, np.int32))
+    whom = BackendNames(np.arange(1, count + 1, dtype=U64), np.zeros(count, U64), np.full(count, 2, np.int32))
     table.learn([(16, mix(2), 0)], BackendId(0), 2, Trust.LOCAL, NOW)
     told = [columns.backend.tolist() for columns in chunks_of(table, NOW, whom=whom)]
     assert sorted(backend for some in told for backend in some) == sorted([*range(count), 0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.prompts.prompt import PrefixKey
 from ranvier_py.core.routing.route_table import RouteTable, Trust
-from ranvier_py.core.routing.route_table.uses import renew, used_before
 
 A, B = BackendId(0), BackendId(1)
 
@@ -24,23 +23,23 @@ def test_a_prompt_is_made_of_what_is_new_and_of_what_was_used_in_earlier_seconds
     table = RouteTable()
     table.learn(chain(1, 2, 3, 4), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 20.0)
-    assert used_before(table, [chain(1, 2, 3, 4, 5, 6)], A, 1, 30) == (32, {10: 32, 20: 32})
-    assert used_before(table, [chain(1, 2, 3)], A, 1, 15) == (0, {10: 16})  # the rest was used later than that
-    assert used_before(table, [chain(1, 7)], A, 1, 30) == (16, {20: 16})
-    assert used_before(table, [chain(8, 9)], A, 1, 30) == (32, {})
-    assert used_before(table, [chain(1, 2)], B, 1, 30) == (32, {})
-    assert used_before(table, [chain(1, 2)], A, 2, 30) == (32, {}), "of an earlier process"
+    assert table.uses.used_before([chain(1, 2, 3, 4, 5, 6)], A, 1, 30) == (32, {10: 32, 20: 32})
+    assert table.uses.used_before([chain(1, 2, 3)], A, 1, 15) == (0, {10: 16})  # the rest was used later than that
+    assert table.uses.used_before([chain(1, 7)], A, 1, 30) == (16, {20: 16})
+    assert table.uses.used_before([chain(8, 9)], A, 1, 30) == (32, {})
+    assert table.uses.used_before([chain(1, 2)], B, 1, 30) == (32, {})
+    assert table.uses.used_before([chain(1, 2)], A, 2, 30) == (32, {}), "of an earlier process"
 
 
 def test_what_several_prompts_have_in_common_is_used_once() -> None:
     table = RouteTable()
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain(1, 2, 9), A, 1, Trust.LOCAL, 20.0)
-    assert used_before(table, [chain(1, 2, 3, 4), chain(1, 2, 9), chain(1, 2, 3, 5)], A, 1, 30) == (
+    assert table.uses.used_before([chain(1, 2, 3, 4), chain(1, 2, 9), chain(1, 2, 3, 5)], A, 1, 30) == (
         32,
         {10: 16, 20: 48},
     )
-    assert used_before(table, [chain(7, 8), chain(7, 8, 6)], A, 1, 30) == (48, {})
+    assert table.uses.used_before([chain(7, 8), chain(7, 8, 6)], A, 1, 30) == (48, {})
 
 
 def test_a_prompt_that_goes_on_from_another_is_new_from_there() -> None:
@@ -48,23 +47,23 @@ def test_a_prompt_that_goes_on_from_another_is_new_from_there() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     pieces = [[(48, 3, 0), (0, 0, 2)], [(64, 4, 0), (0, 0, 3)], [(64, 5, 0), (0, 0, 3)]]
-    assert used_before(table, pieces, A, 1, 30) == (48, {10: 32})
+    assert table.uses.used_before(pieces, A, 1, 30) == (48, {10: 32})
 
 
 def test_what_another_engine_holds_deeper_is_new_to_this_one_from_where_its_own_ends() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain(1, 2, 3, 4), B, 1, Trust.LOCAL, 11.0)
-    assert used_before(table, [[(80, 5, 0), (64, 4, 0)]], A, 1, 30) == (48, {10: 32})
-    assert used_before(table, [[(80, 5, 0), (64, 4, 0)], [(80, 6, 0), (64, 4, 0)]], A, 1, 30) == (64, {10: 32})
+    assert table.uses.used_before([[(80, 5, 0), (64, 4, 0)]], A, 1, 30) == (48, {10: 32})
+    assert table.uses.used_before([[(80, 5, 0), (64, 4, 0)], [(80, 6, 0), (64, 4, 0)]], A, 1, 30) == (64, {10: 32})
 
 
 def test_a_route_update_of_a_peer_is_heard_before_its_claims_are_raised() -> None:
     table = RouteTable()
     table.learn(chain(1, 2), A, 1, Trust.LOCAL, 10.0)
     heard: list[tuple[int, dict[int, int]]] = []
-    table.hearing = lambda prompts, backend, generation, second: heard.append(
-        used_before(table, prompts, backend, generation, second)
+    table.remote_use = lambda prompts, backend, generation, second: heard.append(
+        table.uses.used_before(prompts, backend, generation, second)
     )
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 20.0)
     assert heard == []
@@ -76,12 +75,12 @@ def test_what_a_running_request_uses_stays_young() -> None:
     table = RouteTable()
     table.learn(chain(1, 2, 3), A, 1, Trust.LOCAL, 10.0)
     table.learn(chain(1, 5), A, 1, Trust.LOCAL, 10.0)
-    renew(table, chain(1, 2, 3, 4), A, 1, 20)
+    table.uses.renew(chain(1, 2, 3, 4), A, 1, 20)
     table.hide(A, 15)
     assert depth(table, chain(1, 2, 3)) == 48
     assert depth(table, chain(1, 5)) == 16
-    renew(table, chain(1, 5), A, 2, 30)  # it ran at an earlier process
-    renew(table, chain(8), B, 1, 30)
+    table.uses.renew(chain(1, 5), A, 2, 30)  # it ran at an earlier process
+    table.uses.renew(chain(8), B, 1, 30)
     assert depth(table, chain(1, 5)) == 16
 
 

@@ -1,0 +1,334 @@
+"""The route table among peers: what is learned here becomes route updates, peers' updates become REMOTE claims.
+
+*Out*: a route is sent with the generation of the process that served it; not when that process is gone, nor when the
+claim was withdrawn meanwhile. Removals go first, so peers end with what is true here. Two kinds of new routes wait a
+moment, since mostly the same is sent with more in it: texts of a chat that goes on wait for their tokens, and what an
+engine said itself for the update of the node that served the prompt. Nothing waits once the table itself is shown to a
+peer: what only one peer has and no log holds would be lost to the others when we die.
+
+*In*: an update is learned for backends of this node alone, at the age it came with. Of an earlier generation it is
+dropped; a later one starts in the registry first. A removal withdraws the claims of that engine and what is below them,
+unless their evidence is younger: then the engine stored it again, and whoever served that sends it once more. Whoever
+follows a removal does not send it: that is for the reader of the engine's events.
+
+Bound: HELD_MAX rows of each kind wait; of more, the oldest leave at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from ranvier_py.core.gossip.backend_state.registry_sync import RegistrySync
+from ranvier_py.core.gossip.replication.route_updates import (
+    REMOVED_MAX,
+    ROWS_MAX,
+    BadRouteUpdate,
+    Removal,
+    UpdateRow,
+    decode_removal,
+    decode_rows,
+    encode_removal,
+    encode_rows,
+    is_removal,
+)
+from ranvier_py.core.gossip.replication.table_copy import TableCopy
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
+from ranvier_py.core.routing.route_table import NewRoutes, RouteTable, Trust
+from ranvier_py.core.routing.route_table.orphans import Orphans
+from ranvier_py.core.routing.route_table.route_values import U64, RouteColumns
+
+TEXTS_WAIT_S = 2.0
+"""So long the texts of a chat that goes on wait for their tokens. Its next turn goes to the engine of the turns before,
+which peers know. A new chat is sent at once: a crowd at all nodes must find out where the first one went."""
+
+GATHER_S = 0.5
+"""Texts whose tokens did not come leave together so often: many rows at once cost a receiver less than one by one."""
+
+CONFIRMED_WAIT_S = 1.0
+HELD_MAX = 16_384
+
+MERGED_MIN = 16
+"""Rows of one update that are written into the table column by column; fewer are learned one by one."""
+
+PATH_MIN = 4
+"""A path of so many rows is an update of its own, which names one parent only."""
+
+
+@dataclass(slots=True)
+class RouteSyncCounters:
+    """What happens to routes on their way between a table and its peers."""
+
+    sent: int = counter("Route updates made of what this node learned.")
+    received: int = counter("Route updates of peers.")
+    rows: int = counter("New rows by route updates of peers.")
+    bad: int = counter("Bytes of peers that are no route update.")
+    void: int = counter("Route updates of an earlier generation, or of a backend that this node does not have.")
+    outdated: int = counter("Rows and removals not sent: their process or backend was gone.")
+    spared: int = counter("Rows not sent for themselves: the same was sent with more in it.")
+    gone: int = counter("Rows withdrawn before they were sent.")
+    removals_sent: int = counter("Fingerprints that an engine dropped, sent.")
+    removals_received: int = counter("Fingerprints that an engine dropped, received.")
+    removals_withdrawn: int = counter("Claims withdrawn by removals, each with what was below it.")
+    removals_younger: int = counter("Claims that a removal left for their younger evidence.")
+
+
+class PendingRow(NamedTuple):
+    """A prefix that a backend holds, still to be sent."""
+
+    backend: BackendId
+    generation: int
+    parent: int  # a fingerprint of the row above, or 0
+    tokens: int
+    token: int
+    text: int
+    at: float  # of the evidence
+
+
+class HeldRows:
+    """Rows that wait for the same with more in it, oldest first."""
+
+    def __init__(self, wait_s: float, gather_s: float = 0.0) -> None:
+        self._wait_s = wait_s
+        self._gather_s = gather_s
+        self._rows: dict[tuple[BackendId, int], PendingRow] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def hold(self, rows: Iterable[PendingRow]) -> None:
+        for row in rows:
+            self._rows.setdefault((row.backend, row.token or row.text), row)
+
+    def drop(self, backend: BackendId, name: int) -> bool:
+        """It was sent with more in it. Whether it waited."""
+        return self._rows.pop((backend, name), None) is not None
+
+    def release(self, now: float, *, everything: bool) -> Sequence[PendingRow]:
+        """What waits no longer."""
+        rows = self._rows
+        before = inf if everything else now - self._wait_s
+        excess = len(rows) - HELD_MAX
+        if not rows or (excess <= 0 and next(iter(rows.values())).at > before - self._gather_s):
+            return ()
+        found: list[PendingRow] = []
+        for row in rows.values():
+            if row.at > before and len(found) >= excess:
+                break
+            found.append(row)
+        for row in found:
+            del rows[row.backend, row.token or row.text]
+        return found
+
+
+class RouteSync:
+    """See the module. `copy` is the table as peers see it."""
+
+    def __init__(self, table: RouteTable, registry: RegistrySync) -> None:
+        self.counters = RouteSyncCounters()
+        self.copy = TableCopy(table, registry)
+        self._table = table
+        self._registry = registry
+        self._orphans = Orphans(table)
+        self._texts = HeldRows(TEXTS_WAIT_S, GATHER_S)
+        self._confirmed = HeldRows(CONFIRMED_WAIT_S)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are held back."""
+        return len(self._texts) + len(self._confirmed)
+
+    @property
+    def orphans(self) -> int:
+        """Pieces of peers' paths that wait for the rows above them."""
+        return len(self._orphans)
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def updates(self, now: float, *, everything: bool = False) -> Iterator[tuple[bytes, float]]:
+        """What may be sent now, each with the time of its evidence; it is used up. `everything`: nothing waits on."""
+        yield from self._removals()
+        fresh = self._fresh(everything=everything)
+        for rows in (self._texts.release(now, everything=everything), fresh):
+            yield from self._packed(rows)
+        yield from self._packed(list(map(self._with_text, self._confirmed.release(now, everything=everything))))
+
+    def _fresh(self, *, everything: bool) -> Sequence[PendingRow]:
+        """Of what came since the last time, what need not wait."""
+        new, found = self._table.outgoing.new, list[PendingRow]()
+        while new:
+            routes = new.popleft()
+            rows = rows_of(routes)
+            if not everything and routes.parent and not any(row.token for row in rows):
+                self._texts.hold(rows)
+            elif not everything and self._is_confirmed(rows[-1]) and not any(row.text for row in rows):
+                self._confirmed.hold(rows)
+            else:
+                for row in rows:
+                    if row.token and row.text:
+                        self.counters.spared += self._texts.drop(row.backend, row.text)
+                found += rows
+        return found
+
+    def _is_confirmed(self, row: PendingRow) -> bool:
+        """Whether the engine said it, and nobody here served it."""
+        if row.text:
+            return False
+        claim = self._table.claim(row.token, row.backend)
+        return claim is not None and claim.trust == Trust.CONFIRMED
+
+    def _with_text(self, row: PendingRow) -> PendingRow:
+        """Engines name tokens alone, and a peer may have let go of the row meanwhile."""
+        known = self._table.prefix_key_of(row.token)
+        return row._replace(text=known[2]) if known is not None else row
+
+    def _packed(self, rows: Sequence[PendingRow]) -> Iterator[tuple[bytes, float]]:
+        """Long paths by themselves, what is left together."""
+        loose: list[tuple[UpdateRow, float]] = []
+        for path in paths_of(self._named(rows)):
+            if len(path) >= PATH_MIN:
+                for start in range(0, len(path), ROWS_MAX):
+                    yield self._encoded(path[start : start + ROWS_MAX])
+                continue
+            if len(loose) + len(path) > ROWS_MAX:
+                yield self._encoded(loose)
+                loose = []
+            loose += path
+        if loose:
+            yield self._encoded(loose)
+
+    def _named(self, rows: Sequence[PendingRow]) -> Iterator[tuple[UpdateRow, float]]:
+        """As peers call them, without those whose process is gone or whose claim was withdrawn."""
+        names: dict[tuple[BackendId, int], tuple[int, int] | None] = {}
+        claim, counters = self._table.claim, self.counters
+        for backend, generation, parent, tokens, token, text, at in rows:
+            place = (backend, generation)
+            if place not in names:
+                names[place] = self._registry.name_of(backend, generation)
+            name = names[place]
+            if name is None:
+                counters.outdated += 1
+            elif claim(token or text, backend) is None:
+                counters.gone += 1
+            else:
+                yield UpdateRow(name, parent, tokens, token, text), at
+
+    def _encoded(self, rows: Sequence[tuple[UpdateRow, float]]) -> tuple[bytes, float]:
+        self.counters.sent += 1
+        return encode_rows([row for row, _ in rows]), min([at for _, at in rows])
+
+    def _removals(self) -> Iterator[tuple[bytes, float]]:
+        withdrawn = self._table.outgoing.withdrawn
+        waiting: dict[tuple[BackendId, int], list[int]] = {}
+        oldest: dict[tuple[BackendId, int], float] = {}
+        while withdrawn:
+            backend, generation, fingerprint, at = withdrawn.popleft()
+            waiting.setdefault((backend, generation), []).append(fingerprint)
+            oldest.setdefault((backend, generation), at)
+        for place, fingerprints in waiting.items():
+            name = self._registry.name_of(*place)
+            if name is None:
+                self.counters.outdated += len(fingerprints)
+                continue
+            self.counters.removals_sent += len(fingerprints)
+            for start in range(0, len(fingerprints), REMOVED_MAX):
+                yield encode_removal(Removal(name, fingerprints[start : start + REMOVED_MAX])), oldest[place]
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, age_s: float, now: float) -> bool:
+        """Learn what a peer sent. Returns whether any of it was new here. Never raises: what is none is counted."""
+        self.counters.received += 1
+        try:
+            if is_removal(data):
+                self._follow(decode_removal(data), now - age_s, now)
+                return False
+            rows = decode_rows(data)
+        except BadRouteUpdate:
+            self.counters.bad += 1
+            return False
+        names = dict.fromkeys([row.backend for row in rows])
+        holders = {name: holder for name in names if (holder := self._registry.holder(*name, now)) is not None}
+        if len(holders) < len(names):
+            self.counters.void += 1
+            rows = [row for row in rows if row.backend in holders]
+        if len(self._confirmed):
+            for row in rows:
+                if row.token:
+                    self.counters.spared += self._confirmed.drop(holders[row.backend][0], row.token)
+        created = self._learn(rows, holders, now - age_s, now)
+        self.counters.rows += created
+        return created > 0
+
+    def _learn(
+        self,
+        rows: Sequence[UpdateRow],
+        holders: Mapping[tuple[int, int], tuple[BackendId, int]],
+        at: float,
+        now: float,
+    ) -> int:
+        if len(rows) >= MERGED_MIN:
+            _, parent, tokens, token, text = zip(*rows, strict=True)
+            columns = RouteColumns(
+                np.array(parent, U64),
+                np.array(tokens, np.uint32),
+                np.array(token, U64),
+                np.array(text, U64),
+                np.array([holders[row.backend][0] for row in rows], np.int16),
+                np.full(len(rows), int(at), np.int32),
+            )
+            return self._orphans.merge(columns, dict(holders.values()), at, now)
+        created = 0
+        for path in paths_of((row, at) for row in rows):
+            chain = [row[2:] for row, _ in reversed(path)]
+            top = path[0][0]
+            created += self._orphans.learn(chain, top.parent, *holders[top.backend], at)
+        return created
+
+    def _follow(self, removal: Removal, at: float, now: float) -> None:
+        holder = self._registry.holder(*removal.backend, now)
+        if holder is None:
+            self.counters.void += 1
+            return
+        backend, counters = holder[0], self.counters
+        counters.removals_received += len(removal.fingerprints)
+        for fingerprint in removal.fingerprints:
+            claim = self._table.claim(fingerprint, backend)
+            if claim is not None and claim.evidence > at:
+                counters.removals_younger += 1
+                self._table.outgoing.insist(fingerprint, backend)
+            elif claim is not None:
+                counters.removals_withdrawn += self._table.withdraw(fingerprint, backend)
+
+
+def rows_of(routes: NewRoutes) -> list[PendingRow]:
+    """One by one, parents before children."""
+    backend, generation, chain, parent, at = routes
+    rows: list[PendingRow] = []
+    last = 0  # the name of the row before; several texts may end in one block
+    for tokens, token, text in reversed(chain):
+        name = token or text
+        if last and name != last:
+            parent = last
+        above = 0 if parent in (token, text) else parent
+        rows.append(PendingRow(backend, generation, above, tokens, token, text if text != token else 0, at))
+        last = name
+    return rows
+
+
+def paths_of(rows: Iterable[tuple[UpdateRow, float]]) -> Iterator[list[tuple[UpdateRow, float]]]:
+    """Runs of rows of one backend, each below the one before."""
+    path: list[tuple[UpdateRow, float]] = []
+    for each in rows:
+        row = each[0]
+        if path and (row.backend != path[-1][0].backend or row.parent != (path[-1][0].token or path[-1][0].text)):
+            yield path
+            path = []
+        path.append(each)
+    if path:
+        yield path

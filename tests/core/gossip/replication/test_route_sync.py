@@ -1,0 +1,307 @@
+"""Routes of one node, sent to another and learned there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import pytest
+
+from ranvier_py.core.gossip.replication import route_sync
+from ranvier_py.core.gossip.replication.route_sync import GATHER_S, MERGED_MIN, TEXTS_WAIT_S
+from ranvier_py.core.gossip.replication.route_updates import (
+    UpdateRow,
+    decode_rows,
+    encode_rows,
+    row_count,
+)
+from ranvier_py.core.ids import BackendId
+from ranvier_py.core.prompts.prompt import PrefixKey
+from ranvier_py.core.routing.route_table import Trust
+from tests.core.gossip.replication.route_net import CHAT, ENGINE, NEXT_TURN, OTHER, RouteNode
+
+CHATS = 8
+LEFT_S = TEXTS_WAIT_S + GATHER_S
+"""After this even texts without tokens are sent."""
+
+
+def two(*urls: str) -> tuple[RouteNode, RouteNode]:
+    """They number their engines differently."""
+    first, second = RouteNode(1, urls or (ENGINE, OTHER)), RouteNode(2, (urls or (ENGINE, OTHER))[::-1])
+    first.meet(second)
+    return first, second
+
+
+def rows_of(node: RouteNode, now: float) -> list[UpdateRow]:
+    return [row for update, _ in node.updates(now) for row in decode_rows(update)]
+
+
+def texts_of(node: RouteNode, now: float) -> list[int]:
+    return [row.text for row in rows_of(node, now)]
+
+
+def test_the_next_turn_of_a_chat_finds_its_engine_on_another_node() -> None:
+    first, second = two()
+    first.serve(CHAT)
+    first.tell(second)
+    assert second.holders(NEXT_TURN) == [(ENGINE, 64, Trust.REMOTE)]
+
+
+def test_only_what_is_new_is_sent_and_it_hangs_where_it_belongs() -> None:
+    first, second = two()
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve(NEXT_TURN, 11.0)
+    assert first.tell(second, now=11.0) < 60
+    assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1), (64, 2), (96, 3)]
+
+
+def test_what_is_sent_ages_on_its_way() -> None:
+    first, second = two()
+    first.serve(CHAT, 10.0)
+    first.tell(second, now=110.0)
+    assert second.holders(CHAT, 110.0)
+    (view, *_) = second.table.subtree(0)
+    assert view.holders[0].age_s == 100.0
+
+
+def test_a_backend_the_operator_did_not_give_us_is_never_ranked() -> None:
+    """What else the update says is learned."""
+    first, second = RouteNode(1, [ENGINE, OTHER]), RouteNode(2, [OTHER])
+    first.meet(second)
+    first.serve(CHAT)
+    first.serve([(48, 300, 400)], 10.0, OTHER)
+    first.tell(second)
+    assert second.holders(CHAT) == []
+    assert second.holders([(48, 300, 400)]) == [(OTHER, 48, Trust.REMOTE)]
+    assert second.sync.counters.void == 1
+
+
+def test_bytes_that_are_no_route_update_are_counted_and_change_nothing() -> None:
+    node = RouteNode(1)
+    for data in (b"", b"\x01" * 40, b"\x00" * 11):
+        assert not node.sync.receive(data, 0.0, 10.0)
+    assert node.sync.counters.bad == 3
+    assert len(node.table) == 0
+
+
+def test_a_route_update_of_an_earlier_generation_is_dropped_and_counted() -> None:
+    node = RouteNode(1)
+    node.restart(11.0)
+    update = encode_rows([UpdateRow((node.key(), 1), 0, *key) for key in CHAT])
+    assert not node.sync.receive(update, 0.0, 12.0)
+    assert node.sync.counters.void == 1
+
+
+def test_several_texts_that_end_in_one_block_are_sent_as_one_row() -> None:
+    """The engine's template adds nothing between these messages."""
+    first, second = two()
+    first.serve([(32, 102, 203), (32, 102, 202), (16, 101, 201)])
+    first.tell(second)
+    assert [(view.tokens, view.level) for view in second.table.subtree(0)] == [(16, 0), (32, 1)]
+    assert all(second.holders([(32, 0, text)]) for text in (202, 203))
+
+
+# --- what waits -------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_sent_once_its_texts_with_its_tokens() -> None:
+    """Sent twice it would cost twice the bytes."""
+    first, second = two()
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    assert not first.updates(11.0)
+    first.serve([(128, 107, 207), (96, 106, 206), *CHAT], 12.0)
+    assert texts_of(first, 12.0) == [206, 207]
+    assert not first.updates(11.0 + LEFT_S)
+    assert first.sync.counters.spared == 1
+    assert first.sync.waiting == 0
+
+
+def test_a_turn_whose_tokens_never_come_is_sent_by_its_texts() -> None:
+    first, second = two()
+    first.serve(CHAT)
+    first.tell(second)
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    first.tell(second, now=11.0 + LEFT_S)
+    assert second.holders([(90, 0, 206)], 11.0 + LEFT_S) == [(ENGINE, 90, Trust.REMOTE)]
+
+
+def test_a_new_chat_is_sent_at_once_by_its_texts() -> None:
+    """A crowd that comes to all nodes at once must find out where the first one went."""
+    first, second = two()
+    first.serve([(60, 0, 204), (30, 0, 202)])
+    first.tell(second)
+    assert second.holders([(60, 0, 204)]) == [(ENGINE, 60, Trust.REMOTE)]
+
+
+def test_before_the_table_is_shown_everything_in_it_is_sent() -> None:
+    """Whoever gets it may be the only one who has it when we die, and then no log would bring it to the rest."""
+    first, _ = two()
+    sent: list[bytes] = []
+    first.sync.copy.asked = lambda: sent.extend(update for update, _ in first.updates(11.0, everything=True))
+    first.serve(CHAT)
+    first.updates()
+    first.serve([(90, 0, 206), *CHAT], 11.0)
+    assert not first.updates(11.0)
+    next(first.sync.copy.sums(11.0))
+    assert len(sent) == 1
+    first.serve([(95, 0, 207), *CHAT], 11.0)
+    first.sync.copy.rows(b"")
+    assert len(sent) == 2
+
+
+def test_of_more_than_can_be_held_back_the_oldest_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under full load more comes within the time than may wait."""
+    monkeypatch.setattr(route_sync, "HELD_MAX", 500)
+    first, _ = two()
+    first.serve(CHAT)
+    first.updates()
+    for number in range(600):
+        first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
+    assert texts_of(first, 11.0) == list(range(5000, 5100))
+    assert first.sync.waiting == 500
+
+
+def test_texts_without_tokens_leave_together() -> None:
+    first, _ = two()
+    first.serve(CHAT)
+    first.updates()
+    for number in range(10):
+        first.serve([(72, 0, 5000 + number), *CHAT], 11.0 + number / 100)
+    assert not first.updates(11.0 + TEXTS_WAIT_S)
+    ((update, at),) = first.updates(11.1 + LEFT_S)
+    assert row_count(update) == 10
+    assert at == 11.0, "as old as its oldest row"
+
+
+# --- many rows at once ------------------------------------------------------------------------------------------------
+
+
+def beginnings(first: RouteNode, now: float = 10.0) -> list[list[PrefixKey]]:
+    """Chats that peers know the first turn of."""
+    chats: list[list[PrefixKey]] = [[(32, 0, 1000 + number)] for number in range(CHATS)]
+    for number, chat in enumerate(chats):
+        first.serve(chat, now, (ENGINE, OTHER)[number % 2])
+    return chats
+
+
+def go_on(first: RouteNode, chats: list[list[PrefixKey]], turns: int, now: float, seed: int = 1) -> None:
+    """Each turn goes on from some point of some chat, with one more text or two, some of them with tokens."""
+    rng = Random(seed)
+    for number in range(turns):
+        which = rng.randrange(len(chats))
+        chat = chats[which]
+        for _ in range(1 + (number % 3 == 0)):
+            token = rng.getrandbits(64) | 1 if number % 5 == 0 else 0
+            chat = [(chat[0][0] + 40, token, rng.getrandbits(64) | 1), *chat]
+        if number % 2:
+            chats[which] = chat
+        first.serve(chat, now, (ENGINE, OTHER)[which % 2])
+
+
+def tree(node: RouteNode) -> list[tuple[int, int, Sequence[int], int, list[str]]]:
+    """What a node knows: depth, names, parent and holders of each row."""
+    return sorted(
+        (
+            view.tokens,
+            view.token_fingerprint,
+            view.text_fingerprints,
+            view.parent,
+            sorted(node.registry[claim.backend].url for claim in view.holders),
+        )
+        for view in node.table.subtree(0, limit=10_000)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("merged", [True, False])
+def test_many_rows_at_once_are_learned_as_one_by_one(seed: int, merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route_sync, "MERGED_MIN", MERGED_MIN if merged else 10_000)
+    first, second = two()
+    chats = beginnings(first)
+    first.tell(second)
+    go_on(first, chats, 300, 11.0, seed)
+    for now in (11.0, 11.0 + LEFT_S):
+        first.tell(second, now=now)
+    assert tree(first) == tree(second)
+    assert second.sync.counters.received < 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_uses_are_counted_of_many_rows_as_of_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration counts by them what pushes other prefixes out."""
+    counted = []
+    for merged in (MERGED_MIN, 10_000):
+        monkeypatch.setattr(route_sync, "MERGED_MIN", merged)
+        first, second = two()
+        chats = beginnings(first)
+        first.tell(second)
+        used: Counter[object] = Counter()
+
+        def note(
+            prompts: Iterable[Sequence[PrefixKey]],
+            backend: BackendId,
+            generation: int,
+            at: int,
+            second: RouteNode = second,
+            used: Counter[object] = used,
+        ) -> None:
+            new_tokens, before = second.table.uses.used_before(prompts, backend, generation, at)
+            used[backend] += new_tokens
+            used.update({(backend, earlier): tokens for earlier, tokens in before.items()})
+
+        second.table.remote_use = note
+        go_on(first, chats, 200, 11.0, seed)
+        first.tell(second, now=11.0 + LEFT_S)
+        counted.append(used)
+    assert counted[0] == counted[1]
+    assert sum(counted[0].values()) > 0
+
+
+@pytest.mark.parametrize("count", [MERGED_MIN - 6, 3 * MERGED_MIN])
+def test_rows_whose_chat_comes_later_are_hung_where_they_belong(count: int) -> None:
+    """Some of the update, or all of it, came before what it goes on from: over another path, or from another node."""
+    first, second = two()
+    chats = beginnings(first)
+    begun = decode_rows(first.updates()[0][0])
+    second.sync.receive(encode_rows(begun[: CHATS // 2]), 0.0, 10.0)
+    go_on(first, chats, count, 11.0)
+    for now in (11.0, 11.0 + LEFT_S):
+        first.tell(second, now=now)
+    assert second.sync.orphans > 0
+    second.sync.receive(encode_rows(begun[CHATS // 2 :]), 4.0, 14.0)
+    assert second.sync.orphans == 0
+    assert tree(first) == tree(second)
+
+
+def test_of_a_process_that_is_gone_nothing_is_sent_or_taken() -> None:
+    first, second = two()
+    first.serve(CHAT)
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
+    updates = first.updates(11.0 + LEFT_S)
+    second.restart(12.0)
+    assert not second.sync.receive(updates[0][0], 1.0, 13.0)
+    assert second.sync.counters.void == 1
+    for number in range(20):
+        first.serve([(72, 0, 6000 + number), *CHAT], 14.0)
+    first.restart(15.0)
+    assert first.updates(14.0 + LEFT_S) == []
+    assert first.sync.counters.outdated == 20
+
+
+def test_what_was_withdrawn_meanwhile_is_not_sent() -> None:
+    first, second = two()
+    first.serve(CHAT)
+    first.tell(second)
+    for number in range(20):
+        first.serve([(72, 0, 5000 + number), *CHAT], 11.0)
+    first.table.withdraw(5007, first.engine().id)
+    first.tell(second, now=11.0 + LEFT_S)
+    assert first.sync.counters.gone == 1
+    assert second.holders([(72, 0, 5006)], 13.0)
+    assert not second.holders([(72, 0, 5007)], 13.0)
