@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.problems and not hasattr(options, "config"):
             raise ConfigError(options.problems)
         code = int(options.run(options))
-        print(end="", flush=True)  # here, where an error has somebody to tell it
+        print(end="", flush=True)  # here, where an error is caught
         return code
     except ConfigError as error:
         print(
@@ -206,7 +206,7 @@ def load_from(options: argparse.Namespace) -> tuple[Config, dict[str, str]]:
 def serve_command(options: argparse.Namespace) -> int:
     config, _ = load_from(options)
     set_up_logs(config.log_level, config.log_format, secrets=config.secret_values())
-    if not os.isatty(0):  # to a service a hang-up says «read your keys again», and they are anyhow when they change
+    if not os.isatty(0):  # a hang-up asks a service to read its keys again, and they are anyhow when they change
         signal.signal(signal.SIGHUP, lambda *_: None)
     if config.workers == 1:
         return run_node(config)
@@ -221,7 +221,7 @@ def serve_command(options: argparse.Namespace) -> int:
 
 
 def run_node(config: Config) -> int:
-    """One node in this process, until it is told to stop. Returns the exit code."""
+    """One node in this process, until a signal ends it. Returns the exit code."""
     from ranvier_py.node import node
 
     try:

@@ -90,7 +90,7 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> tu
 
 
 def config_of(**values: Any) -> Config:
-    """The configuration of these keys alone, whatever the environment says. Raises ConfigError with every problem."""
+    """The configuration of these keys alone, whatever the environment has. Raises ConfigError with every problem."""
     found = Loading(values)
     config = checked(found)
     if found.problems:

@@ -63,7 +63,7 @@ def place_or_off(text: str | None) -> str | None:
 
 
 def literal_place(text: str | None) -> str | None:
-    """A place whose host is an address: what is told to peers is not looked up by them."""
+    """A place whose host is an address: what peers are given is not looked up by them."""
     if text is not None and not is_address(parse_host_port(text)[0]):
         raise ValueError("must be an IP address, with or without a port")
     return text
@@ -140,7 +140,7 @@ NEEDS_EVENTS = "kv_replay and kv_ranks need kv_events, the endpoint of rank 0"
 class BackendSpec(BaseModel):
     """One backend as configured or as added over the control port. `name` is its URL without scheme unless given.
 
-    `kv_events` is where the engine publishes its KV events, `kv_replay` where it tells them again; with `kv_ranks`
+    `kv_events` is where the engine publishes its KV events, `kv_replay` where it repeats them; with `kv_ranks`
     data-parallel ranks, rank r is at port + r. Empty: the engine is asked. `off`: they are not used. `kv_index` is an
     event stream of Continuum's shape; empty: none.
     """

@@ -17,7 +17,7 @@ LISTED = 50  # routes or decisions in an answer unless `limit` says otherwise: a
 
 @contextmanager
 def input_errors() -> Iterator[None]:
-    """What the port says about bad input becomes a 4xx."""
+    """What is wrong with input becomes a 4xx."""
     try:
         yield
     except (ValueError, ConfigError) as error:

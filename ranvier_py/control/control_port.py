@@ -291,5 +291,5 @@ async def refused_by_framework(error: HTTPException) -> Response:
 
 async def failed(error: Exception) -> Response:
     """A bug of ours. The log has it; the client learns no more than that."""
-    log.error("control request failed: %s %s", request.method, request.path, exc_info=error)
+    log.error("control.failed %s %s", request.method, request.path, exc_info=error)
     return error_response(500, "internal error; the log of the node says more", "api_error", "internal_error")

@@ -103,7 +103,7 @@ class Connections:
             with scope:
                 await PlainServer(self._app, self._config, self._context, ConnectionState({}), cast("Any", stream))
         except Exception:  # hypercorn's: what goes wrong in a handler of ours was answered inside
-            log.exception("control connection failed")
+            log.exception("control.connection_failed")
         finally:
             self._open.pop(stream, None)
             accepted.socket.close()  # the kernel still delivers what was sent

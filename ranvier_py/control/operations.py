@@ -41,7 +41,7 @@ class Admin:
     def add_backend(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fields of a backend as in the configuration. Raises ConfigError with all that is wrong, with nothing changed.
 
-        Peers that follow the order ask the engine where its events are: what is said of them here is for this node.
+        Peers that follow the command ask the engine where its events are: what is written here is for this node.
         """
         spec = read_backend(fields)
         if spec.kv_index:
@@ -49,8 +49,8 @@ class Admin:
         backend = self._node.registry[self._node.add_backend(spec.url, spec.weight, spec.name, spec)]
         if self._node.clustering is not None:
             self._node.clustering.order("add", backend.url, spec.weight, spec.name)
-        told = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
-        return {**self._view(backend.name), **told}
+        events = {name: value for name, value in spec.model_dump().items() if name.startswith("kv_")}
+        return {**self._view(backend.name), **events}
 
     def remove_backend(self, url: str) -> Mapping[str, Any]:
         view = self._view(url)
@@ -191,7 +191,7 @@ def path_of(body: bytes) -> bytes:
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return CHAT_PATH  # reading it there says what is wrong with it
+        return CHAT_PATH  # where reading it finds what is wrong with it
     return COMPLETION_PATH if isinstance(asked, dict) and "prompt" in asked and "messages" not in asked else CHAT_PATH
 
 

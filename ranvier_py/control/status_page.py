@@ -81,12 +81,12 @@ CLUSTER_FACTS = (
 
 
 def cluster_lines(cluster: Mapping[str, Any]) -> list[str]:
-    """This node among its peers: who they are, what was said."""
+    """This node among its peers, and the traffic between them."""
     me = f"{cluster['name']} at {cluster['address']}, incarnation {cluster['incarnation']}"
     members = [{name: member.get(name) for name in MEMBER_COLUMNS} for member in cluster["members"]]
     lines = ["", f"Cluster: {me}", *(table(members) or ["  no peers yet"])]
     traffic = [
-        {"topic": topic, **{f"{way}_{what}": each[way][what] for way in each for what in each[way]}}
+        {"topic": topic, **{f"{name}_{what}": found[what] for name, found in each.items() for what in found}}
         for topic, each in cluster["topics"].items()
     ]
     rates = [

@@ -2,13 +2,12 @@
 it).
 
 A attempt's line is made when its answer has been read, since its tokens are known only then (io/tokenizer_worker.py),
-or `LESSON_WAIT_S` after it landed, or at the end. Lines wait in a bounded queue for one worker thread, which alone
+or `LEARNING_WAIT_S` after it finished, or at the end. Lines wait in a bounded queue for one worker thread, which alone
 touches the disk: a slow disk costs lines, a broken one all of them, and neither costs a request anything.
 
 Files: FILE grows to `bytes_max`, then becomes FILE.1, FILE.1 becomes FILE.2 and so on; at most `files_max` of them are
 kept. A new process begins a new file, because its clock and perhaps its secret are others. A file that is no recording
-is never touched. Only their owner may read them: they tell who talked how much, though not what about.
-Cost: when off, nothing. When on, about 50 us of the event loop for a attempt of 10,000 tokens, and 2 kB of disk.
+is never touched. Only their owner may read them: they show who sent how much, though not what.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ PENDING_MAX = (
     4096  # attempts that wait for their route update, as many as the tokenizer worker's queue may hold and more
 )
 PENDING_BYTES_MAX = 64 << 20  # of their bodies, which a attempt keeps alive
-LESSON_WAIT_S = 30.0  # a route update that comes later was dropped, or might as well have been
+LEARNING_WAIT_S = 30.0  # a route update that comes later was dropped, or might as well have been
 SWEEP_S = 1.0  # between two looks for attempts whose route update did not come
-BATCH_MAX = 256  # lines in one hop to the thread: some 5 ms
+BATCH_MAX = 256  # lines in one hop to the thread
 LAST_WRITE_S = 1.0  # a hanging disk must not hold up the end of the process
 MARK_BYTES = f'{{"{MARK}"'.encode()  # what every file of ours begins with
 
@@ -96,7 +95,7 @@ class Recorder:
         self._one = trio.CapacityLimiter(1)  # thread at a time, even when a write was abandoned
         self._troubled = False
 
-    # --- what a router tells ----------------------------------------------------------------------------------------
+    # --- what a router reports --------------------------------------------------------------------------------------
 
     def attempt_sent(self, attempt: Attempt, now: float) -> None:
         pass
@@ -114,7 +113,7 @@ class Recorder:
         while len(self._pending) > PENDING_MAX or (self._pending_bytes > PENDING_BYTES_MAX and self._pending):
             self._give_up(next(iter(self._pending)))
 
-    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002  # as told
+    def answered(self, attempt: Attempt, end: Boundary, answer: Answer, now: float) -> None:  # noqa: ARG002
         if (
             answer is not NOTHING and attempt in self._pending
         ):  # else its prompt alone: the answer has another route update
@@ -139,7 +138,7 @@ class Recorder:
         return self._pending.pop(attempt)
 
     def _sweep(self, before: float) -> None:
-        """Let no attempt wait that landed before then: they are in the order of their landing."""
+        """Let no attempt wait that finished before then: they are in the order in which they finished."""
         while self._pending:
             attempt, finished = next(iter(self._pending.items()))
             if finished.at > before:
@@ -150,12 +149,12 @@ class Recorder:
         """Write until cancelled, and then what is left. Never raises for the file's sake."""
         task_status.started()
         try:
-            await self._write(())  # the first header: where the file can't be written, it is said at the start
+            await self._write(())  # the first header: where the file can't be written, the log has it at the start
             while True:
                 with trio.move_on_after(SWEEP_S):
                     await self._wake.wait()
                 self._wake = trio.Event()
-                self._sweep(self._clock() - LESSON_WAIT_S)
+                self._sweep(self._clock() - LEARNING_WAIT_S)
                 while self._queue:
                     await self._write([self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))])
         finally:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from ranvier_py.core.engine_cache.prefix_index.shared_index import Job, SharedIndex
+from ranvier_py.core.engine_cache.prefix_index.shared_index import RedisJob, SharedIndex
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.histogram import Histogram
 from ranvier_py.core.metrics import Sample, samples, values
@@ -135,7 +135,7 @@ class RedisLink:
             yield Sample("kv_index_redis_errors", "counter", "Round trips to Redis that failed.", count, {"type": kind})
         yield from samples("kv_index_shared", shared.counters)
 
-    async def _do(self, job: Job) -> None:
+    async def _do(self, job: RedisJob) -> None:
         shared, limits = self._shared, self._options
         deadline_s = limits.timeout_s + (limits.connect_s if job.is_hello else 0.0)
         began, kind, why = time.monotonic(), "", ""
@@ -190,7 +190,7 @@ class RedisLink:
             log.warning("kv_index.alone %s: %s", self.place, shared.trouble)
 
 
-def work(client: Any, job: Job) -> list[object]:
+def work(client: Any, job: RedisJob) -> list[object]:
     """All replies, errors among them. In a thread. Raises what redis-py does."""
     pipeline = client.pipeline(transaction=False)
     for command in job.commands:

@@ -8,7 +8,7 @@ Rules: the wait before a restart doubles from 1 s to 30 s, and starts over once 
 worker that ends with one of the `fatal` codes can't be helped by a restart: the others are stopped and that code is
 returned. After a signal nothing is restarted; who has not ended `stop_timeout_s` later is killed.
 Workers have a process group of their own, so that Ctrl-C reaches them once, through the parent, and on Linux they are
-told to stop should the parent vanish.
+stopped should the parent vanish.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Supervisor:
         now = time.monotonic()
         if self.stopping_until is not None:
             if now >= self.stopping_until:
-                self._tell_all(signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
             return
         for worker in self.workers:
             if worker.pid == 0 and now >= worker.restart_at:
                 worker.pid = signals.fork(lambda index=worker.index: self.start(index))  # type: ignore[misc]
                 worker.started_at = now
-                log.info("worker %d started, process %d", worker.index, worker.pid)
+                log.info("worker.started %d, process %d", worker.index, worker.pid)
 
     def _pause_s(self) -> float | None:
         """Until the next thing to do without a signal; None = nothing."""
@@ -96,9 +96,9 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         if self.stopping_until is None:
             self.stopping_until = time.monotonic() + self.stop_timeout_s
-        self._tell_all(number)
+        self._signal_all(number)
 
-    def _tell_all(self, number: int) -> None:
+    def _signal_all(self, number: int) -> None:
         for worker in self.workers:
             if worker.pid:
                 os.kill(worker.pid, number)
@@ -113,11 +113,11 @@ class Supervisor:
     def _ended(self, worker: Worker, code: int) -> None:
         pid, worker.pid = worker.pid, 0
         if self.stopping_until is not None:
-            told = code in (0, *(-number for number in STOP_SIGNALS))  # negative: before it could handle the signal
-            self.exit_code = self.exit_code or (0 if told else abs(code))
+            expected = code in (0, *(-number for number in STOP_SIGNALS))  # negative: before it could handle the signal
+            self.exit_code = self.exit_code or (0 if expected else abs(code))
             return
         if code in self.fatal:
-            log.error("worker %d ended with code %d: stopping all", worker.index, code)
+            log.error("worker.failed %d ended with code %d: stopping all", worker.index, code)
             self.exit_code = code
             self._stop(signal.SIGTERM)
             return
@@ -126,7 +126,7 @@ class Supervisor:
         delay_s = min(self.restart_delay_s * 2 ** (worker.deaths - 1), RESTART_DELAY_S_MAX)
         worker.restart_at = now + delay_s
         self.restarts += 1
-        log.error("worker %d (process %d) ended with code %d; next in %.1f s", worker.index, pid, code, delay_s)
+        log.error("worker.ended %d (process %d) with code %d; next in %.1f s", worker.index, pid, code, delay_s)
 
 
 class Signals:

@@ -13,12 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import trio
 
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.answers.usage_injection import UsageAsking
 from ranvier_py.core.engine_cache.calibration.biases import Bias
 from ranvier_py.core.engine_cache.calibration.calibration import Calibration
@@ -26,7 +24,7 @@ from ranvier_py.core.engine_cache.calibration.predictions import BackendPredicti
 from ranvier_py.core.engine_cache.sources.engine_metrics import EngineMetrics
 from ranvier_py.core.gossip.peer.router_peer import RouterPeer
 from ranvier_py.core.ids import BackendId
-from ranvier_py.core.metrics import Sample, samples
+from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.prompts.fingerprint import mix
 from ranvier_py.core.routing.router import Router
 
@@ -124,7 +122,7 @@ class Calibrating:
             "route_precision": self._share("predicted_tokens"),
             "route_recall": self._share("cached_tokens"),
             "backends": [self._backend_view(id_, known) for id_, known in self.calibration.backends().items()],
-            "asking": asdict(self._asking.statistics()),
+            "asking": values(self._asking.counters),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -140,7 +138,7 @@ class Calibrating:
         for backend, look in self._looks.items():
             yield from engine_samples(look.metrics, {"backend": self._name(backend)})
         yield from samples("calibration", self.calibration.counters)
-        yield from plain_samples("usage", self._asking.statistics(), ())
+        yield from samples("usage", self._asking.counters)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

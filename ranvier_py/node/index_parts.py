@@ -25,7 +25,7 @@ import trio
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches, Source
 from ranvier_py.core.engine_cache.gap_values import Level
 from ranvier_py.core.engine_cache.prefix_index.prefix_index import (
-    Entry,
+    IndexEntry,
     IndexEvent,
     IndexSettings,
     KvIndex,
@@ -304,7 +304,7 @@ class Indexing:
         return self.index.by_backend.get(backend.id) or SourceCounts()
 
 
-def tier_of(entry: Entry | None) -> Tier:
+def tier_of(entry: IndexEntry | None) -> Tier:
     if entry is None:
         return Tier.ABSENT
     return Tier.GPU if entry.storage is Storage.HOT else Tier.EXTERNAL

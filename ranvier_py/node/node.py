@@ -65,18 +65,17 @@ log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.00005
 """The event loop gives up the interpreter lock at each system call and gets it back from a tokenizing thread at the
-latest after this. CPython's default of 5 ms would be added to a request several times over."""
+latest after this. CPython's default would be added to a request several times over."""
 
 GARBAGE_THRESHOLDS = (500, 2, 1_000_000)
-"""Young cyclic garbage is collected in steps of a millisecond at most, old garbage never while requests run: a full
-collection of a million remembered boundaries would stop the event loop for a second (measured: 1.4 us for each
-object). Under full load steps of 3,000 objects took 3 ms, and 8 ms with those of middle age: each request in flight
-waits for them. What we keep is chains without cycles, freed by counting; the rest waits for an idle moment."""
+"""Young cyclic garbage is collected in small steps, old garbage never while requests run: a full collection of a
+million remembered boundaries would stop the event loop. What we keep is chains without cycles, freed by counting; the
+rest waits for an idle moment."""
 
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
 SWEEP_INTERVAL_S = 1.0  # expired claims are invisible at once; the sweep only frees their memory
-SWEEP_ROWS_MAX = 2000  # about 2 ms of the event loop
+SWEEP_ROWS_MAX = 2000
 
 
 class Node:
@@ -87,7 +86,7 @@ class Node:
         self.config = config
         self.tokenizer = tokenizer
         self.clustering: ClusterParts | None = None
-        self.drained = trio.Event()  # nobody is served any more, and the peers have been told
+        self.drained = trio.Event()  # nobody is served any more, and the peers know it
         self.addresses: dict[str, BackendAddress] = {}
         self.scheme = scheme_of(config, tokenizer, secret)
         self.registry = Registry(config.health)
@@ -157,7 +156,7 @@ class Node:
         return NodeHooks(self.poller.probe_soon, log_transitions, self._follow)
 
     def _follow(self, command: Command) -> None:
-        """An order that the operator gave on another node."""
+        """A command that the operator gave on another node."""
         known = self.registry.find(command.url)
         try:
             if command.verb == "add" and known is None:
@@ -165,7 +164,7 @@ class Node:
             elif command.verb == "remove" and known is not None:
                 self.remove_backend(command.url)
         except RanvierError as error:
-            log.warning("backend.order_refused %s %s: %s", command.verb, command.url, error)
+            log.warning("backend.command_refused %s %s: %s", command.verb, command.url, error)
 
     def _address_of(self, url: str) -> BackendAddress:
         """Parsed once for each backend; one that is leaving may still be asked for."""
@@ -202,7 +201,7 @@ class Node:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cut_at_next, signals, nursery.cancel_scope)
                 await self.server.drain(self.config.drain_timeout_s)
-                if self.clustering is not None:  # last, so that the last answers are still told
+                if self.clustering is not None:  # last, so that the last answers are still sent to peers
                     await self.clustering.leave()
                 nursery.cancel_scope.cancel()
             await self.server.drain(0)  # what a second signal left; nothing otherwise
@@ -295,7 +294,7 @@ async def run_parts(node: Node, task_status: trio.TaskStatus[Addresses]) -> None
 
 @contextmanager
 def listening_on(address: str) -> Iterator[None]:
-    """An error of binding says where it was."""
+    """An error of binding names the address."""
     try:
         yield
     except OSError as error:

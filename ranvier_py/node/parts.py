@@ -89,7 +89,7 @@ def make_router(
 
 
 def publishers_of(spec: BackendSpec) -> tuple[Publisher, ...]:
-    """Where the operator says that an engine publishes its KV events; nothing where it is to be asked."""
+    """Where an engine publishes its KV events by the configuration; nothing where it is to be asked."""
     host = urlsplit(spec.url).hostname or ""
     return of_operator(spec.kv_events, spec.kv_replay, spec.kv_ranks, host) if spec.kv_events else ()
 
@@ -105,7 +105,7 @@ def make_routes(config: Config) -> RouteTable:
 
 
 def placement_options(config: Config) -> PlacementOptions:
-    """What the operator told policies; what he named counts for more than the two keys of their own."""
+    """The options of policies; those named in `policy_option` count for more than the two keys of their own."""
     named = PlacementOptions.parse(config.policy_option).named
     return PlacementOptions.of({"divert_factor": config.load_factor, "divert_floor": config.load_floor, **named})
 

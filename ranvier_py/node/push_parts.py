@@ -37,7 +37,7 @@ from ranvier_py.core.engine_cache.sources.push_keys import (
     Link,
     Links,
 )
-from ranvier_py.core.engine_cache.sources.push_map import SLICE_HASHES, Leases, PushMap, Worker
+from ranvier_py.core.engine_cache.sources.push_map import SLICE_HASHES, Leases, PushMap, PushWorker
 from ranvier_py.core.engine_cache.sources.push_messages import EventReport, PrefixReport
 from ranvier_py.core.errors import NotFound
 from ranvier_py.core.ids import UNKNOWN, BackendId, Fingerprint
@@ -95,7 +95,7 @@ class KeyInbox:
 class PrefixHolder:
     """What a worker holds by prefix hash, asked for by our fingerprints (`Held` of EngineCaches)."""
 
-    def __init__(self, links: Links, worker: Worker) -> None:
+    def __init__(self, links: Links, worker: PushWorker) -> None:
         self._links = links
         self._worker = worker
 
@@ -249,7 +249,7 @@ class WorkerReports:
             raise NotFound(f"worker_id: no backend {name!r}")
         return backend
 
-    def _worker(self, report: PrefixReport) -> tuple[BackendId, Worker]:
+    def _worker(self, report: PrefixReport) -> tuple[BackendId, PushWorker]:
         backend, now = self._backend(report.worker), self._clock()
         known = self.map.workers.get(backend.id)
         worker = self.map.report(backend.id, report.model, now)
@@ -276,7 +276,7 @@ class WorkerReports:
         if backend is None or backend.removed or self._generations[id_] != backend.generation:
             self._close(id_, now)
 
-    def _changed(self, backend: BackendId, worker: Worker, keys: Iterable[int], tier: Tier) -> None:
+    def _changed(self, backend: BackendId, worker: PushWorker, keys: Iterable[int], tier: Tier) -> None:
         """What became of prefix hashes, as what became of prefixes."""
         links = [link for key in keys for link in self.links.of_key(key, worker.model)]
         for link in links:
@@ -296,7 +296,7 @@ class WorkerReports:
             if worker.model in ("", link.model):
                 self._changed(backend, worker, (link.key,), Tier.GPU)
 
-    async def _reconcile(self, backend: BackendId, worker: Worker) -> None:
+    async def _reconcile(self, backend: BackendId, worker: PushWorker) -> None:
         """A worker reported all that it holds for the first time: what else we believe of its hashes is wrong."""
         start = 0
         while part := self.links.part(start, SLICE_LINKS):
@@ -304,7 +304,7 @@ class WorkerReports:
             self._report(backend, [link for link in part if self._is_unfounded(backend, worker, link)], Tier.ABSENT)
             await trio.lowlevel.checkpoint()
 
-    def _is_unfounded(self, backend: BackendId, worker: Worker, link: Link) -> bool:
+    def _is_unfounded(self, backend: BackendId, worker: PushWorker, link: Link) -> bool:
         if worker.model not in ("", link.model) or (backend, link.fingerprint) in self._leases:
             return False
         return not any(each.key in worker.hashes for each in self.links.of_fingerprint(link.fingerprint))

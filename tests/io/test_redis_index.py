@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.engine_cache.prefix_index.shared_index import SharedIndex
 from ranvier_py.core.errors import ConfigError
@@ -63,12 +63,12 @@ def mortal() -> Iterator[RedisServer]:
 
 
 class Side:
-    """One router: its own index, the shared one, and a stream of each backend that it hears."""
+    """One router: its own index, the shared one, and a stream of each backend that it reads."""
 
-    def __init__(self, url: str, hears: tuple[str, ...] = (X, Y), **options: Any) -> None:
+    def __init__(self, url: str, reads: tuple[str, ...] = (X, Y), **options: Any) -> None:
         self.index = KvIndex(IndexSettings(ttl_s=TTL_S))
-        self.standing = {BACKENDS[name] for name in hears}
-        names = {BACKENDS[name]: name for name in hears}
+        self.standing = {BACKENDS[name] for name in reads}
+        names = {BACKENDS[name]: name for name in reads}
         self.shared = SharedIndex(
             self.index, ROOT, names, find=BACKENDS.get, stands=self.standing.__contains__, rng=Random(next(SEEDS))
         )
@@ -76,10 +76,10 @@ class Side:
         self.prepared = PreparedIndex(self.index, time.perf_counter)
         self.prepared.shared = self.shared
         self.streams = {
-            name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in hears
+            name: IndexedStream(IndexedBackend(BACKENDS[name], name, ""), self.index, None) for name in reads
         }
 
-    def hear(self, kind: Kind, prefix: str, backend: str = X, tokens: int | None = 64) -> None:
+    def receive(self, kind: Verb, prefix: str, backend: str = X, tokens: int | None = 64) -> None:
         self.streams[backend].received([IndexEvent(kind, prefix, tokens)])
 
     async def holders(self, prefix: str) -> dict[str, int]:
@@ -114,13 +114,13 @@ async def all_share(*sides: Side) -> None:
 
 
 async def test_cr20_two_routers_share_one_index(server: RedisServer) -> None:
-    one, two = Side(server.url), Side(server.url, hears=())
+    one, two = Side(server.url), Side(server.url, reads=())
     async with running(one, two):
         await all_share(one, two)
-        one.hear(Kind.CREATED, "ab", X, 2048)
-        one.hear(Kind.CREATED, "ab", Y, 512)
+        one.receive(Verb.CREATED, "ab", X, 2048)
+        one.receive(Verb.CREATED, "ab", Y, 512)
         await two.until_holders("ab", {X: 2048, Y: 512})
-        one.hear(Kind.PURGED, "ab", Y)
+        one.receive(Verb.PURGED, "ab", Y)
         await two.until_holders("ab", {X: 2048})
         assert len(two.index) == 0
 
@@ -132,23 +132,23 @@ async def test_cx18_what_an_earlier_life_said_counts_no_more_unless_another_hear
     one = Side(server.url)
     async with running(one):
         await all_share(one)
-        one.hear(Kind.CREATED, "ab", X, 10)
-        one.hear(Kind.CREATED, "ab", Y, 20)
+        one.receive(Verb.CREATED, "ab", X, 10)
+        one.receive(Verb.CREATED, "ab", Y, 20)
         await until(lambda: one.shared.counters.written == 2 and not one.shared.waiting)
-    other, again = Side(server.url, hears=(Y,)), Side(server.url)
-    other.hear(Kind.CREATED, "ab", Y, 20)
+    other, again = Side(server.url, reads=(Y,)), Side(server.url)
+    other.receive(Verb.CREATED, "ab", Y, 20)
     async with running(other, again):
         await all_share(other, again)
         await again.until_holders("ab", {Y: 20})
 
 
 async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_said_and_no_more(server: RedisServer) -> None:
-    one, two, three = Side(server.url, hears=(X,)), Side(server.url, hears=(X,)), Side(server.url, hears=())
+    one, two, three = Side(server.url, reads=(X,)), Side(server.url, reads=(X,)), Side(server.url, reads=())
     async with running(one, two, three):
         await all_share(one, two, three)
         for side in (one, two):
-            side.hear(Kind.CREATED, "ab", X, 10)
-        one.hear(Kind.CREATED, "cd", X, 10)  # which two has not heard
+            side.receive(Verb.CREATED, "ab", X, 10)
+        one.receive(Verb.CREATED, "cd", X, 10)  # which two has not heard
         await three.until_holders("cd", {X: 10})
         one.streams[X].started()
         assert len(one.index) == 0
@@ -160,18 +160,18 @@ async def test_cx18_a_gap_in_one_routers_stream_takes_back_what_it_said_and_no_m
 async def test_cx21_a_killed_redis_leaves_each_router_what_it_hears_and_comes_back_by_itself(
     mortal: RedisServer,
 ) -> None:
-    one, two = Side(mortal.url, hears=(X,)), Side(mortal.url, hears=(Y,))
+    one, two = Side(mortal.url, reads=(X,)), Side(mortal.url, reads=(Y,))
     async with running(one, two):
         await all_share(one, two)
-        one.hear(Kind.CREATED, "ab", X, 10)
-        one.hear(Kind.CREATED, "cd", X, 10)
-        two.hear(Kind.CREATED, "ab", Y, 20)
+        one.receive(Verb.CREATED, "ab", X, 10)
+        one.receive(Verb.CREATED, "cd", X, 10)
+        two.receive(Verb.CREATED, "ab", Y, 20)
         await two.until_holders("ab", {X: 10, Y: 20})
         mortal.kill()
         await until(lambda: not one.shared.sharing and not two.shared.sharing)
         assert await two.holders("ab") == {Y: 20}
-        one.hear(Kind.PURGED, "cd", X)  # which Redis, with all it has on its disk, never hears
-        one.hear(Kind.CREATED, "ef", X, 30)
+        one.receive(Verb.PURGED, "cd", X)  # which Redis, with all it has on its disk, never reads
+        one.receive(Verb.CREATED, "ef", X, 30)
         assert await one.holders("ef") == {X: 30}
         mortal.start()
         await all_share(one, two)
@@ -187,7 +187,7 @@ async def test_cx21_events_and_questions_go_on_while_redis_is_killed_in_the_midd
     async with running(one):
         await all_share(one)
         for number in range(2000):
-            one.hear(Kind.CREATED, f"{number:04x}", X, 10)
+            one.receive(Verb.CREATED, f"{number:04x}", X, 10)
             one.prepared.holders(f"{number:04x}", time.monotonic())
             if number == 1000:
                 await trio.sleep(0.01)
@@ -203,26 +203,26 @@ async def test_cx21_events_and_questions_go_on_while_redis_is_killed_in_the_midd
 
 
 async def test_cx20_a_clear_takes_what_others_heard_before_it(server: RedisServer) -> None:
-    one, two = Side(server.url, hears=(X,)), Side(server.url, hears=(Y,))
+    one, two = Side(server.url, reads=(X,)), Side(server.url, reads=(Y,))
     async with running(one, two):
         await all_share(one, two)
-        one.hear(Kind.CREATED, "ab", X, 10)
-        two.hear(Kind.CREATED, "ab", Y, 20)
+        one.receive(Verb.CREATED, "ab", X, 10)
+        two.receive(Verb.CREATED, "ab", Y, 20)
         await one.until_holders("ab", {X: 10, Y: 20})
         one.index.clear()
         one.shared.clear(time.monotonic())
         assert await one.holders("ab") == {}
         await until(lambda: len(two.index) == 0)
         await all_share(one, two)
-        two.hear(Kind.CREATED, "ab", Y, 30)
+        two.receive(Verb.CREATED, "ab", Y, 30)
         await one.until_holders("ab", {Y: 30})
 
 
 async def test_cx20_a_clear_while_redis_is_away_is_made_up_for(mortal: RedisServer) -> None:
-    one, two = Side(mortal.url, hears=(X,)), Side(mortal.url, hears=(Y,))
+    one, two = Side(mortal.url, reads=(X,)), Side(mortal.url, reads=(Y,))
     async with running(one, two):
         await all_share(one, two)
-        two.hear(Kind.CREATED, "ab", Y, 20)
+        two.receive(Verb.CREATED, "ab", Y, 20)
         await one.until_holders("ab", {Y: 20})
         mortal.kill()
         await until(lambda: not one.shared.sharing)
@@ -236,13 +236,13 @@ async def test_cx20_a_clear_while_redis_is_away_is_made_up_for(mortal: RedisServ
 
 @pytest.mark.parametrize("harm", ["flushall", "client kill type normal"])
 async def test_what_is_lost_in_a_running_redis_is_said_anew(server: RedisServer, harm: str) -> None:
-    one, two = Side(server.url, hears=(X,)), Side(server.url, hears=())
+    one, two = Side(server.url, reads=(X,)), Side(server.url, reads=())
     async with running(one, two):
         await all_share(one, two)
-        one.hear(Kind.CREATED, "ab", X, 10)
+        one.receive(Verb.CREATED, "ab", X, 10)
         await two.until_holders("ab", {X: 10})
         server.client().execute_command(*harm.split(" "))
-        one.hear(Kind.CREATED, "cd", X, 10)
+        one.receive(Verb.CREATED, "cd", X, 10)
         await two.until_holders("ab", {X: 10})
         await two.until_holders("cd", {X: 10})
 
@@ -293,7 +293,7 @@ async def alone_with(handle: Callable[[trio.SocketStream], Any], kind: str, **op
             errors = side.shared.errors
             for failures in (1, 2):
                 await until(lambda n=failures: sum(errors.values()) >= n)  # type: ignore[misc]
-                side.hear(Kind.CREATED, "ab", X, 10)
+                side.receive(Verb.CREATED, "ab", X, 10)
                 assert await side.holders("ab") == {X: 10}
             assert not side.shared.sharing
             assert len(connections) >= 2, "none is used again after an error"
@@ -321,11 +321,11 @@ def test_a_bad_url_is_refused_without_being_shown(url: str) -> None:
 
 async def test_cr29_an_answer_takes_less_than_five_milliseconds_in_99_of_100(server: RedisServer) -> None:
     """In one of many rounds: others use this machine as well. What takes longer is not waited for."""
-    one, two = Side(server.url, hears=(X,)), Side(server.url, hears=())
+    one, two = Side(server.url, reads=(X,)), Side(server.url, reads=())
     async with running(one, two):
         await all_share(one, two)
         for number in range(100):
-            one.hear(Kind.CREATED, f"{number:x}", X)
+            one.receive(Verb.CREATED, f"{number:x}", X)
         await two.until_holders("63", {X: 64})
         for _ in range(50):
             took = []
@@ -352,15 +352,15 @@ def spoil(client: Any, kind: str, key: str) -> None:
 @pytest.mark.parametrize("name", ["routers", "cleared", "GENERATION:ab"])
 async def test_garbage_of_any_type_under_any_key_is_outlived(server: RedisServer, kind: str, name: str) -> None:
     """While it stands, routers may have to go on alone."""
-    one, two = Side(server.url, hears=(X,)), Side(server.url, hears=())
+    one, two = Side(server.url, reads=(X,)), Side(server.url, reads=())
     async with running(one, two):
         await all_share(one, two)
         key = ROOT + name.replace("GENERATION", one.shared.generation)
         spoil(server.client(), kind, key)
-        one.hear(Kind.CREATED, "ab", X, 10)
+        one.receive(Verb.CREATED, "ab", X, 10)
         for _ in range(5):
             assert await one.holders("ab") == {X: 10}
             await two.holders("ab")
         server.client().delete(key)
-        one.hear(Kind.CREATED, "cd", X, 20)
+        one.receive(Verb.CREATED, "cd", X, 20)
         await two.until_holders("cd", {X: 20})

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import trio
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import Kind
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import Verb
 from tests.io.redis_server import RedisServer, needs_redis, redis_server
 from tests.io.test_redis_index import BACKENDS, DEADLINE_S, Side, X, Y, all_share, hurried, running
 
@@ -21,7 +21,7 @@ STEPS = 120
 
 
 class Chaos:
-    """Router a hears X and b hears Y without a gap, c both with gaps, d nothing. `held` is what the engines hold."""
+    """Router a reads X and b reads Y without a gap, c both with gaps, d nothing. `held` is what the engines hold."""
 
     def __init__(self, server: RedisServer, rng: Random) -> None:
         self.server = server
@@ -36,14 +36,14 @@ class Chaos:
         rng = self.rng
         for _ in range(rng.randrange(30)):
             engine, prefix = rng.choice((X, Y)), rng.choice(PREFIXES)
-            kind, tokens = (Kind.CREATED, rng.randrange(1, 1000)) if rng.random() < 0.6 else (Kind.PURGED, None)
+            kind, tokens = (Verb.CREATED, rng.randrange(1, 1000)) if rng.random() < 0.6 else (Verb.PURGED, None)
             if tokens is None:
                 self.held[engine].pop(prefix, None)
             else:
                 self.held[engine][prefix] = tokens
             for side in self.sides:
                 if engine in side.streams and BACKENDS[engine] in side.standing:
-                    side.hear(kind, prefix, engine, tokens)
+                    side.receive(kind, prefix, engine, tokens)
         for side in self.sides:
             side.prepared.holders(rng.choice(PREFIXES), time.monotonic())
 

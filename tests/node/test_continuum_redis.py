@@ -200,6 +200,6 @@ kv_index_ttl_s = 900
 """
     )
     config, _ = load(file=file)
-    assert config.kv_redis_prefix == "cr:kvidx:"
+    assert config.redis.prefix == "cr:kvidx:"
     assert config.masked()["kv_redis_url"] == "***"
     assert "hunter2" not in repr(config)

@@ -17,7 +17,7 @@ import trio
 from ranvier_py.config.config_loader import config_of, load
 from ranvier_py.core.engine_cache.engine_caches import EngineCaches
 from ranvier_py.core.engine_cache.gap_values import Level
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
 from ranvier_py.core.errors import ConfigError
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import opening_key
@@ -157,7 +157,7 @@ async def test_cr16_what_nobody_asks_for_goes_when_its_time_is_over() -> None:
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(indexing.run)
-            indexing.index.apply(BackendId(0), IndexEvent(Kind.CREATED, "ab", 7), time.monotonic())
+            indexing.index.apply(BackendId(0), IndexEvent(Verb.CREATED, "ab", 7), time.monotonic())
             while indexing.index.peek("ab", BackendId(0)) is not None:  # noqa: ASYNC110  # of state nobody announces
                 await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
@@ -214,9 +214,9 @@ def test_a_prefix_called_by_our_own_name_reaches_the_routes_of_every_policy() ->
     engine_caches = EngineCaches(routes, lambda _: 0)
     stream = IndexedStream(IndexedBackend(engine, "vllm-0", "http://h/"), KvIndex(), engine_caches)
     stream.started()
-    stream.received([IndexEvent(Kind.CREATED, f"{held:016x}", 16), IndexEvent(Kind.CREATED, f"{gone:016x}", 32)])
+    stream.received([IndexEvent(Verb.CREATED, f"{held:016x}", 16), IndexEvent(Verb.CREATED, f"{gone:016x}", 32)])
     assert routes.counters.claims["confirmed"] == 2
-    stream.received([IndexEvent(Kind.PURGED, f"{gone:016x}")])
+    stream.received([IndexEvent(Verb.PURGED, f"{gone:016x}")])
     assert [holder.tokens for holder in routes.match([(32, gone, 0), (16, held, 0)], [0], time.monotonic())] == [16]
     assert engine_caches.level(engine) is Level.DEGRADED, "a stream without numbers is never exact"
 

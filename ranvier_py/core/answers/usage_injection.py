@@ -24,6 +24,7 @@ import orjson
 
 from ranvier_py.core.answers.usage_removal import UsageRemover
 from ranvier_py.core.ids import BackendId
+from ranvier_py.core.metrics import counter
 from ranvier_py.core.prompts.request_body import Prompt
 
 MEMBER = b'"stream_options":{"include_usage":true},'
@@ -47,14 +48,14 @@ class Terms(Enum):
     UNASKED = "unasked"  # it counts in chunks with output, whoever asks
 
 
-@dataclass(frozen=True, slots=True)
-class AskingStatistics:
-    """Counters. `refused`: requests sent again as they came. `removed`: streams whose counts were taken out again."""
+@dataclass(slots=True)
+class UsageCounters:
+    """Since the start."""
 
-    asked: int
-    own: int  # streams whose client asked himself, or wants what the question would change
-    refused: int
-    removed: int
+    asked: int = counter("Streams whose engine was asked for token counts.")
+    own: int = counter("Streams whose client asked himself, or wants what the question would change.")
+    refused: int = counter("Requests sent again as they came, because the engine refused the question.")
+    removed: int = counter("Streams whose counts were taken out again.")
 
 
 class UsageAsking:
@@ -63,8 +64,7 @@ class UsageAsking:
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
         self._terms: dict[int, tuple[int, Terms]] = {}
-        self._asked = self._own = self._refused = 0
-        self._removed = 0
+        self.counters = UsageCounters()
 
     def terms(self, backend: BackendId, generation: int) -> Terms:
         known = self._terms.get(backend)
@@ -78,9 +78,9 @@ class UsageAsking:
             return None
         asking = asking_body(prompt.body)
         if asking is None:
-            self._own += 1
+            self.counters.own += 1
             return None
-        self._asked += 1
+        self.counters.asked += 1
         return asking
 
     def taken(self, backend: BackendId, generation: int) -> None:
@@ -89,7 +89,7 @@ class UsageAsking:
 
     def refused(self, backend: BackendId, generation: int, status: int) -> None:
         """It refused the question, and answered `status` to the same body without."""
-        self._refused += 1
+        self.counters.refused += 1
         if status not in REFUSALS:
             self._terms[backend] = (generation, Terms.REFUSES)
 
@@ -99,12 +99,9 @@ class UsageAsking:
 
     def answered(self, remover: UsageRemover, backend: BackendId, generation: int) -> None:
         """The stream it was asked for has ended."""
-        self._removed += remover.removed
+        self.counters.removed += remover.removed
         if remover.counts_anyway:
             self._terms[backend] = (generation, Terms.UNASKED)
-
-    def statistics(self) -> AskingStatistics:
-        return AskingStatistics(self._asked, self._own, self._refused, self._removed)
 
 
 def asking_body(body: bytes) -> bytes | None:

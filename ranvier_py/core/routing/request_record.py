@@ -1,12 +1,12 @@
 """What became of one request, as a line that a replay reads back. Pure.
 
     {"ranvier_recording":1,"started":1795240216.1,"block_tokens":16,"scheme":"9f…"}                        the header
-    {"at":12.5,"model":"m","kind":"chat","stops":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
+    {"at":12.5,"model":"m","kind":"chat","chain":[[16,"c0ffee0123456789"],…],"ends":[3,7],"prompt_tokens":1210,…}
 
 Rules: a line holds numbers, names that operators chose (the model's is what the client asked for, cut) and keyed
-fingerprints of token prefixes; no text, no token id, no header, no key. Stops are those of prompt and answer, as far as
-they had been tokenized. One line for each attempt: a request that was tried elsewhere has several, of which replays
-take those that were served. Lines of different `scheme` share no fingerprint.
+fingerprints of token prefixes; no text, no token id, no header, no key. The chain is that of prompt and answer, as
+far as it had been tokenized. One line for each attempt: a request that was tried elsewhere has several, of which
+replays take those that were served. Lines of different `scheme` share no fingerprint.
 Bound: a line has about 25 bytes for each 256 tokens, and 400 more.
 """
 
@@ -46,8 +46,7 @@ class BadRecord(ValueError):
 class Header:
     """The first line of a file.
 
-    `started` is the wall clock at 0 s, `scheme` tells fingerprints of different secrets, tokenizers and block sizes
-    apart.
+    `started` is the wall clock at 0 s, `scheme` differs between secrets, tokenizers and block sizes.
     """
 
     started: float  # seconds since 1970
@@ -60,13 +59,13 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One attempt. Tokens are the engine's count where it said, else as known here; 0 answer tokens: not known."""
+    """One attempt. Tokens are the engine's count where it gave one, else as known here; 0 answer tokens: not known."""
 
-    at: float  # seconds since the header's `started`, at departure
+    at: float  # seconds since the header's `started`, when it was sent
     model: str
     kind: str  # chat, completion or opaque
     chain: tuple[tuple[int, int], ...]  # (tokens, fingerprint), ascending
-    ends: tuple[int, ...]  # indices of the stops at which a message ends
+    ends: tuple[int, ...]  # indices of the keys at which a message ends
     prompt_tokens: int
     answer_tokens: int
     backend: str
@@ -77,9 +76,9 @@ class Record:
     holders: int
     outcome: str
     status: int  # as the backend answered; 0: it did not
-    first_token_s: float | None  # from departure; None: none came
+    first_token_s: float | None  # since it was sent; None: none came
     total_s: float
-    cached_tokens: int | None  # as the engine said
+    cached_tokens: int | None  # by the engine's count
     request_bytes: int
     sent_bytes: int
 
@@ -95,7 +94,7 @@ class Record:
 
 
 def scheme_mark(identity: str, key: bytes) -> str:
-    """Names a way of making fingerprints without telling its key."""
+    """Names a way of making fingerprints without showing its key."""
     return blake2b(identity.encode(), digest_size=8, key=key, person=b"recording").hexdigest()
 
 
@@ -137,7 +136,7 @@ def record_of(
 
 
 def chain_of(end: Boundary) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-    """(stops, ends) of a chain, ascending: what of it has been tokenized."""
+    """(chain, ends) of a prompt, ascending: what of it has been tokenized."""
     chain: list[tuple[int, int]] = []
     ends: list[int] = []
     for tokens, token, text in reversed(list(end.chain())):
@@ -173,7 +172,7 @@ def read_record(fields: Mapping[str, Any]) -> Record:
     chain = tuple(read_chain(fields.get("chain")))
     ends = fields.get("ends")
     if not isinstance(ends, list) or not all(type(end) is int and 0 <= end < len(chain) for end in ends):
-        raise BadRecord("found ends that are no places in stops, expected a list of them")
+        raise BadRecord("found ends that are no places in the chain, expected a list of them")
     if ends != sorted(set(ends)):
         raise BadRecord("found ends out of order, expected them to ascend")
     outcome, kind = str(fields.get("outcome")), str(fields.get("kind"))
@@ -194,7 +193,7 @@ def read_chain(found: object) -> Iterator[tuple[int, int]]:
     """Raises BadRecord."""
     expected = "expected [tokens, 16 hexadecimal digits] with ascending tokens"
     if not isinstance(found, list) or len(found) > CHAIN_KEYS_MAX:
-        raise BadRecord(f"found no list of stops, {expected}")
+        raise BadRecord(f"found no chain, {expected}")
     above = 0
     for key in found:
         try:

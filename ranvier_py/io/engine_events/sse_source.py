@@ -69,7 +69,7 @@ class SourceOptions(Options):
 
 
 @dataclass(slots=True)
-class SourceState:
+class StreamState:
     """What one source has done, for people. `last_event_at` is seconds of the monotonic clock, None where none came."""
 
     connected: bool = False
@@ -100,7 +100,7 @@ class EventSource:
         api_key: str = "",
     ) -> None:
         self.url = url
-        self.state = SourceState()
+        self.state = StreamState()
         self._options = options
         self._received = received
         self._started = started

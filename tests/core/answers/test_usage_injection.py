@@ -115,7 +115,7 @@ def test_a_body_that_is_refused_either_way_says_nothing_of_the_question() -> Non
     asking = UsageAsking()
     asking.refused(BackendId(3), 1, 400)
     assert asking.terms(BackendId(3), 1) is Terms.UNKNOWN
-    assert asking.statistics().refused == 1
+    assert asking.counters.refused == 1
 
 
 def test_a_backend_that_tells_unasked_is_not_asked() -> None:

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex, Storage
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import (
+    IndexEvent,
+    IndexSettings,
+    KvIndex,
+    Storage,
+    Verb,
+)
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX, EventReader, TooLong
 from ranvier_py.core.errors import ConfigError
@@ -22,7 +28,7 @@ OFFLOADING = IndexSettings(offloading=True)
 
 
 def created(prefix: str, tokens: int | None = 64) -> IndexEvent:
-    return IndexEvent(Kind.CREATED, prefix, tokens)
+    return IndexEvent(Verb.CREATED, prefix, tokens)
 
 
 def read(data: bytes, piece: int = 1 << 20) -> list[IndexEvent]:
@@ -33,19 +39,19 @@ def read(data: bytes, piece: int = 1 << 20) -> list[IndexEvent]:
 # --- CR15: the stream -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_cr15_each_of_the_five_kinds_is_read(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(Verb))
+def test_cr15_each_of_the_five_kinds_is_read(kind: Verb) -> None:
     data = b'event: %b\ndata: {"prefix_hash":"ab01","token_count":2048}\n\n' % kind.value.encode()
     assert read(data) == [IndexEvent(kind, "ab01", 2048)]
 
 
 def test_cr15_the_event_field_beats_the_member_of_the_json() -> None:
     data = b'event: cache_created\ndata: {"event":"cache_purged","prefix_hash":"ab"}\n\n'
-    assert read(data) == [IndexEvent(Kind.CREATED, "ab", None)]
+    assert read(data) == [IndexEvent(Verb.CREATED, "ab", None)]
 
 
 def test_cr15_the_member_of_the_json_counts_where_there_is_no_event_field() -> None:
-    assert read(b'data: {"event":"cache_evicted","prefix_hash":"0xAB"}\n\n') == [IndexEvent(Kind.EVICTED, "ab", None)]
+    assert read(b'data: {"event":"cache_evicted","prefix_hash":"0xAB"}\n\n') == [IndexEvent(Verb.EVICTED, "ab", None)]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
@@ -66,7 +72,10 @@ def test_cr15_a_stream_is_the_same_in_whatever_pieces_it_comes(end: bytes, piece
         b"retry: 1",
         b"",
     ]
-    assert read(end.join(lines) + end, piece) == [IndexEvent(Kind.CREATED, "a1", 3), IndexEvent(Kind.PURGED, "a1")]
+    assert read(end.join(lines) + end, piece) == [
+        IndexEvent(Verb.CREATED, "a1", 3),
+        IndexEvent(Verb.PURGED, "a1"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +95,7 @@ def test_cr15_a_stream_is_the_same_in_whatever_pieces_it_comes(end: bytes, piece
 def test_cr33_an_event_that_cannot_be_read_is_counted_and_the_next_one_is_read(data: bytes) -> None:
     reader = EventReader()
     events = list(reader.feed(b"data: %b\n\n" % data + b'data: {"event":"cache_created","prefix_hash":"ab"}\n\n'))
-    assert events == [IndexEvent(Kind.CREATED, "ab", None)]
+    assert events == [IndexEvent(Verb.CREATED, "ab", None)]
     assert (reader.received, reader.dropped) == (2, 1)
 
 
@@ -104,7 +113,7 @@ def test_cr33_no_bytes_harm_the_reader(pieces: list[bytes]) -> None:
     for piece in pieces:
         list(reader.feed(piece))
     assert list(reader.feed(b'\n\ndata: {"event":"cache_created","prefix_hash":"ab"}\n\n'))[-1:] == [
-        IndexEvent(Kind.CREATED, "ab", None)
+        IndexEvent(Verb.CREATED, "ab", None)
     ]
 
 
@@ -156,7 +165,7 @@ def test_cr16_an_entry_expires_when_asked_for_and_by_and_by() -> None:
 def test_cx23_an_event_without_a_count_keeps_the_one_that_is_known_and_else_is_worth_nothing() -> None:
     index = KvIndex()
     index.apply(A, created("aa", 128), 0.0)
-    index.apply(A, IndexEvent(Kind.RELOADED, "aa"), 1.0)
+    index.apply(A, IndexEvent(Verb.RELOADED, "aa"), 1.0)
     index.apply(A, created("bb", None), 1.0)
     assert index.query("aa", 1.0)[A].tokens == 128
     assert index.query("bb", 1.0)[A].tokens == 0
@@ -182,20 +191,21 @@ def test_cx18_what_a_backend_held_is_forgotten_alone() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from(list(Kind)), st.integers(0, 150), st.integers(1, 9)), max_size=300
+        st.tuples(st.integers(0, 3), st.sampled_from(list(Verb)), st.integers(0, 150), st.integers(1, 9)),
+        max_size=300,
     )
 )
 def test_cr16_both_directions_of_the_index_agree_whatever_comes(
-    events: list[tuple[int, Kind, int, int]],
+    events: list[tuple[int, Verb, int, int]],
 ) -> None:
     index = KvIndex(IndexSettings(entries_max=100, offloading=True))
     model: dict[tuple[str, int], bool] = {}
     for at, (backend, kind, number, tokens) in enumerate(events):
         name = f"{number:02x}"
         index.apply(BackendId(backend), IndexEvent(kind, name, tokens), float(at) / 1000)
-        if kind is Kind.PURGED:
+        if kind is Verb.PURGED:
             model.pop((name, backend), None)
-        elif kind is not Kind.EVICTED:
+        elif kind is not Verb.EVICTED:
             model[name, backend] = True
         assert len(index) <= 100
     held = {(f"{n:02x}", int(b)) for n in range(151) for b in index.query(f"{n:02x}", 1.0)}
@@ -211,17 +221,17 @@ def test_cr16_both_directions_of_the_index_agree_whatever_comes(
 @pytest.mark.parametrize(
     ("settings_", "kind", "expected"),
     [
-        (OFFLOADING, Kind.CREATED, Storage.HOT),
-        (OFFLOADING, Kind.OFFLOADED, Storage.WARM),
-        (OFFLOADING, Kind.RELOADED, Storage.HOT),
-        (OFFLOADING, Kind.EVICTED, Storage.WARM),
-        (IndexSettings(offloading=True, eviction_is_offload=False), Kind.EVICTED, None),
-        (IndexSettings(), Kind.EVICTED, None),  # CX22: no credit for what nobody offloads
-        (OFFLOADING, Kind.PURGED, None),
+        (OFFLOADING, Verb.CREATED, Storage.HOT),
+        (OFFLOADING, Verb.OFFLOADED, Storage.WARM),
+        (OFFLOADING, Verb.RELOADED, Storage.HOT),
+        (OFFLOADING, Verb.EVICTED, Storage.WARM),
+        (IndexSettings(offloading=True, eviction_is_offload=False), Verb.EVICTED, None),
+        (IndexSettings(), Verb.EVICTED, None),  # CX22: no credit for what nobody offloads
+        (OFFLOADING, Verb.PURGED, None),
     ],
 )
 def test_cr17_an_event_moves_a_prefix_to_its_tier(
-    settings_: IndexSettings, kind: Kind, expected: Storage | None
+    settings_: IndexSettings, kind: Verb, expected: Storage | None
 ) -> None:
     index = KvIndex(settings_)
     index.apply(A, created("aa", 32), 0.0)
@@ -260,7 +270,7 @@ def test_cr18_the_backend_with_the_warmer_prefix_is_chosen_and_says_how_much_it_
 
 def test_cr18_warm_storage_counts_for_six_tenths() -> None:
     policy = KvScore()
-    policy.index = prepared((A, created("aa", 900)), (A, IndexEvent(Kind.OFFLOADED, "aa")), (B, created("aa", 600)))
+    policy.index = prepared((A, created("aa", 900)), (A, IndexEvent(Verb.OFFLOADED, "aa")), (B, created("aa", 600)))
     match = Match((), 1000, Fingerprint(7), opening=b"\xaa", at=1.0)
     assert policy.overlaps(match) == {A: pytest.approx(0.54), B: pytest.approx(0.6)}
     scores = policy.scores(policy.overlaps(match), engines(0, 0))
@@ -314,5 +324,5 @@ def test_cr19_one_question_a_prefix_in_a_tenth_of_a_second() -> None:
 def test_cx28_an_eviction_is_seen_at_once_all_the_same() -> None:
     ready = prepared((A, created("aa")))
     assert ready.holders("aa", 1.0)
-    ready.index.apply(A, IndexEvent(Kind.PURGED, "aa"), 1.0)
+    ready.index.apply(A, IndexEvent(Verb.PURGED, "aa"), 1.0)
     assert not ready.holders("aa", 1.0)

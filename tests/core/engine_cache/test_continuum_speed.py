@@ -13,7 +13,7 @@ from collections.abc import Callable
 from random import Random
 from time import perf_counter
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
 from ranvier_py.core.ids import BackendId, Fingerprint
 from ranvier_py.core.prompts.namespaces import opening_key
@@ -42,7 +42,7 @@ def filled(prefixes: int, backends: int, entries_max: int = 100_000) -> KvIndex:
     for prefix in range(prefixes):
         name = f"{prefix:064x}"
         for backend in range(backends):
-            index.apply(BackendId(backend), IndexEvent(Kind.CREATED, name, 64 + backend), 0.0)
+            index.apply(BackendId(backend), IndexEvent(Verb.CREATED, name, 64 + backend), 0.0)
     return index
 
 
@@ -69,7 +69,7 @@ def test_cr29_a_question_to_a_full_index_takes_less_than_a_hundred_microseconds(
 def test_cr29_a_thousand_scores_take_less_than_a_hundred_milliseconds() -> None:
     index = KvIndex()
     for number in range(1000):
-        index.apply(BackendId(number), IndexEvent(Kind.CREATED, "aa", number), 0.0)
+        index.apply(BackendId(number), IndexEvent(Verb.CREATED, "aa", number), 0.0)
     policy, rng = KvScore(), Random(1)
     policy.index = PreparedIndex(index, perf_counter)
     engines = tuple(Engine(BackendId(number), f"e{number}", load=number % 7) for number in range(1000))

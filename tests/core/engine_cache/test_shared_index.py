@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ranvier_py.core.engine_cache.prefix_index import shared_index
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, Kind, KvIndex
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, IndexSettings, KvIndex, Verb
 from ranvier_py.core.engine_cache.prefix_index.prepared import PreparedIndex
-from ranvier_py.core.engine_cache.prefix_index.shared_index import Command, Job, SharedIndex
+from ranvier_py.core.engine_cache.prefix_index.shared_index import Command, RedisJob, SharedIndex
 from ranvier_py.core.ids import BackendId
 
 X, Y = BackendId(0), BackendId(1)
@@ -54,16 +54,16 @@ class FakeRedis:
 
 
 class Side:
-    """A router, with a stream of each backend that it hears."""
+    """A router, with a stream of each backend that it reads."""
 
-    def __init__(self, redis: FakeRedis, *hears: BackendId, seed: int = 1, **options: Any) -> None:
+    def __init__(self, redis: FakeRedis, *reads: BackendId, seed: int = 1, **options: Any) -> None:
         self.redis = redis
         self.index = KvIndex(IndexSettings(**options))
-        self.standing = dict.fromkeys(hears)
+        self.standing = dict.fromkeys(reads)
         self.shared = SharedIndex(
             self.index,
             "p:",
-            {backend: NAMES[backend] for backend in hears},
+            {backend: NAMES[backend] for backend in reads},
             find=IDS.get,
             stands=self.standing.__contains__,
             rng=Random(seed),
@@ -71,7 +71,7 @@ class Side:
         self.prepared = PreparedIndex(self.index, lambda: 0.0)
         self.prepared.shared = self.shared
 
-    def work(self, now: float) -> list[Job]:
+    def work(self, now: float) -> list[RedisJob]:
         """All jobs that are due."""
         found = []
         while (job := self.shared.next_job(now)) is not None:
@@ -79,7 +79,7 @@ class Side:
             found.append(job)
         return found
 
-    def hear(self, kind: Kind, prefix: str, now: float, backend: BackendId = X, tokens: int | None = 64) -> None:
+    def receive(self, kind: Verb, prefix: str, now: float, backend: BackendId = X, tokens: int | None = 64) -> None:
         self.index.apply(backend, IndexEvent(kind, prefix, tokens), now)
 
     def holders(self, prefix: str, now: float) -> dict[str, int]:
@@ -96,16 +96,16 @@ class Side:
         }
 
 
-def side(*hears: BackendId, **options: Any) -> Side:
+def side(*reads: BackendId, **options: Any) -> Side:
     """One that shares, at 0.0."""
-    made = Side(FakeRedis(), *(hears or (X, Y)), **options)
+    made = Side(FakeRedis(), *(reads or (X, Y)), **options)
     made.work(0.0)
     assert made.shared.sharing
     return made
 
 
 def pair(now: float = 0.0) -> tuple[Side, Side]:
-    """One that hears both backends, and one that hears none."""
+    """One that reads both backends, and one that reads none."""
     redis = FakeRedis()
     one, two = Side(redis, X, Y, seed=1), Side(redis, seed=2)
     for each in (one, two, one):
@@ -114,7 +114,7 @@ def pair(now: float = 0.0) -> tuple[Side, Side]:
     return one, two
 
 
-def verbs(jobs: Iterable[Job]) -> list[str]:
+def verbs(jobs: Iterable[RedisJob]) -> list[str]:
     return [
         str(command[0]) for job in jobs for command in job.commands if len(command) > 1 and ":" in str(command[1])[2:]
     ]
@@ -125,12 +125,12 @@ def verbs(jobs: Iterable[Job]) -> list[str]:
 
 def test_cr20_what_one_router_hears_another_one_knows() -> None:
     one, two = pair()
-    one.hear(Kind.CREATED, "ab", 1.1, X, 2048)
-    one.hear(Kind.OFFLOADED, "ab", 1.1, Y, 512)
+    one.receive(Verb.CREATED, "ab", 1.1, X, 2048)
+    one.receive(Verb.OFFLOADED, "ab", 1.1, Y, 512)
     one.work(1.2)
     assert two.holders("ab", 1.3) == {"http://x": 2048, "http://y": 512}
     assert two.prepared.holders("ab", 1.3)[Y].reload
-    one.hear(Kind.PURGED, "ab", 1.4, Y, None)
+    one.receive(Verb.PURGED, "ab", 1.4, Y, None)
     one.work(1.5)
     assert two.holders("ab", 1.6) == {"http://x": 2048}
     assert len(two.index) == 0
@@ -139,12 +139,12 @@ def test_cr20_what_one_router_hears_another_one_knows() -> None:
 def test_cr20_events_are_gathered_and_the_last_of_several_is_written() -> None:
     one = side()
     one.work(0.1)
-    one.hear(Kind.CREATED, "aa", 0.2)
+    one.receive(Verb.CREATED, "aa", 0.2)
     assert verbs(one.work(0.2)) == ["HSET", "PEXPIRE"]
     for number in range(100):
-        one.hear(Kind.CREATED, "aa", 0.201, tokens=number)
-        one.hear(Kind.CREATED, "bb", 0.201)
-        one.hear(Kind.PURGED, "bb", 0.201)
+        one.receive(Verb.CREATED, "aa", 0.201, tokens=number)
+        one.receive(Verb.CREATED, "bb", 0.201)
+        one.receive(Verb.PURGED, "bb", 0.201)
     assert one.shared.next_job(0.202) is None, "they wait for more"
     assert sorted(verbs(one.work(0.206))) == ["HDEL", "HSET", "PEXPIRE"]
     assert one.mirrored() == {"aa": {b"http://x": b"99 h"}}
@@ -153,7 +153,7 @@ def test_cr20_events_are_gathered_and_the_last_of_several_is_written() -> None:
 def test_cr16_what_expires_or_is_evicted_here_goes_from_redis_too() -> None:
     one = side(entries_max=100, ttl_s=600.0)
     for number in range(101):
-        one.hear(Kind.CREATED, f"{number:03x}", 1.0)
+        one.receive(Verb.CREATED, f"{number:03x}", 1.0)
     one.work(2.0)
     one.work(2.1)
     assert len(one.mirrored()) == 91, "a tenth went"
@@ -166,7 +166,7 @@ def test_cr16_what_expires_or_is_evicted_here_goes_from_redis_too() -> None:
 def test_cx18_what_a_stream_that_begins_anew_had_said_is_taken_back() -> None:
     one, two = pair()
     for backend in (X, Y):
-        one.hear(Kind.CREATED, "ab", 1.1, backend)
+        one.receive(Verb.CREATED, "ab", 1.1, backend)
     one.work(1.2)
     one.index.forget((X,))
     one.work(1.3)
@@ -178,7 +178,7 @@ def test_more_to_write_than_there_is_room_for_is_an_outage(monkeypatch: pytest.M
     one = side()
     before = one.shared.generation
     for number in range(101):
-        one.hear(Kind.CREATED, f"{number:x}", 2.0)
+        one.receive(Verb.CREATED, f"{number:x}", 2.0)
     one.work(2.0)
     assert not one.shared.sharing
     assert (one.shared.counters.outages, one.shared.counters.dropped) == (1, 101)
@@ -191,10 +191,10 @@ def test_more_to_write_than_there_is_room_for_is_an_outage(monkeypatch: pytest.M
 def test_cx21_only_what_a_standing_stream_vouches_for_is_written_anew_and_what_is_new_comes_first() -> None:
     one = Side(FakeRedis(), X, Y)
     for number in range(1200):
-        one.hear(Kind.CREATED, f"{number:03x}", 0.0, (X, Y)[number % 2])
+        one.receive(Verb.CREATED, f"{number:03x}", 0.0, (X, Y)[number % 2])
     del one.standing[Y]
     one.work(1.0)
-    one.hear(Kind.CREATED, "ffff", 1.0)
+    one.receive(Verb.CREATED, "ffff", 1.0)
     one.work(1.01)
     assert "ffff" in one.mirrored()
     assert one.shared.waiting > 0
@@ -219,9 +219,9 @@ def test_cr19_redis_is_asked_once_a_prefix_in_a_tenth_of_a_second() -> None:
 
 def test_cr20_what_a_router_hears_itself_counts_more_and_an_answer_ends_after_a_second() -> None:
     one, two = pair()
-    two.hear(Kind.CREATED, "aa", 1.0, X, 10)
-    one.hear(Kind.CREATED, "aa", 1.0, X, 500)
-    one.hear(Kind.CREATED, "aa", 1.0, Y, 7)
+    two.receive(Verb.CREATED, "aa", 1.0, X, 10)
+    one.receive(Verb.CREATED, "aa", 1.0, X, 500)
+    one.receive(Verb.CREATED, "aa", 1.0, Y, 7)
     one.work(1.1)
     assert two.holders("aa", 1.2) == {"http://x": 10, "http://y": 7}
     assert set(two.prepared.holders("aa", 2.3)) == {X}
@@ -233,15 +233,15 @@ def test_of_two_routers_words_on_one_backend_the_greater_counts() -> None:
     for tokens, each in zip((30, 20, 0), sides, strict=True):
         each.work(0.0)
         if tokens:
-            each.hear(Kind.CREATED, "aa", 0.1, X, tokens)
+            each.receive(Verb.CREATED, "aa", 0.1, X, tokens)
             each.work(0.2)
     assert sides[2].holders("aa", 0.3) == {"http://x": 30}
 
 
 def test_cx21_while_redis_is_away_what_was_heard_here_decides() -> None:
     one, two = pair()
-    one.hear(Kind.CREATED, "aa", 1.0, Y)
-    two.hear(Kind.CREATED, "aa", 1.0, X)
+    one.receive(Verb.CREATED, "aa", 1.0, Y)
+    two.receive(Verb.CREATED, "aa", 1.0, X)
     one.work(1.1)
     assert set(two.holders("aa", 1.2)) == {"http://x", "http://y"}
     job = two.shared.next_job(3.0)
@@ -259,19 +259,19 @@ def test_cx28_an_answer_never_contradicts_what_was_heard_here_since_it_was_asked
     one, two = Side(redis, X, Y, seed=1), Side(redis, X, seed=2)
     one.work(0.0)
     for backend in (X, Y):
-        one.hear(Kind.CREATED, "aa", 0.1, backend)
+        one.receive(Verb.CREATED, "aa", 0.1, backend)
     one.work(0.2)
     two.work(0.3)
-    two.hear(Kind.CREATED, "aa", 0.3)
+    two.receive(Verb.CREATED, "aa", 0.3)
     two.shared.holders("aa", 0.4)
     job = two.shared.next_job(0.4)
     assert job is not None
     replies = redis.run(job.commands)
     if heard_when == "under way":
-        two.hear(Kind.PURGED, "aa", 0.41)
+        two.receive(Verb.PURGED, "aa", 0.41)
     two.shared.done(job, replies, 0.42)
     if heard_when == "answered":
-        two.hear(Kind.PURGED, "aa", 0.43)
+        two.receive(Verb.PURGED, "aa", 0.43)
     assert set(two.prepared.holders("aa", 0.44)) == {Y}
 
 
@@ -279,7 +279,7 @@ def test_questions_and_answers_have_their_bounds(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shared_index, "QUESTIONS_MAX", 10)
     monkeypatch.setattr(shared_index, "PREFIXES_MAX", 20)
     one, two = pair()
-    one.hear(Kind.CREATED, "0", 1.0)
+    one.receive(Verb.CREATED, "0", 1.0)
     one.work(1.1)
     for number in range(40):
         two.shared.holders(f"{number:x}", 1.2)
@@ -294,7 +294,7 @@ def test_questions_and_answers_have_their_bounds(monkeypatch: pytest.MonkeyPatch
 
 def test_cx18_a_router_that_is_gone_is_not_believed_any_more_and_struck_off_the_list() -> None:
     one, two = pair()
-    one.hear(Kind.CREATED, "ab", 1.0)
+    one.receive(Verb.CREATED, "ab", 1.0)
     one.work(1.1)
     assert two.holders("ab", 1.2)
     for second in range(2, 9):
@@ -313,11 +313,11 @@ def test_cx18_a_router_that_is_gone_is_not_believed_any_more_and_struck_off_the_
 @pytest.mark.parametrize("harm", ["emptied", "older"])
 def test_cx20_what_redis_has_lost_is_written_anew_under_another_generation(harm: str) -> None:
     one, two = pair()
-    one.hear(Kind.CREATED, "gone", 1.0)
-    one.hear(Kind.CREATED, "ab", 1.0)
+    one.receive(Verb.CREATED, "gone", 1.0)
+    one.receive(Verb.CREATED, "ab", 1.0)
     one.work(1.1)
     before, backup = one.shared.generation, {key: dict(value) for key, value in one.redis.data.items()}
-    one.hear(Kind.PURGED, "gone", 1.2)
+    one.receive(Verb.PURGED, "gone", 1.2)
     one.work(1.3)
     one.work(2.5)
     one.redis.data.clear()
@@ -335,13 +335,13 @@ def test_cx20_what_redis_has_lost_is_written_anew_under_another_generation(harm:
 def test_cx20_who_comes_back_from_an_outage_takes_a_new_generation() -> None:
     """What it took back meanwhile stands in the old one."""
     one, two = pair()
-    one.hear(Kind.CREATED, "ab", 1.0)
-    one.hear(Kind.CREATED, "cd", 1.0)
+    one.receive(Verb.CREATED, "ab", 1.0)
+    one.receive(Verb.CREATED, "cd", 1.0)
     one.work(1.1)
     job = one.shared.next_job(2.5)
     assert job is not None
     one.shared.failed(job, "connection", "refused", 2.5)
-    one.hear(Kind.PURGED, "ab", 2.6)
+    one.receive(Verb.PURGED, "ab", 2.6)
     one.work(5.0)
     one.work(5.1)
     two.work(5.2)
@@ -370,7 +370,7 @@ def test_cr33_tries_again_come_slower_and_slower_up_to_half_a_minute() -> None:
 
 def test_cx20_a_clear_takes_what_others_heard_before_it() -> None:
     one, two = pair()
-    one.hear(Kind.CREATED, "ab", 1.0)
+    one.receive(Verb.CREATED, "ab", 1.0)
     one.work(1.1)
     two.index.clear()
     two.shared.clear(1.2)
@@ -380,23 +380,23 @@ def test_cx20_a_clear_takes_what_others_heard_before_it() -> None:
     assert len(one.index) == 0
     assert one.shared.counters.cleared == 1
     assert two.holders("ab", 2.6) == {}
-    one.hear(Kind.CREATED, "ab", 2.7)
+    one.receive(Verb.CREATED, "ab", 2.7)
     one.work(2.8)
     two.work(3.8)
     assert two.holders("ab", 3.9) == {"http://x": 64}, "nobody clears twice"
-    two.hear(Kind.CREATED, "cd", 4.0)
+    two.receive(Verb.CREATED, "cd", 4.0)
     two.work(5.0)
     assert len(two.index) == 1
 
 
 def test_cx20_a_clear_is_told_until_redis_has_it_and_what_is_heard_after_it_stays() -> None:
     one, two = pair()
-    two.hear(Kind.CREATED, "ab", 1.0)
+    two.receive(Verb.CREATED, "ab", 1.0)
     job = one.shared.next_job(2.5)
     assert job is not None
     one.index.clear()
     one.shared.clear(2.6)
-    one.hear(Kind.CREATED, "cd", 2.6)
+    one.receive(Verb.CREATED, "cd", 2.6)
     assert one.shared.done(job, one.redis.run(job.commands), 2.7), "it was begun before, and counts for nothing"
     hello = one.shared.next_job(2.7)
     assert hello is not None
@@ -416,7 +416,7 @@ def test_cx20_a_clear_is_told_until_redis_has_it_and_what_is_heard_after_it_stay
 
 def test_cx20_who_was_away_during_a_clear_learns_of_it_when_he_comes_back() -> None:
     one, two = pair()
-    one.hear(Kind.CREATED, "ab", 1.0)
+    one.receive(Verb.CREATED, "ab", 1.0)
     job = one.shared.next_job(2.5)
     assert job is not None
     one.shared.failed(job, "connection", "refused", 2.5)

@@ -83,7 +83,7 @@ def test_an_answer_extends_the_stops_of_its_prompt() -> None:
     assert record.answer_tokens == 60
 
 
-def test_what_was_never_tokenized_has_no_stops() -> None:
+def test_what_was_never_tokenized_has_no_chain() -> None:
     attempt, _, _ = flown(CHAT, None)
     record = record_of(attempt, Outcome.SUCCESS, 12.0, 4.0)
     assert (record.chain, record.ends) == ((), ())
@@ -145,7 +145,7 @@ def test_a_header_reads_back() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"chain": None}, "found no list of stops"),
+        ({"chain": None}, "found no chain"),
         ({"chain": [[16, "zz"]]}, "found the prefix key"),
         ({"chain": [[16, "00ff00ff00ff00ff"], [16, "00ff00ff00ff00ff"]]}, "ascending"),
         ({"chain": [[16, "0000000000000000"]], "ends": []}, "found the prefix key"),

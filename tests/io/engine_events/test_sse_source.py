@@ -15,14 +15,14 @@ import trio
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Kind
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import IndexEvent, Verb
 from ranvier_py.core.engine_cache.sources.server_events import EVENT_BYTES_MAX
 from ranvier_py.io.engine_events import sse_source as kv_sse
 from ranvier_py.io.engine_events.sse_source import LOG_LINES_MAX, REST, SLICE_BYTES, EventSource, SourceOptions, shown
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 EVENT = b'event: cache_created\ndata: {"prefix_hash":"ab","token_count":64}\n\n'
-CREATED = IndexEvent(Kind.CREATED, "ab", 64)
+CREATED = IndexEvent(Verb.CREATED, "ab", 64)
 
 Serve = Callable[[trio.SocketStream, int], Awaitable[object]]
 """(connection, its number from 0)"""

@@ -29,7 +29,7 @@ def loaded(path: Path, *lines: Header | Record | bytes, **options: Any) -> list[
     return list(trace.requests)
 
 
-def test_requests_come_in_order_of_time_with_their_stops(tmp_path: Path) -> None:
+def test_requests_come_in_order_of_time_with_their_chains(tmp_path: Path) -> None:
     one, two = loaded(tmp_path, HEADER, replace(RECORD, at=4.0, model="n"), RECORD)
     assert (one.at, two.at) == (0.0, 2.5)
     assert (one.model, two.model) == ("m", "n")
@@ -105,7 +105,7 @@ def test_recordings_of_different_schemes_are_not_one_trace(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ([HEADER, b"{}"], "node.jsonl:2: found no list of stops"),
+        ([HEADER, b"{}"], "node.jsonl:2: found no chain"),
         ([HEADER, RECORD, b'{"at":', RECORD], "node.jsonl:3: found no JSON"),
         ([replace(HEADER, block_tokens=10), RECORD], "node.jsonl:2: found a prefix key inside a block"),
         ([b'{"ranvier_recording":9}'], "node.jsonl:1: found version 9 of a recording, expected 1"),

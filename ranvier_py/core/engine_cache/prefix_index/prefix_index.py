@@ -40,7 +40,7 @@ class Storage(Enum):
     WARM = "StorageWarm"
 
 
-class Kind(Enum):
+class Verb(Enum):
     """What an event says became of a prefix."""
 
     CREATED = "cache_created"
@@ -50,13 +50,13 @@ class Kind(Enum):
     PURGED = "cache_purged"
 
 
-KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
+KINDS: Mapping[str, Verb] = {kind.value: kind for kind in Verb}
 
 
 class IndexEvent(NamedTuple):
     """One event. `tokens` is None where the source did not say."""
 
-    kind: Kind
+    kind: Verb
     prefix: str
     tokens: int | None = None
 
@@ -99,7 +99,7 @@ class IndexSettings(Options):
     )
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """What one backend holds of one prefix."""
 
     tokens: int
@@ -126,7 +126,7 @@ class KvIndex:
         self.evictions = 0  # entries dropped for want of room, and those expired
         self.by_backend: dict[BackendId, SourceCounts] = {}
         self.on_change: Callable[[str, BackendId], object] = lambda *_: None  # for who mirrors it; not of `clear`
-        self._entries: OrderedDict[tuple[str, BackendId], Entry] = OrderedDict()  # oldest event first
+        self._entries: OrderedDict[tuple[str, BackendId], IndexEntry] = OrderedDict()  # oldest event first
         self._holders: dict[str, dict[BackendId, None]] = {}
 
     def __len__(self) -> int:
@@ -144,23 +144,23 @@ class KvIndex:
         counts = self.by_backend.setdefault(backend, SourceCounts())
         known = self._entries.get((event.prefix, backend))
         storage = self._storage_after(event.kind)
-        if storage is None or (event.kind is Kind.EVICTED and known is None):
+        if storage is None or (event.kind is Verb.EVICTED and known is None):
             counts.evicted += known is not None
             return self._drop(event.prefix, backend)
         tokens = event.tokens if event.tokens is not None else known.tokens if known is not None else 0
         if not 0 <= tokens <= TOKENS_MAX:
             return False
-        if event.kind is Kind.EVICTED:
+        if event.kind is Verb.EVICTED:
             counts.evicted += 1
         else:
             counts.created += 1
-        self._put(event.prefix, backend, Entry(tokens, storage, now + self.settings.ttl_s))
+        self._put(event.prefix, backend, IndexEntry(tokens, storage, now + self.settings.ttl_s))
         return True
 
-    def query(self, prefix: str, now: float) -> dict[BackendId, Entry]:
+    def query(self, prefix: str, now: float) -> dict[BackendId, IndexEntry]:
         """Who holds this prefix. What has expired goes."""
         self.queries += 1
-        found: dict[BackendId, Entry] = {}
+        found: dict[BackendId, IndexEntry] = {}
         for backend in tuple(self._holders.get(prefix, ())):
             entry = self._entries[prefix, backend]
             if entry.until > now:
@@ -171,7 +171,7 @@ class KvIndex:
         self.hits += bool(found)
         return found
 
-    def peek(self, prefix: str, backend: BackendId) -> Entry | None:
+    def peek(self, prefix: str, backend: BackendId) -> IndexEntry | None:
         """What one backend holds of this prefix, expired or not. Counts nothing."""
         return self._entries.get((prefix, backend))
 
@@ -207,18 +207,18 @@ class KvIndex:
         self.version += 1
         return before
 
-    def _storage_after(self, kind: Kind) -> Storage | None:
+    def _storage_after(self, kind: Verb) -> Storage | None:
         """Where the prefix is after such an event; None: nowhere."""
         settings = self.settings
-        if kind is Kind.CREATED or kind is Kind.RELOADED:
+        if kind is Verb.CREATED or kind is Verb.RELOADED:
             return Storage.HOT
-        if kind is Kind.OFFLOADED:
+        if kind is Verb.OFFLOADED:
             return Storage.WARM
-        if kind is Kind.EVICTED and settings.offloading and settings.eviction_is_offload:
+        if kind is Verb.EVICTED and settings.offloading and settings.eviction_is_offload:
             return Storage.WARM
         return None
 
-    def _put(self, prefix: str, backend: BackendId, entry: Entry) -> None:
+    def _put(self, prefix: str, backend: BackendId, entry: IndexEntry) -> None:
         key = (prefix, backend)
         if key not in self._entries and len(self._entries) >= self.settings.entries_max:
             self._make_room()

@@ -35,7 +35,7 @@ from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ranvier_py.core.engine_cache.prefix_index.prefix_index import TOKENS_MAX, Entry, KvIndex, Storage
+from ranvier_py.core.engine_cache.prefix_index.prefix_index import TOKENS_MAX, IndexEntry, KvIndex, Storage
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.metrics import counter
 
@@ -62,7 +62,7 @@ STORAGE_OF = {b"h": Storage.HOT, b"w": Storage.WARM}
 ENTRY = re.compile(rb"(\d{1,10}) ([hw])\Z")
 TOKEN = re.compile(rb"[0-9a-f]{16}\Z")
 
-NOTHING: Mapping[BackendId, Entry] = MappingProxyType({})
+NOTHING: Mapping[BackendId, IndexEntry] = MappingProxyType({})
 
 Command = tuple[str | bytes | int, ...]
 
@@ -71,7 +71,7 @@ class BadReply(ValueError):
     """What came is no reply to what was asked."""
 
 
-class Job(NamedTuple):
+class RedisJob(NamedTuple):
     """Commands for Redis, in this order, in one pipeline; their replies go to `done`.
 
     First those that write, then one HGETALL for each prefix and generation that is asked, then those of a tick.
@@ -101,12 +101,12 @@ class SharedCounters:
 
 
 @dataclass(slots=True)
-class Answer:
+class PrefixAnswer:
     """What others say of one prefix."""
 
     asked_at: float = -inf
     answered_at: float = -inf
-    entries: Mapping[BackendId, Entry] = field(default_factory=dict)
+    entries: Mapping[BackendId, IndexEntry] = field(default_factory=dict)
     changed_since: dict[BackendId, None] = field(default_factory=dict)  # by this router, since it asked
 
 
@@ -143,10 +143,10 @@ class SharedIndex:
         self._find = find
         self._stands = stands
         self._rng = rng
-        self._job: Job | None = None
+        self._job: RedisJob | None = None
         self._pending: dict[tuple[str, BackendId], None] = {}
         self._anew: list[tuple[str, BackendId]] = []  # of a new generation, newest last
-        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._answers: OrderedDict[str, PrefixAnswer] = OrderedDict()
         self._questions: dict[str, None] = {}
         self._beat = 0
         self._beats: dict[str, tuple[bytes, float]] = {}  # of other generations: the last, and when it was new
@@ -185,7 +185,7 @@ class SharedIndex:
 
     # --- what requests ask --------------------------------------------------------------------------------------------
 
-    def holders(self, prefix: str, now: float) -> Mapping[BackendId, Entry]:
+    def holders(self, prefix: str, now: float) -> Mapping[BackendId, IndexEntry]:
         """What others wrote of this prefix; nothing while Redis is away. Asks anew, off the path, where that is due."""
         if not self.sharing or not self._beats:
             return NOTHING
@@ -200,11 +200,11 @@ class SharedIndex:
         known = self._answers.get(prefix)
         return self.sharing and known is not None and known.answered_at < known.asked_at
 
-    def _ask(self, prefix: str, known: Answer | None, now: float) -> Answer:
+    def _ask(self, prefix: str, known: PrefixAnswer | None, now: float) -> PrefixAnswer:
         if known is None:
             if len(self._answers) >= PREFIXES_MAX:
                 self._answers.popitem(last=False)
-            known = self._answers[prefix] = Answer()
+            known = self._answers[prefix] = PrefixAnswer()
         self._answers.move_to_end(prefix)
         if len(self._questions) >= QUESTIONS_MAX:
             self.counters.unasked += 1
@@ -231,7 +231,7 @@ class SharedIndex:
             at = min(at, self._work_at + GATHER_S)
         return max(0.0, at - now)
 
-    def next_job(self, now: float) -> Job | None:
+    def next_job(self, now: float) -> RedisJob | None:
         """What is to be done now; `done` or `failed` has to follow."""
         if self.sharing and len(self._pending) > PENDING_MAX:
             self._away("too much is to be written", now)
@@ -240,16 +240,16 @@ class SharedIndex:
         self._job = self._next(now) if self.sharing else self._hello()
         return self._job
 
-    def _hello(self) -> Job:
+    def _hello(self) -> RedisJob:
         routers, cleared = f"{self._root}routers", f"{self._root}cleared"
         generation = f"{self._rng.getrandbits(64):016x}"
         commands: list[Command] = [("HDEL", routers, self.generation)] if self.generation else []
         if self._clear:
             commands += [("DEL", routers), ("SET", cleared, self._clear)]  # nothing of before is believed
         commands += [("HSET", routers, generation, 1), ("HGETALL", routers), ("GET", cleared)]
-        return Job(generation, tuple(commands), is_hello=True, clear=self._clear)
+        return RedisJob(generation, tuple(commands), is_hello=True, clear=self._clear)
 
-    def _next(self, now: float) -> Job:
+    def _next(self, now: float) -> RedisJob:
         commands = self._writes(now) if now >= self._work_at + GATHER_S else []
         prefixes = tuple(name for name, _ in zip(self._questions, range(QUESTIONS_A_JOB), strict=False))
         for prefix in prefixes:
@@ -265,7 +265,7 @@ class SharedIndex:
             commands += [("HDEL", routers, *dead)] if dead else []
             commands += [("HINCRBY", routers, self.generation, 1)]
             commands += [("HGETALL", routers), ("GET", f"{self._root}cleared")]
-        return Job(self.generation, tuple(commands), False, is_tick, prefixes, others)
+        return RedisJob(self.generation, tuple(commands), False, is_tick, prefixes, others)
 
     def _writes(self, now: float) -> list[Command]:
         """What changed, oldest first, then what is of a new generation and vouched for by a stream."""
@@ -292,7 +292,7 @@ class SharedIndex:
 
     # --- what came of it ----------------------------------------------------------------------------------------------
 
-    def done(self, job: Job, replies: Sequence[object], now: float) -> bool:
+    def done(self, job: RedisJob, replies: Sequence[object], now: float) -> bool:
         """Redis replied. False: no more is to be expected of this connection."""
         self._job = None
         try:
@@ -307,13 +307,13 @@ class SharedIndex:
             return False
         return True
 
-    def failed(self, job: Job, kind: str, why: str, now: float) -> None:
+    def failed(self, job: RedisJob, kind: str, why: str, now: float) -> None:
         """`kind` is connection, timeout or other; the connection is gone."""
         assert job is self._job
         self._job = None
         self._fail(kind, why, now)
 
-    def _greet(self, job: Job, replies: Sequence[object], now: float) -> None:
+    def _greet(self, job: RedisJob, replies: Sequence[object], now: float) -> None:
         self._beats.clear()
         is_new_here, self.generation = not self.generation, job.generation
         self._see(replies[-2], now)
@@ -329,7 +329,7 @@ class SharedIndex:
         self.sharing, self.trouble, self._shared_at, self._tick_at, self._beat = True, "", now, now, 1
         self._anew = [key for key in self._index.pairs() if self._stands(key[1])]
 
-    def _read(self, job: Job, replies: Sequence[object], now: float) -> None:
+    def _read(self, job: RedisJob, replies: Sequence[object], now: float) -> None:
         at = len(replies) - 3 * job.is_tick - len(job.prefixes) * len(job.others)
         for prefix in job.prefixes:
             self._answered(prefix, replies[at : at + len(job.others)], now)
@@ -365,7 +365,7 @@ class SharedIndex:
         return True
 
     def _answered(self, prefix: str, replies: Sequence[object], now: float) -> None:
-        known, found = self._answers.get(prefix), dict[BackendId, Entry]()
+        known, found = self._answers.get(prefix), dict[BackendId, IndexEntry]()
         if known is None:
             return
         for reply in replies:
@@ -377,7 +377,7 @@ class SharedIndex:
                 backend = self._find(name.decode(errors="replace"))
                 if backend is None or backend in known.changed_since:
                     continue
-                entry = Entry(int(match[1]), STORAGE_OF[match[2]], now + ANSWER_LIFE_S)
+                entry = IndexEntry(int(match[1]), STORAGE_OF[match[2]], now + ANSWER_LIFE_S)
                 if backend not in found or entry.tokens > found[backend].tokens:
                     found[backend] = entry
         self.counters.answered += bool(found)

@@ -1,13 +1,13 @@
 """What an engine's metrics page says of its cache and its queue: bytes in, one value out.
 
 Names are those of vLLM (0.8 to 0.32; `gpu_cache_usage_perc` is the old name of `kv_cache_usage_perc`), SGLang (up to
-0.5.10 its capacity is in labels of `cache_config_info`, then in gauges), TensorRT-LLM's own server and Triton. Ranks of
-one data-parallel engine each tell: requests, tokens and capacity add up, of usages the highest counts. SGLang tells one
-number once for each rank of tensor and pipeline parallelism, and by priority beside the sum of all.
+0.5.10 its capacity is in labels of `cache_config_info`, then in gauges), TensorRT-LLM's own server and Triton. Of the
+ranks of one data-parallel engine, requests, tokens and capacity add up, and the highest usage counts. SGLang repeats a
+number for each rank of tensor and pipeline parallelism, and by priority beside the sum of all.
 
 Rules: everything but the names below is skipped unread; a value that is no number, negative, not finite or absurd is as
 if it were not there; labels are read as Prometheus writes them. Nothing raises.
-Bounds: LINES_MAX, SERIES_MAX, LABEL_BYTES_MAX. Cost: 0.5 ms for a page of 100 kB.
+Bounds: LINES_MAX, SERIES_MAX, LABEL_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SERIES_MAX = 512
 """Ours, of one page: some ten for each rank."""
 
 LINES_MAX = 50_000
-"""A page with more is not an engine's, which have some 2,000: looking at each takes 0.1 us."""
+"""A page with more is not an engine's, which have some 2,000."""
 
 LABEL_BYTES_MAX = 128 * 1024
-"""Of one page, together: 4 ms."""
+"""Of one page, together."""
 
 LINE_BYTES_MAX = 4096
 """vLLM's cache_config_info has some 1,500 bytes of labels."""
@@ -84,7 +84,7 @@ SERIES = re.compile(
 LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 FIRST_RANK = ("tp_rank", "pp_rank", "moe_ep_rank")
-"""Labels of ranks that all tell the same number: the first one counts."""
+"""Labels of ranks that all show the same number: the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def series_of(page: bytes) -> Iterator[Series]:
 
 
 def counts(series: Series) -> bool:
-    """Whether this is a number of its own, not one told again."""
+    """Whether this is a number of its own, not one shown again."""
     labels = series.labels
     if any(labels.get(rank, "0") not in ("0", "") for rank in FIRST_RANK):
         return False
@@ -188,7 +188,7 @@ def triton_field(series: Series) -> str | None:
 
 
 def config_of(series: Series) -> tuple[float, float, bool]:
-    """Block size, capacity in tokens (0: not told) and whether prefixes are kept, of a cache_config_info."""
+    """Block size, capacity in tokens (0: not known) and whether prefixes are kept, of a cache_config_info."""
     labels = series.labels
     if not counts(series):
         return 0.0, 0.0, True

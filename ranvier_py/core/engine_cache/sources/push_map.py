@@ -58,7 +58,7 @@ class PushCounters:
     leases_dropped: int = counter("Leases for which there was no room.")
 
 
-class Worker:
+class PushWorker:
     """One worker's hashes, and when it reported. `model` is the one that its hashes are of; empty: not given."""
 
     __slots__ = ("changed", "hashes", "model", "reported_at", "silent", "synced_at", "syncs")
@@ -78,7 +78,7 @@ class PushMap:
 
     def __init__(self, settings: PushSettings | None = None) -> None:
         self.counters = PushCounters()
-        self.workers: dict[BackendId, Worker] = {}  # the reverse map
+        self.workers: dict[BackendId, PushWorker] = {}  # the reverse map
         self._settings = settings or PushSettings()
         self._holders: dict[int, tuple[BackendId, ...]] = {}  # the forward map
         self._alone: dict[BackendId, tuple[BackendId, ...]] = {}  # one tuple for all hashes that one worker holds alone
@@ -96,12 +96,12 @@ class PushMap:
         """The whole forward map. Not to be changed."""
         return self._holders
 
-    def report(self, backend: BackendId, model: str, now: float) -> Worker:
+    def report(self, backend: BackendId, model: str, now: float) -> PushWorker:
         """A message came. A worker whose hashes are of another model than before begins anew."""
         worker = self.workers.get(backend)
         if worker is None or worker.model != model:
             self.forget(backend)
-            worker = self.workers[backend] = Worker(model)
+            worker = self.workers[backend] = PushWorker(model)
             self._alone[backend] = (backend,)
         self.counters.messages += 1
         worker.reported_at, worker.silent = now, False
@@ -159,7 +159,7 @@ class PushMap:
 
     # Inside
 
-    def _put(self, backend: BackendId, worker: Worker, key: int) -> bool:
+    def _put(self, backend: BackendId, worker: PushWorker, key: int) -> bool:
         """Whether there was room."""
         settings = self._settings
         if len(worker.hashes) >= settings.hashes_max or self._count >= settings.hashes_all_max:
@@ -171,7 +171,7 @@ class PushMap:
         self._holders[key] = self._alone[backend] if held is None else (*held, backend)
         return True
 
-    def _drop(self, backend: BackendId, worker: Worker, key: int) -> bool:
+    def _drop(self, backend: BackendId, worker: PushWorker, key: int) -> bool:
         """Whether it was there."""
         if key not in worker.hashes:
             return False
