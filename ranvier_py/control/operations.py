@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ranvier_py.config.config_loader import read_backend
-from ranvier_py.control.metric_list import plain_samples
 from ranvier_py.core.errors import ConfigError, NotFound
 from ranvier_py.core.metrics import Sample, samples, values
 from ranvier_py.core.routing.backends import Backend, Circuit, Health
@@ -67,7 +65,7 @@ class Admin:
         counters, recorder = router.counters, self._node.recorder
         return {
             **values(router.routes.counters),
-            "memory": asdict(router.reader.memory.statistics()),
+            "memory": values(router.reader.memory.counters),
             "speculation": values(router.speculation.counters),
             "tokenizer_worker": values(self._node.tokenizer_worker.counters),
             **({"recorder": values(recorder.counters)} if recorder is not None else {}),
@@ -157,7 +155,7 @@ class Admin:
             samples("", node.registry.counters),
             *(backend_samples(backend) for backend in node.registry),
             samples("routes", router.routes.counters),
-            plain_samples("memory", router.reader.memory.statistics(), ("prefixes", "boundaries", "kept")),
+            samples("memory", router.reader.memory.counters),
             samples("speculation", router.speculation.counters),
             samples("tokenizer_worker", node.tokenizer_worker.counters),
             samples("server", node.server.counters),

@@ -6,7 +6,6 @@ added special tokens (templates print their own), plain prompts of /v1/completio
 Rules: synchronous and safe to call from several threads; nothing is remembered between calls; encoding happens in
 batches in which the interpreter lock is released, never in a thread pool of the library. The event loop never calls it.
 Invariant: tokenize(start) followed by tokenize_tail(rest) equals tokenize(whole), or tokenize_tail says None.
-Cost: a plain tail of 200 bytes in a batch of 64 about 10 us of the lock and 80 us in all (benchmarks/tokenize.py).
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ class ChatTokenizer:
         if self._template is None:
             raise TemplateRefused("the tokenizer has no chat template")
         if chat.template.get("chat_template"):
-            raise TemplateRefused("the request brings its own chat template")  # as vLLM does unless told to trust it
+            raise TemplateRefused("the request brings its own chat template")  # as vLLM does unless set to trust it
         arguments = {**chat.template, **(chat.template.get("chat_template_kwargs") or {})}
         try:
             return render_template(

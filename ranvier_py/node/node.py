@@ -6,6 +6,7 @@ stops accepting, lets running answers finish up to the drain deadline, and ends.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import secrets
@@ -33,7 +34,6 @@ from ranvier_py.core.gossip.wire.messages import Command
 from ranvier_py.core.ids import BackendId
 from ranvier_py.core.routing.backends import ProbeResult, Registry, Transition
 from ranvier_py.core.routing.health import Circuit, Health
-from ranvier_py.io.allocator import keep_freed_memory
 from ranvier_py.io.engine_poller import EnginePoller
 from ranvier_py.io.logs import request_line
 from ranvier_py.io.tokenizer import ChatTokenizer
@@ -71,6 +71,11 @@ GARBAGE_THRESHOLDS = (500, 2, 1_000_000)
 """Young cyclic garbage is collected in small steps, old garbage never while requests run: a full collection of a
 million remembered boundaries would stop the event loop. What we keep is chains without cycles, freed by counting; the
 rest waits for an idle moment."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+KEEP_BYTES = 256 * 1024 * 1024  # four bodies of the largest size at once
+MAP_BYTES_MIN = 32 * 1024 * 1024  # glibc's own upper limit (DEFAULT_MMAP_THRESHOLD_MAX)
+"""From here on one mapping per buffer."""
 
 COLLECT_INTERVAL_S = 600.0  # between two full collections, each in a moment without requests
 
@@ -306,3 +311,15 @@ def log_transitions(transitions: Sequence[Transition]) -> None:
     for change in transitions:
         level = logging.INFO if change.what == "models" or change.after in WELL else logging.WARNING
         log.log(level, "backend.%s %s %s -> %s (%s)", change.what, change.name, change.before, change.after, change.why)
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory; False where that can't be done.
+
+    By default glibc gives back what it frees at the top of its heap, so every large body is received into pages that
+    the kernel must first find and clear. Up to `KEEP_BYTES` of a process stay reserved after a peak.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, MAP_BYTES_MIN)) and bool(mallopt(M_TRIM_THRESHOLD, KEEP_BYTES))

@@ -115,7 +115,7 @@ class PeerNetwork:
         self.bytes_sent = 0
         self._peers = peers
         self._index_of = {address_of(index): index for index in range(len(peers))}
-        self._under_way: list[Packet] = []
+        self._in_transit: list[Packet] = []
         self._wakes: list[float] = [inf] * len(peers)
         self._next_at = inf
         for index, peer in enumerate(peers):
@@ -126,8 +126,8 @@ class PeerNetwork:
         return self._next_at
 
     def advance(self, now: float) -> None:
-        while self._under_way and self._under_way[0].at <= now:
-            packet = heapq.heappop(self._under_way)
+        while self._in_transit and self._in_transit[0].at <= now:
+            packet = heapq.heappop(self._in_transit)
             self._peers[packet.to].receive(packet.data, packet.source, packet.plane, now)
             self._send(packet.to, now)
         for index, wake_at in enumerate(self._wakes):
@@ -147,9 +147,9 @@ class PeerNetwork:
             self.bytes_sent += len(data)
             if to in self._index_of:
                 packet = Packet(now + DELAY_S, self.packets, self._index_of[to], address_of(index), plane, data)
-                heapq.heappush(self._under_way, packet)
+                heapq.heappush(self._in_transit, packet)
         self._wakes[index] = max(peer.wake_at, now + TICK_MIN_S)
-        self._next_at = min(*self._wakes, self._under_way[0].at if self._under_way else inf)
+        self._next_at = min(*self._wakes, self._in_transit[0].at if self._in_transit else inf)
 
 
 def make_peers(routers: Sequence[Router], *, key: bytes, seed: int | str, now: float) -> list[ReplayPeer]:
@@ -188,7 +188,7 @@ class DelayedNetwork:
     def __init__(self, routers: Sequence[Router], delay_s: float) -> None:
         self._routers = routers
         self._delay_s = delay_s
-        self._under_way: deque[DelayedUpdate] = (
+        self._in_transit: deque[DelayedUpdate] = (
             deque()
         )  # as many as there are events in a delay; each is received and gone
         self._loads: list[Sequence[Load]] = [[NO_LOAD] * len(router.registry) for router in routers]
@@ -198,11 +198,11 @@ class DelayedNetwork:
             router.routes.outgoing.collect()
 
     def next_at(self) -> float:
-        return self._under_way[0].at if self._under_way else inf
+        return self._in_transit[0].at if self._in_transit else inf
 
     def advance(self, now: float) -> None:
-        while self._under_way and self._under_way[0].at <= now:
-            update = self._under_way.popleft()
+        while self._in_transit and self._in_transit[0].at <= now:
+            update = self._in_transit.popleft()
             self._loads[update.sender] = update.loads
             for index in range(len(self._routers)):
                 if index != update.sender:
@@ -213,7 +213,7 @@ class DelayedNetwork:
         loads = [backend.own_load for backend in router.registry]
         learned, withdrawn = router.routes.outgoing.new, router.routes.outgoing.withdrawn
         if learned or withdrawn or loads != self._sent[index]:
-            self._under_way.append(DelayedUpdate(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
+            self._in_transit.append(DelayedUpdate(now + self._delay_s, index, tuple(learned), tuple(withdrawn), loads))
             self._sent[index] = loads
             learned.clear()
             withdrawn.clear()

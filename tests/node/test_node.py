@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from cluster.engine.engine_process import serve as serve_engine
 from cluster.engine.engine_routes import Engine, EngineConfig
 from cluster.engine.engine_text import load_tokenizer
 from ranvier_py.config.config_loader import config_of
-from ranvier_py.node.node import Addresses, run
+from ranvier_py.node.node import Addresses, keep_freed_memory, run
 from ranvier_py.replay.engine.engine_values import EngineLimits
 
 DEADLINE_S = 20
@@ -390,3 +391,8 @@ async def test_policies_in_the_shadow_are_told_of_in_status_and_metrics_and_rout
         metrics = (await one.http.get(f"{one.control}/metrics")).text
         assert 'ranvier_shadow_placed_total{policy="ttft"} 6.0' in metrics
         assert 'ranvier_shadow_saved_seconds{policy="round_robin"}' in metrics
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_freed_memory_is_kept_where_the_c_library_can_be_set_so() -> None:
+    assert keep_freed_memory()

@@ -2,7 +2,7 @@
 
 The relay passes bytes on and never waits for this. `has_token` looks at chunks as they pass until one shows output;
 `read_answer` reads the copy of a finished answer, off the event loop: one pass of a regular expression where the stream
-is plain text, event by event where it is not. What can't be read teaches nothing and harms nothing.
+is plain text, event by event where it is not. Of what can't be read nothing is learned, and it harms nothing.
 """
 
 from __future__ import annotations

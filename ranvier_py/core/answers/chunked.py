@@ -6,7 +6,7 @@ cannot, and a proxy that does not know that leaks one answer into the next.
 Rules: sizes are 1-16 hex digits with no sign, blank or prefix; lines end in CRLF, never in a bare CR or LF; extensions
 and trailers are allowed, bounded, and mean nothing to us.
 Invariant: once `done`, nothing is consumed any more; a reader that raised is spent.
-Cost: about a microsecond for a chunk that arrives whole; payload is copied only when it is wanted.
+Payload is copied only when it is wanted.
 """
 
 from __future__ import annotations

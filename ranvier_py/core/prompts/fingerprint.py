@@ -4,7 +4,7 @@ Two keyed hashes, each seeded by a namespace: that of texts is model, adapter, s
 cluster secret; that of tokens has no tools and no template, which show in the tokens (`core.namespaces`):
 
 - The *text* fingerprint chains one keyed BLAKE2b per message. It exists at message boundaries only, and is known as
-  soon as the body is parsed: about 1 us per message and kilobyte.
+  soon as the body is parsed.
 - The *token* fingerprint exists at every whole block. A block's digest is a keyed multilinear hash of its tokens;
   digests are summed under positional keys, and the running sum is mixed at each depth. So all depths of a prompt come
   out of a few vectorised calls, and turn N+1 continues from three numbers and less than a block of tokens.
@@ -12,7 +12,6 @@ cluster secret; that of tokens has no tools and no template, which show in the t
 Rules: equal prefixes under one namespace give equal fingerprints on every node that has the key; nothing can be read
 back, and without the key nothing can be guessed. 0 means «not known» and is never produced. A collision costs one cache
 miss, never a wrong answer: 64 bits are enough (2^20 routes: about 2^-25).
-Cost: about 20 us for all depths of 10,000 tokens, 10 us for a tail of a few blocks.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ class TokenHasher:
         return TokenState(0, (namespace + self._start_seed) & MASK, ())
 
     def renamed(self, fingerprint: Fingerprint, step: int) -> Fingerprint:
-        """The fingerprint of the same tokens under another namespace, which is `step` greater modulo 2^64. 2 us."""
+        """The fingerprint of the same tokens under another namespace, which is `step` greater modulo 2^64."""
         return Fingerprint(mix(((unmix(fingerprint) ^ self._final_seed) + step) & MASK ^ self._final_seed) or 1)
 
     def salted(self, state: TokenState, salt: bytes) -> MediaState:

@@ -7,7 +7,7 @@ What is refuted is not used. Conversations that a template refuses prove nothing
 
 Invariant: `incremental` means that for all that was tried, text(whole) == text(start) + pieces, and tokens(whole) ==
 tokens(start) + tokens(pieces). It is no proof; tests/io/test_tokenizer.py compares the two on random conversations.
-Cost: about a thousand renderings of short conversations, a few tenths of a second, once at start.
+Cost: about a thousand renderings of short conversations, once at start.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class TemplateProbe:
     # --- do earlier turns stay a prefix? ----------------------------------------------------------------------------
 
     def _keeping(self) -> str:
-        """Choose the trailer and the way of closing that keep turns. Returns why none does, or nothing."""
+        """Choose the trailer, and whether to close, so that turns are kept. Returns why none does, or nothing."""
         broken = "earlier turns do not stay a prefix"
         for closing, trailer in product((False, True), self._facts.trailers):
             self._profile = replace(self._profile, trailer=trailer, closing=closing, affixes={})

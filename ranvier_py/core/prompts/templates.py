@@ -4,7 +4,7 @@ Most templates render a conversation as a head and then one *piece* of text per 
 shown that for a template, a new message costs its own piece only:
 
 - A *plain* message (a role and a string) is its content between two fixed texts, the Affixes of its role: no template
-  engine runs. About half a microsecond.
+  engine runs.
 - Any other message (tool calls, tool results, parts) is rendered in a short *window*: the leading system message, the
   messages from the last user message before it, and itself. A piece is what the window's text grows by.
 

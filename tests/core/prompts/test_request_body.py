@@ -101,7 +101,7 @@ def test_turn_n_plus_1_reads_only_its_new_messages() -> None:
     prompt = growing.chat(chat_body(turns(11)))
     assert prompt.base.messages == 10
     assert len(prompt.tail) == 2
-    assert growing.memory.found == 1
+    assert growing.memory.counters.found == 1
 
 
 @pytest.mark.parametrize("style", ["openai", "curl", "compact"])
@@ -239,7 +239,7 @@ def test_memory_is_bounded_and_counts_what_it_drops() -> None:
     small = reader(entries_max=8)
     for number in range(50):
         small.chat(chat_body(turns(3, words=f"chat {number}")))
-    statistics = small.memory.statistics()
+    statistics = small.memory.counters
     assert statistics.prefixes <= 8
     assert statistics.boundaries <= 8
     assert statistics.dropped > 0
@@ -265,7 +265,7 @@ def test_a_chat_of_countless_messages_is_routed_by_load_also_when_it_grew_to_tha
     assert texts.chat(chat_body([*many, SYSTEM])).kind == "opaque"
     texts.chat(chat_body([*many[:-1], SYSTEM]))
     assert texts.chat(chat_body([*many[:-1], SYSTEM, SYSTEM])).kind == "opaque"
-    assert texts.memory.statistics().found == 0
+    assert texts.memory.counters.found == 0
 
 
 @pytest.mark.parametrize("name", ["model", "cache_salt", "chat_template", "lora_path", "stream"])
@@ -288,13 +288,13 @@ def test_long_salts_and_templates_still_keep_chats_apart_and_are_found_again(nam
     ]
     assert found[0] == found[2] != found[1] == found[3]
     assert texts.chat(chat_body(turns(3), "compact", **{name: "a" * 1000})).base.text == found[0]
-    assert texts.memory.statistics().found == 3
+    assert texts.memory.counters.found == 3
 
 
 def test_a_chat_that_was_read_and_not_served_is_not_remembered() -> None:
     growing = reader()
     PromptReader.chat(growing, chat_body(turns(3)))
-    assert growing.memory.statistics().prefixes == 0
+    assert growing.memory.counters.prefixes == 0
 
 
 def test_more_token_ids_than_any_engine_takes_are_routed_by_load() -> None:
